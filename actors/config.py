@@ -1,0 +1,82 @@
+"""An engine's settings. Validated where they enter, then passed on as they are."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from kv_transfer.config import KVTransferConfig
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(_Settings):
+    """Which model, and how it is loaded."""
+
+    model: str = Field(description="Directory of the checkpoint, in Hugging Face format.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto takes the checkpoint's own."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU if there is one.")
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="dummy: random weights (from seed) of the real config."
+    )
+    max_model_len: int | None = Field(None, ge=2, description="Prompt plus output tokens; default: the model's own.")
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
+    seed: int = Field(0, description="For random weights only; sampling seeds belong to requests.")
+
+
+class CacheConfig(_Settings):
+    """The KV cache. Of num_blocks, kv_cache_memory_gib and memory_fraction the first that is given decides."""
+
+    block_size: int = Field(16, ge=1, le=1024, description="Tokens in a block.")
+    num_blocks: int | None = Field(None, ge=1, description="Number of blocks, for tests and experiments.")
+    kv_cache_memory_gib: float | None = Field(None, gt=0)
+    memory_fraction: float = Field(
+        0.5, gt=0, le=0.95, description="Of the device's free memory after a profiling run of the largest batch."
+    )
+    enable_prefix_caching: bool = True
+
+
+class SchedulerConfig(_Settings):
+    """What a step may hold."""
+
+    max_num_seqs: int = Field(64, ge=1, description="Requests running at once.")
+    max_num_batched_tokens: int = Field(512, ge=1, description="Tokens computed in one step.")
+    enable_chunked_prefill: bool = Field(True, description="Cut prompts to fit a step's tokens.")
+    long_prefill_token_threshold: int = Field(
+        0, ge=0, description="While others wait, a prompt gets at most so many tokens of a step; 0: no such limit."
+    )
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    watermark: float = Field(
+        0.01, ge=0, lt=1, description="Part of the blocks kept free when a new request is admitted beside running ones."
+    )
+
+    @model_validator(mode="after")
+    def _batch_holds_every_sequence(self) -> SchedulerConfig:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}): every running request decodes one token a step"
+            )
+        return self
+
+
+class ParallelConfig(_Settings):
+    """How many workers share one engine's model."""
+
+    tensor_parallel_size: Literal[1] = Field(1, description="Ranks of one engine; more than one comes later.")
+    num_threads: int = Field(0, ge=0, description="CPU threads of a worker's tensor operations; 0: torch's default.")
+
+
+class EngineConfig(_Settings):
+    """Everything that one engine needs to know."""
+
+    model: ModelConfig
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    kv_transfer: KVTransferConfig = KVTransferConfig()

@@ -1,0 +1,1 @@
+"""The part of an engine that decides. No torch, no ray."""

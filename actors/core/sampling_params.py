@@ -1,0 +1,40 @@
+"""How a request's tokens are sampled and when it stops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """One request's sampling parameters. The door validates user input; here they are taken as valid.
+
+    temperature: 0 means greedy
+    top_k:       0 means all tokens
+    seed:        one uniform number per (seed, position) decides each token; Serving draws one where the user gave none
+    logprobs:    how many top log-probabilities to return per token besides the sampled one's; None for none at all
+    logit_bias:  added to the logits before anything else, by token id
+    stop_token_ids: end the request; the token is part of the output
+    ignore_eos:  go on past the model's end-of-sequence tokens
+    min_tokens:  neither EOS nor a stop token can be sampled before so many output tokens
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether sampling looks at the tokens so far."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0

@@ -1,0 +1,55 @@
+"""What the scheduler counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kv_transfer.stats import TransferStats
+
+
+@dataclass(slots=True)
+class PrefixCacheStats:
+    """Prefix cache look-ups, counted once per admission. reset: whether the cache was reset since the last report."""
+
+    reset: bool = False
+    requests: int = 0
+    queries: int = 0
+    """Tokens looked up."""
+    hits: int = 0
+    """Tokens found."""
+
+
+@dataclass(slots=True)
+class SpecDecodingStats:
+    """Speculative decoding: drafts made, tokens drafted and accepted, acceptance by position."""
+
+    num_spec_tokens: int
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """A snapshot of one engine's scheduler. Totals run since its start."""
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    num_waiting_for_remote_kvs: int = 0
+    num_held_reqs: int = 0
+    """Finished requests whose blocks a transfer still holds."""
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    """Blocks that no request holds: empty ones and those that only the prefix cache keeps."""
+    kv_cache_usage: float = 0.0
+    num_preemptions: int = 0
+    num_prompt_tokens_computed: int = 0
+    num_output_tokens: int = 0
+    num_steps: int = 0
+    num_late_completions: int = 0
+    """Completions that came late, twice or for an unknown request, and were dropped."""
+    prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
+    spec_decoding_stats: SpecDecodingStats | None = None
+    num_corrupted_reqs: int = 0
+    transfer_stats: TransferStats | None = None

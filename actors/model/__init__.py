@@ -1,0 +1,1 @@
+"""The part of an engine that computes: torch and transformers, no ray."""

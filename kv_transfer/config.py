@@ -1,0 +1,32 @@
+"""The settings of this floor."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+TransportName = Literal["auto", "gloo", "loopback"]
+
+
+class KVTransferConfig(BaseModel):
+    """How an engine hands KV blocks to others. Times are in seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    transport: TransportName = Literal["auto", "gloo", "loopback"]
+    connect_timeout_s: float = Field(20.0, gt=0, description="Handshake and first connection of a link.")
+    ready_timeout_s: float = Field(
+        120.0, gt=0, description="How long a producer waits for its consumer's READY before it gives the request up."
+    )
+    handoff_timeout_s: float = Field(
+        120.0, gt=0, description="How long a request may stay in WAITING_FOR_REMOTE_KVS before the recovery policy."
+    )
+    chunk_timeout_s: float = Field(
+        10.0, gt=0, description="How long an announced chunk may take; past it the link is closed."
+    )
+    load_failure_policy: Literal["recompute", "fail"] = Field(
+        "recompute", description="What a consumer does when a load fails: prefill locally, or fail the request."
+    )
+    max_reserved_requests: int = Field(
+        64, ge=1, description="How many requests a consumer holds blocks for at once while they are in transfer."
+    )
+    checksum: bool = Field(False, description="Send and verify a checksum for every block.")

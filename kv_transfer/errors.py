@@ -1,0 +1,33 @@
+"""Everything that can go wrong on this floor.
+
+KVTransferError
+|-- HandshakeRefused   the two ends do not agree (model, dtype, layout, block size, protocol version)
+|-- LinkLost           the link's data or control stream is gone; every transfer on it fails
+|   `-- ChunkTimeout   an announced chunk did not arrive, or leave, before its deadline
+|-- ProtocolViolation  a peer said something that its state does not allow; its link is closed
+`-- TransportUnavailable  the configured transport cannot run here (no GPU, missing package)
+"""
+
+
+class KVTransferError(Exception):
+    """The root of this floor's errors."""
+
+
+class HandshakeRefused(KVTransferError):
+    """Both ends of a link must agree on what a block is; these two do not."""
+
+
+class LinkLost(KVTransferError):
+    """The link is gone. Its transfers fail into recovery; the link is rebuilt on next use."""
+
+
+class ChunkTimeout(LinkLost):
+    """A chunk that was announced stalled past its deadline, which kills the link."""
+
+
+class ProtocolViolation(KVTransferError):
+    """A peer's message does not fit the state of its transfer."""
+
+
+class TransportUnavailable(KVTransferError):
+    """The configured transport cannot run on this machine; the message says what is missing."""

@@ -1,0 +1,1 @@
+"""Ways to move bytes over a link, one file a transport."""
