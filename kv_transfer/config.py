@@ -4,15 +4,13 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-TransportName = Literal["auto", "gloo", "loopback"]
-
 
 class KVTransferConfig(BaseModel):
     """How an engine hands KV blocks to others. Times are in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    transport: TransportName = Literal["auto", "gloo", "loopback"]
+    transport: Literal["auto", "gloo", "loopback"] = Literal["auto", "gloo", "loopback"]
     connect_timeout_s: float = Field(20.0, gt=0, description="Handshake and first connection of a link.")
     ready_timeout_s: float = Field(
         120.0, gt=0, description="How long a producer waits for its consumer's READY before it gives the request up."

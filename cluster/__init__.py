@@ -1,0 +1,1 @@
+"""What users touch, and what spans engines. Ray yes, torch no."""
