@@ -10,7 +10,9 @@ class KVTransferConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    transport: Literal["auto", "gloo", "loopback"] = Literal["auto", "gloo", "loopback"]
+    transport: Literal["auto", "gloo", "loopback"] = Field(
+        "auto", description="auto chooses by device: gloo on the CPU."
+    )
     connect_timeout_s: float = Field(20.0, gt=0, description="Handshake and first connection of a link.")
     ready_timeout_s: float = Field(
         120.0, gt=0, description="How long a producer waits for its consumer's READY before it gives the request up."
