@@ -1,0 +1,50 @@
+# Every target makes and fills .venv on its first use. Nothing else needs to be installed but Python >= 3.11.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+CODE := cluster actors kv_transfer tests benchmarks tools
+
+.PHONY: help demo test check fmt proto slow bench clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(READY): pyproject.toml constraints.txt
+	@echo "== setting up $(VENV) (the first time takes a few minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: $(READY) ## Start one prefill and one decode engine, send 16 prompts, show where the time went
+	@echo "== raypd demo: a cluster of one prefill and one decode engine on the CPU"
+	@$(BIN)/raypd demo
+
+test: $(READY) ## Run the tests that need neither a GPU nor minutes each
+	@echo "== pytest"
+	@$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+slow: $(READY) ## Run the tests that take minutes
+	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+check: $(READY) ## Lint, types, import contracts
+	@echo "== ruff"
+	@$(BIN)/ruff format --check $(CODE)
+	@$(BIN)/ruff check $(CODE)
+	@echo "== mypy --strict"
+	@$(BIN)/mypy
+	@echo "== import contracts"
+	@$(BIN)/lint-imports
+
+fmt: $(READY) ## Format the code and fix what can be fixed
+	@$(BIN)/ruff format $(CODE)
+	@$(BIN)/ruff check --fix $(CODE)
+
+proto: $(READY) ## Generate the protobuf code again
+	@$(BIN)/python -m tools.generate_protos
+
+bench: $(READY) ## Serve an open-loop load on 1P1D and on one engine, side by side
+	@$(BIN)/python -m benchmarks.serving
+
+clean: ## Remove the environment and the caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

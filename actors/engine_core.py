@@ -1,0 +1,131 @@
+"""EngineCore: the life of a step. `step()` is the whole engine.
+
+Requests and aborts come in from any thread through an inbox; everything else happens in the one thread that calls
+`step()`. The inbox is emptied before the step is scheduled and once more before its results are taken in, so that a
+request which was aborted while the step ran gets none of its tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
+from actors.core.request import EngineCoreRequest, FinishReason, Request, RequestStatus
+from actors.core.scheduler import Scheduler
+from actors.core.stats import SchedulerStats
+from actors.errors import DuplicateRequest
+from actors.executor import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave its clients, by client index. After an idle step nothing is due until something comes in."""
+
+    outputs: dict[int, EngineCoreOutputs]
+    is_idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Submission:
+    client_index: int
+    request: EngineCoreRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _Abort:
+    client_index: int
+    request_id: str
+    attempt: int | None
+
+
+class EngineCore:
+    """A scheduler and the executor that does what it says."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Callable[[], float] = time.time) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self._clock = clock
+        self._inbox: deque[_Submission | _Abort] = deque()
+        self._refused: list[tuple[int, EngineCoreOutput]] = []
+
+    def submit(self, request: EngineCoreRequest, client_index: int = 0) -> None:
+        """Queue a request; from any thread. A refusal comes back as the request's output."""
+        self._inbox.append(_Submission(client_index, request))
+
+    def abort(self, request_id: str, client_index: int = 0, attempt: int | None = None) -> None:
+        """Queue the end of a client's own request; from any thread. Unknown and finished ones are ignored."""
+        self._inbox.append(_Abort(client_index, request_id, attempt))
+
+    def step(self) -> StepResult:
+        """Schedule, execute, update."""
+        self._empty_inbox()
+        scheduler_output = self.scheduler.schedule()
+        model_output = self.executor.execute_model(scheduler_output)
+        self._empty_inbox()
+        outputs = self.scheduler.update_from_output(scheduler_output, model_output)
+        transfers = model_output.kv_connector_output
+        is_idle = scheduler_output.is_empty() and not outputs and (transfers is None or transfers.is_empty())
+        return StepResult(self._with_refusals(outputs), is_idle and not self._has_work_pending())
+
+    def seconds_to_next_deadline(self) -> float | None:
+        """How long an idle engine may sleep, None for as long as nothing comes in."""
+        deadline_s = self.scheduler.next_deadline()
+        return None if deadline_s is None else max(0.0, deadline_s - self._clock())
+
+    def make_stats(self) -> SchedulerStats:
+        """A snapshot of the scheduler's counters; from the engine thread."""
+        return self.scheduler.make_stats()
+
+    def shutdown(self) -> None:
+        """Release the executor's memory, links and threads."""
+        self.scheduler.shutdown()
+        self.executor.shutdown()
+
+    def _has_work_pending(self) -> bool:
+        return bool(self._inbox) or self.scheduler.has_finished_requests()
+
+    def _empty_inbox(self) -> None:
+        while self._inbox:
+            command = self._inbox.popleft()
+            if isinstance(command, _Submission):
+                self._add(command)
+            else:
+                self._finish(command)
+
+    def _add(self, submission: _Submission) -> None:
+        request = Request.from_engine_core_request(
+            submission.request, submission.client_index, self.scheduler.block_size, now_s=self._clock()
+        )
+        try:
+            self.scheduler.add_request(request)
+        except DuplicateRequest as error:
+            refusal = EngineCoreOutput(
+                request_id=request.request_id,
+                attempt=request.attempt,
+                new_token_ids=[],
+                first_position=request.num_output_tokens,
+                finish_reason=FinishReason.ERROR,
+                error=str(error),
+            )
+            self._refused.append((submission.client_index, refusal))
+
+    def _finish(self, abort: _Abort) -> None:
+        request = self.scheduler.requests.get(abort.request_id)
+        if request is None or request.client_index != abort.client_index:
+            return
+        if abort.attempt is None or request.attempt == abort.attempt:
+            self.scheduler.finish_requests(abort.request_id, RequestStatus.FINISHED_ABORTED)
+
+    def _with_refusals(self, outputs: dict[int, EngineCoreOutputs]) -> dict[int, EngineCoreOutputs]:
+        for client_index, refusal in self._refused:
+            outputs.setdefault(client_index, EngineCoreOutputs()).outputs.append(refusal)
+        self._refused = []
+        return outputs
+
+    def abort_all(self, requests: Iterable[tuple[str, int]], client_index: int) -> None:
+        """Queue the end of many requests, as (request_id, attempt): their client is gone."""
+        for request_id, attempt in requests:
+            self.abort(request_id, client_index, attempt)

@@ -1,0 +1,92 @@
+"""The thread that steps an engine core: `while: core.step()`, asleep on an event while nothing is due."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from actors.core.outputs import EngineCoreOutputs
+from actors.core.stats import SchedulerStats
+from actors.engine_core import EngineCore
+
+logger = logging.getLogger(__name__)
+
+_STATS_INTERVAL_S = 0.5
+
+
+class EngineThread:
+    """Owns the only thread that may touch the core, except for its inbox.
+
+    Invariant: the wake event is cleared before a step and set by whoever puts something in afterwards, so what arrives
+    during a step is seen by the next one, and an idle engine never sleeps over work.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        deliver: Callable[[dict[int, EngineCoreOutputs]], None],
+        on_death: Callable[[BaseException], None],
+        wake: threading.Event,
+    ) -> None:
+        """deliver and on_death are called on the engine thread; wake is shared with the connector's worker side."""
+        self._core = core
+        self._deliver = deliver
+        self._on_death = on_death
+        self._wake = wake
+        self._is_stopping = False
+        self._last_step_ended_s = time.monotonic()
+        self._stats = core.make_stats()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to step."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 30.0) -> None:
+        """End after the current step, then release the core. Raises TimeoutError if the step does not end in time."""
+        self._is_stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the engine's step did not end within {timeout_s:.0f} s")
+
+    def wake(self) -> None:
+        """Something was put into the core's inbox."""
+        self._wake.set()
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """The newest snapshot, at most half a second old while the engine steps."""
+        return self._stats
+
+    @property
+    def seconds_since_last_step(self) -> float:
+        """Age of the last completed step."""
+        return time.monotonic() - self._last_step_ended_s
+
+    def _run(self) -> None:
+        try:
+            self._step_until_stopped()
+        except BaseException as error:
+            # A broken invariant kills this engine and only this engine; the pool replaces it.
+            logger.exception("the engine thread died")
+            self._on_death(error)
+        finally:
+            self._core.shutdown()
+
+    def _step_until_stopped(self) -> None:
+        next_stats_s = 0.0
+        while not self._is_stopping:
+            self._wake.clear()
+            result = self._core.step()
+            now_s = self._last_step_ended_s = time.monotonic()
+            if result.outputs:
+                self._deliver(result.outputs)
+            if now_s >= next_stats_s or result.is_idle:
+                self._stats = self._core.make_stats()
+                next_stats_s = now_s + _STATS_INTERVAL_S
+            if result.is_idle:
+                self._wake.wait(self._core.seconds_to_next_deadline())

@@ -1,0 +1,50 @@
+"""What an ingress and an engine say to each other on a session, the one gRPC stream between them.
+
+A session is private to one cluster version: both ends come from the same code, so messages are msgspec's, not protobuf.
+The engine speaks first, with its Hello; then batches of outputs, one message per step, and a heartbeat in between.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from actors.core.outputs import EngineCoreOutputs
+from actors.core.request import EngineCoreRequest
+
+SESSION_METHOD: Final = "/raypd.engine.v1.Engine/Session"
+MAX_MESSAGE_BYTES: Final = 64 * 2**20
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """Run these requests."""
+
+    requests: list[EngineCoreRequest]
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """End these requests, as (request_id, attempt)."""
+
+    requests: list[tuple[str, int]]
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Who answers: a client that expected another incarnation hangs up."""
+
+    engine_id: str
+    incarnation: int
+
+
+class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """What one step had for this client; empty for a heartbeat."""
+
+    batch: EngineCoreOutputs
+
+
+ClientMessage = Submit | Abort
+EngineMessage = Hello | Outputs
+
+encode: Final = msgspec.msgpack.Encoder().encode
+decode_client_message: Final = msgspec.msgpack.Decoder(ClientMessage).decode
+decode_engine_message: Final = msgspec.msgpack.Decoder(EngineMessage).decode

@@ -1,0 +1,142 @@
+"""The engine's end of its sessions: a gRPC stream for each ingress.
+
+A session is one client of the scheduler (client_index). When it ends, for whatever reason, everything that it had
+submitted and that has not finished is aborted: nobody is left to read the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc
+
+from actors.core.outputs import EngineCoreOutputs
+from actors.core.request import EngineCoreRequest
+from actors.core.stats import SchedulerStats
+from actors.session_messages import (
+    SESSION_METHOD,
+    Abort,
+    ClientMessage,
+    EngineMessage,
+    Hello,
+    Outputs,
+    Submit,
+    decode_client_message,
+    encode,
+)
+
+logger = logging.getLogger(__name__)
+
+_HEARTBEAT_S = 0.5
+_MAX_QUEUED_BATCHES = 20_000
+
+
+class SessionEngine(Protocol):
+    """What sessions ask of the engine; callable from the event loop."""
+
+    def submit(self, requests: list[EngineCoreRequest], client_index: int) -> None:
+        """Queue requests."""
+
+    def abort(self, requests: list[tuple[str, int]], client_index: int) -> None:
+        """Queue the end of requests."""
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """The newest snapshot."""
+
+
+class _Session:
+    """One client: what it has running, and what waits to be sent to it."""
+
+    def __init__(self, client_index: int) -> None:
+        self.client_index = client_index
+        self.attempts: dict[str, int] = {}
+        self.batches: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue(_MAX_QUEUED_BATCHES)
+        self.is_cut = asyncio.Event()
+
+    def put(self, batch: EngineCoreOutputs) -> None:
+        for request_id in batch.finished_req_ids:
+            self.attempts.pop(request_id, None)
+        for output in batch.outputs:
+            if output.finished:
+                self.attempts.pop(output.request_id, None)
+        try:
+            self.batches.put_nowait(batch)
+        except asyncio.QueueFull:
+            # A client that does not read holds memory for all others: cut it off, its requests end.
+            logger.warning("session cut: its client does not read", extra={"client_index": self.client_index})
+            self.is_cut.set()
+
+
+class SessionServer:
+    """Serves `/raypd.engine.v1.Engine/Session`. Lives on one event loop; `deliver` may be called from any thread."""
+
+    def __init__(self, engine: SessionEngine, engine_id: str, incarnation: int) -> None:
+        self._engine = engine
+        self._hello = Hello(engine_id, incarnation)
+        self._loop = asyncio.get_running_loop()
+        self._sessions: dict[int, _Session] = {}
+        self._client_indices = itertools.count(1)
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The gRPC handler to register on the engine's server."""
+        service, method = SESSION_METHOD.strip("/").split("/")
+        return grpc.method_handlers_generic_handler(
+            service,
+            {
+                method: grpc.stream_stream_rpc_method_handler(
+                    self._serve, request_deserializer=decode_client_message, response_serializer=encode
+                )
+            },
+        )
+
+    def deliver(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        """Take a step's outputs from the engine thread; a closed loop drops them."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._distribute, outputs)
+
+    @property
+    def num_sessions(self) -> int:
+        """Clients connected now."""
+        return len(self._sessions)
+
+    def _distribute(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        for client_index, batch in outputs.items():
+            session = self._sessions.get(client_index)
+            if session is not None:
+                session.put(batch)
+
+    async def _serve(
+        self, messages: AsyncIterator[ClientMessage], context: grpc.aio.ServicerContext[ClientMessage, EngineMessage]
+    ) -> AsyncIterator[EngineMessage]:
+        session = _Session(next(self._client_indices))
+        self._sessions[session.client_index] = session
+        reader = asyncio.create_task(self._read(messages, session))
+        try:
+            yield self._hello
+            while not (session.is_cut.is_set() or reader.done()):
+                yield Outputs(await self._next_batch(session))
+        finally:
+            reader.cancel()
+            del self._sessions[session.client_index]
+            self._engine.abort(list(session.attempts.items()), session.client_index)
+
+    async def _next_batch(self, session: _Session) -> EngineCoreOutputs:
+        """The next batch, or a heartbeat with the engine's counters when none came for a while."""
+        try:
+            return await asyncio.wait_for(session.batches.get(), _HEARTBEAT_S)
+        except TimeoutError:
+            return EngineCoreOutputs(scheduler_stats=self._engine.stats)
+
+    async def _read(self, messages: AsyncIterator[ClientMessage], session: _Session) -> None:
+        """Until the client hangs up: then the heartbeat's turn ends the session."""
+        async for message in messages:
+            if isinstance(message, Submit):
+                session.attempts.update((request.request_id, request.attempt) for request in message.requests)
+                self._engine.submit(message.requests, session.client_index)
+            elif isinstance(message, Abort):
+                self._engine.abort(message.requests, session.client_index)

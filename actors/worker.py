@@ -1,0 +1,31 @@
+"""One tensor-parallel rank: a model runner and the worker side of the connector around it."""
+
+from __future__ import annotations
+
+from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
+from actors.model.model_runner import ModelRunner
+from kv_transfer.connector import KVConnectorMetadata, KVConnectorWorker
+
+
+class Worker:
+    """Runs steps. Transfers are started before a forward and fed after it, never waited for."""
+
+    def __init__(self, runner: ModelRunner, connector: KVConnectorWorker | None) -> None:
+        self.runner = runner
+        self._connector = connector
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute one step; the output carries what happened on this rank's links since the last one."""
+        if self._connector is None:
+            return self.runner.execute_model(scheduler_output)
+        metadata = scheduler_output.kv_connector_metadata or KVConnectorMetadata()
+        self._connector.start_step(metadata)
+        output = self.runner.execute_model(scheduler_output)
+        self._connector.finish_step(metadata)
+        output.kv_connector_output = self._connector.take_output()
+        return output
+
+    def shutdown(self) -> None:
+        """Close the connector's links and threads."""
+        if self._connector is not None:
+            self._connector.shutdown()
