@@ -1,0 +1,175 @@
+"""Small seeded checkpoints in Hugging Face format: config, safetensors, generation config and a BPE tokenizer.
+
+The weights are drawn so that greedy decoding has clear margins and does not fall into a loop at once: at the libraries'
+own initialisation (std 0.02) a random model's logits are nearly flat, and a rounding error could flip its argmax.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+VOCAB_SIZE = 384
+EOS_TOKEN = "<|endoftext|>"
+EOS_TOKEN_ID = 0
+MAX_POSITIONS = 512
+SLIDING_WINDOW = 12
+"""Of the families that have one: shorter than the prompts of the tests."""
+
+_SPECIAL_TOKENS = [EOS_TOKEN, "<|im_start|>", "<|im_end|>"]
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_TEXT = """
+A serving engine reads prompts and builds a cache of keys and values; another engine takes the cache and generates.
+The blocks of the cache travel between the two, chunk by chunk, while the next chunk is being computed.
+Whoever asks gets tokens in order, each exactly once, whatever happens to the machines in between.
+def schedule(self): return the requests that compute tokens in this step, the running ones before the waiting ones.
+Ein Satz mit Umlauten: Öl, Äpfel, Übung, Straße. Une phrase accentuée: déjà vu, garçon, où, forêt. 日本語の文章。 🙂🚀
+"""
+
+_LLAMA_LIKE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "tie_word_embeddings": False,
+    "bos_token_id": EOS_TOKEN_ID,
+    "eos_token_id": EOS_TOKEN_ID,
+    "pad_token_id": EOS_TOKEN_ID,
+}
+_FAMILY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", _LLAMA_LIKE),
+    "qwen2": ("qwen2", _LLAMA_LIKE),
+    "qwen3": ("qwen3", _LLAMA_LIKE | {"head_dim": 16}),
+    "mistral": ("mistral", _LLAMA_LIKE | {"head_dim": 16, "sliding_window": SLIDING_WINDOW}),
+    "gemma2": (
+        "gemma2",
+        _LLAMA_LIKE
+        | {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": SLIDING_WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        _LLAMA_LIKE
+        | {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": SLIDING_WINDOW,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "phi3": ("phi3", _LLAMA_LIKE),
+    "gpt2": (
+        "gpt2",
+        {
+            "vocab_size": VOCAB_SIZE,
+            "n_embd": 48,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": MAX_POSITIONS,
+            "tie_word_embeddings": False,
+            "bos_token_id": EOS_TOKEN_ID,
+            "eos_token_id": EOS_TOKEN_ID,
+        },
+    ),
+    "opt": (
+        "opt",
+        {
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 48,
+            "word_embed_proj_dim": 48,
+            "ffn_dim": 64,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "max_position_embeddings": MAX_POSITIONS,
+            "tie_word_embeddings": False,
+            "bos_token_id": EOS_TOKEN_ID,
+            "eos_token_id": EOS_TOKEN_ID,
+            "pad_token_id": EOS_TOKEN_ID,
+        },
+    ),
+    "mixtral": ("mixtral", _LLAMA_LIKE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "qwen3_moe": (
+        "qwen3_moe",
+        _LLAMA_LIKE
+        | {
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "decoder_sparse_step": 1,
+            "norm_topk_prob": True,
+        },
+    ),
+}
+
+FAMILIES: tuple[str, ...] = tuple(_FAMILY_CONFIGS)
+
+
+def make_checkpoint(family: str, directory: Path, *, seed: int = 0, **config_overrides: Any) -> Path:
+    """Write a small float32 checkpoint of a family into a directory (made if missing) and return the directory.
+
+    config_overrides are fields of the family's transformers config, such as num_hidden_layers or sliding_window.
+    """
+    model_type, settings = _FAMILY_CONFIGS[family]
+    config = CONFIG_MAPPING[model_type](**(settings | config_overrides))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    _draw_weights(model, torch.Generator().manual_seed(seed))
+    model.generation_config.eos_token_id = EOS_TOKEN_ID
+    model.generation_config.pad_token_id = EOS_TOKEN_ID
+    model.save_pretrained(directory)
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        tokenizer_object=_train_tokenizer(), eos_token=EOS_TOKEN, pad_token=EOS_TOKEN, chat_template=_CHAT_TEMPLATE
+    )
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@torch.no_grad()
+def _draw_weights(model: PreTrainedModel, generator: torch.Generator) -> None:
+    """Matrices keep the variance of what they read, so that every layer and the whole context weigh in the logits."""
+    is_gemma = model.config.model_type.startswith("gemma")  # multiplies its embeddings by sqrt(hidden_size)
+    token_embedding_std = 0.15 if is_gemma else 1.0
+    for name, parameter in sorted(model.named_parameters()):
+        noise = torch.randn(parameter.shape, generator=generator)
+        if "embed" in name or "wte" in name or "wpe" in name:
+            parameter.copy_(noise * (0.3 if "position" in name or "wpe" in name else token_embedding_std))
+        elif parameter.ndim >= 2:
+            parameter.copy_(noise * 1.5 / math.sqrt(min(parameter.shape[-2:])))
+        elif name.endswith("bias"):
+            parameter.copy_(noise * 0.1)
+        else:
+            parameter.add_(noise * 0.1)
+
+
+@functools.cache
+def _train_tokenizer() -> Tokenizer:
+    """Byte-level BPE: every text is representable, and characters of several bytes can be split between tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=_SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_TEXT.splitlines(), trainer)
+    return tokenizer
