@@ -1,0 +1,75 @@
+"""An engine as an ingress sees it: where requests are submitted and outputs come back.
+
+The life of a request on a connection: submit() -> outputs -> one that is `finished`, after which the iterator ends.
+It ends without that output if the request was aborted, or if this engine was its consumer and the producer finished it
+itself (token 0 ended it: the engine names it in finished_req_ids). It raises EngineLost if the session breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from actors.core.outputs import EngineCoreOutput
+from actors.core.request import EngineCoreRequest
+
+
+class EngineRole(StrEnum):
+    """What an engine does for a request."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDescriptor:
+    """Which engine, in which of its lives, in which role.
+
+    address: host:port of the engine's gRPC server, for sessions and for KV control
+    """
+
+    engine_id: str
+    incarnation: int
+    role: EngineRole
+    address: str
+
+
+class EngineConnection(Protocol):
+    """One ingress's session with one life of one engine."""
+
+    @property
+    def descriptor(self) -> EngineDescriptor:
+        """The engine at the other end."""
+        ...
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """How many requests of this ingress are on that engine: submitted, and neither finished nor aborted."""
+        ...
+
+    def submit(self, request: EngineCoreRequest) -> AsyncIterator[EngineCoreOutput]:
+        """Send the request, and iterate over what the engine makes of it.
+
+        The request is on its way, in the order of the calls, and counted in num_unfinished_requests when this
+        returns, not when the first output is asked for. A broken session raises EngineLost from the iterator, never
+        from this call. An iterator may be dropped at any point: abort() frees what is behind it.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Let the engine free everything that the request holds; its iterator ends.
+
+        Returns at once, and does nothing for a request that is unknown or over.
+        """
+        ...
+
+
+class EnginePool(Protocol):
+    """The engines that an ingress may use."""
+
+    def snapshot(self) -> Sequence[EngineConnection]:
+        """The engines that serve now: ready, and not draining."""
+        ...

@@ -1,0 +1,111 @@
+"""Everything that can go wrong on this floor, as a request's client is told.
+
+ClusterError
+|-- InvalidRequest        the client's mistake: which fields, their values, what is allowed
+|-- ModelNotFound         no such model here
+|-- Overloaded            the queue is full: try again after a delay
+|-- DeadlineExceeded      the client's deadline passed before the request was through
+|-- NoEngineAvailable     no engine serves in a role that the request needs
+|-- EngineFailed          the request was admitted, and an engine could not finish it
+|   `-- OutputsDiverged   two engines disagree on the same position of a request's output
+|-- EngineLost            the session with an engine broke; nothing more will come from it
+|-- TokenizerUnusable     the model's tokenizer cannot be served; the ingress does not start
+`-- AddressUnavailable    the ingress cannot listen where it was told to
+"""
+
+from dataclasses import dataclass
+
+
+class ClusterError(Exception):
+    """The root of this floor's errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldViolation:
+    """One field of a request that is not as it has to be.
+
+    field: its path in the request, such as "sampling_params.top_p"
+    """
+
+    field: str
+    value: str
+    allowed: str
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.value}; allowed: {self.allowed}"
+
+
+class InvalidRequest(ClusterError):
+    """The request cannot be served as it is, here or anywhere: do not retry it unchanged."""
+
+    def __init__(self, *violations: FieldViolation) -> None:
+        super().__init__("; ".join(str(violation) for violation in violations))
+        self.violations = violations
+
+
+class ModelNotFound(ClusterError):
+    """The request names a model that is not served here."""
+
+    def __init__(self, model: str, served_model: str) -> None:
+        super().__init__(f"model {model!r} is not served here; leave model empty or ask for {served_model!r}")
+        self.model = model
+
+
+class Overloaded(ClusterError):
+    """Too many requests are in flight; retry_delay_s is when to try again."""
+
+    def __init__(self, num_in_flight: int, retry_delay_s: float) -> None:
+        super().__init__(f"{num_in_flight} requests are in flight, which is the limit; retry in {retry_delay_s:g} s")
+        self.retry_delay_s = retry_delay_s
+
+
+class DeadlineExceeded(ClusterError):
+    """The client's deadline passed; the request was aborted on its engines."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"{request_id}: the request's deadline passed before it was through")
+
+
+class NoEngineAvailable(ClusterError):
+    """No engine serves in the roles that are named. It may be there a moment later."""
+
+    def __init__(self, missing_roles: tuple[str, ...]) -> None:
+        super().__init__(f"no engine serves in role {' or '.join(missing_roles)}; retry when one is ready")
+        self.missing_roles = missing_roles
+
+
+class EngineFailed(ClusterError):
+    """An engine could not finish an admitted request.
+
+    num_output_tokens: how many output tokens the request has, those included that it was submitted with
+    engine_was_lost:   the engine's session broke, so that the same request can succeed elsewhere
+    """
+
+    def __init__(self, request_id: str, reason: str, *, num_output_tokens: int, engine_was_lost: bool = False) -> None:
+        super().__init__(f"{request_id}: {reason}")
+        self.num_output_tokens = num_output_tokens
+        self.engine_was_lost = engine_was_lost
+
+
+class OutputsDiverged(EngineFailed):
+    """An engine sent another token than the one that its client already has at that position."""
+
+
+class EngineLost(ClusterError):
+    """The session with an engine broke."""
+
+    def __init__(self, engine_id: str, reason: str) -> None:
+        super().__init__(f"engine {engine_id} is lost: {reason}")
+        self.engine_id = engine_id
+
+
+class TokenizerUnusable(ClusterError):
+    """The model's tokenizer cannot be served; the message says why."""
+
+
+class AddressUnavailable(ClusterError):
+    """The ingress cannot listen at its address."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"cannot listen at {address}: {reason}; free the port or choose another (0 for any)")
+        self.address = address
