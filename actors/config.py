@@ -1,12 +1,14 @@
-"""An engine's settings. Validated where they enter, then passed on as they are."""
+"""An engine's settings, validated where they enter, and the facts that loading its model brings out."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kv_transfer.config import KVTransferConfig
+from kv_transfer.layout import KVCacheLayout
 
 
 class _Settings(BaseModel):
@@ -80,3 +82,13 @@ class EngineConfig(_Settings):
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
     kv_transfer: KVTransferConfig = KVTransferConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the rest of the engine, and the doors, must know of the loaded model."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    layout: KVCacheLayout

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
+from actors.config import ModelFacts
 from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
 from actors.worker import Worker
-from kv_transfer.layout import KVCacheLayout
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What the rest of the engine, and the doors, must know of the loaded model."""
-
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    layout: KVCacheLayout
 
 
 class Executor(Protocol):

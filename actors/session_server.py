@@ -127,6 +127,8 @@ class SessionServer:
 
     async def _next_batch(self, session: _Session) -> EngineCoreOutputs:
         """The next batch, or a heartbeat with the engine's counters when none came for a while."""
+        if not session.batches.empty():
+            return session.batches.get_nowait()
         try:
             return await asyncio.wait_for(session.batches.get(), _HEARTBEAT_S)
         except TimeoutError:

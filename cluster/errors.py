@@ -1,4 +1,4 @@
-"""Everything that can go wrong on this floor, as a request's client is told.
+"""Everything that can go wrong on this floor, as a request's client or the cluster's operator is told.
 
 ClusterError
 |-- InvalidRequest        the client's mistake: which fields, their values, what is allowed
@@ -10,7 +10,11 @@ ClusterError
 |   `-- OutputsDiverged   two engines disagree on the same position of a request's output
 |-- EngineLost            the session with an engine broke; nothing more will come from it
 |-- TokenizerUnusable     the model's tokenizer cannot be served; the ingress does not start
-`-- AddressUnavailable    the ingress cannot listen where it was told to
+|-- AddressUnavailable    the ingress cannot listen where it was told to
+|-- InvalidConfig         the cluster's settings: which, their values, what is allowed
+`-- CannotStart           the cluster could not be brought up
+    |-- CannotPlace       the Ray cluster has no room for its engines
+    `-- CanaryFailed      an engine or a pair did not answer its first request as it has to
 """
 
 from dataclasses import dataclass
@@ -109,3 +113,23 @@ class AddressUnavailable(ClusterError):
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"cannot listen at {address}: {reason}; free the port or choose another (0 for any)")
         self.address = address
+
+
+class InvalidConfig(ClusterError):
+    """The cluster's settings cannot be used; nothing was started."""
+
+    def __init__(self, source: str, mistakes: list[str]) -> None:
+        super().__init__("\n".join(f"{source}: {mistake}" for mistake in mistakes))
+        self.mistakes = mistakes
+
+
+class CannotStart(ClusterError):
+    """The cluster could not be brought up; the message says which part and why."""
+
+
+class CannotPlace(CannotStart):
+    """The Ray cluster has not enough of something."""
+
+
+class CanaryFailed(CannotStart):
+    """An engine, or a pair, does not answer its first request as it has to."""

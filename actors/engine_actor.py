@@ -1,0 +1,60 @@
+"""The Ray actor around one engine. Ray gives it a place and a life; requests and KV never pass through Ray.
+
+Methods that must answer while the engine is busy run in the concurrency group "control", which has a thread and an
+event loop of its own; what belongs to the main loop (the gRPC server) is only touched from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import ray
+
+from actors.config import EngineConfig, ModelFacts
+from actors.core.stats import SchedulerStats
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """What a started engine tells the controller. address is host:port of its gRPC server."""
+
+    address: str
+    facts: ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """A look at a running engine from outside its threads. error: why the engine thread died, if it did."""
+
+    stats: SchedulerStats
+    seconds_since_last_step: float
+    error: str | None
+
+
+class EngineActor:
+    """One prefill, decode or combined engine."""
+
+    def __init__(self, config: EngineConfig, engine_id: str, incarnation: int) -> None:
+        # Imported here: the driver and the controller handle this class without loading torch.
+        from actors.engine_server import EngineServer
+
+        self._server = EngineServer(config, engine_id, incarnation)
+
+    async def start(self) -> EngineReady:
+        """Load the model, warm up, listen. Returns once the engine can take requests."""
+        address = await self._server.start(ray.util.get_node_ip_address())
+        return EngineReady(address, self._server.facts)
+
+    async def stop(self) -> None:
+        """Abort what runs, close every link, release everything."""
+        await self._server.stop()
+
+    @ray.method(concurrency_group="control")
+    async def health(self) -> EngineHealth:
+        """How the engine is; answers while a step runs."""
+        return EngineHealth(self._server.stats, self._server.seconds_since_last_step, self._server.error)
+
+    @ray.method(concurrency_group="control")
+    async def progress(self) -> str:
+        """What the start is busy with, in a few words."""
+        return self._server.progress

@@ -1,0 +1,164 @@
+"""ClusterConfig: what `raypd serve` starts, from a YAML file and the command line.
+
+Nothing starts before the whole configuration is valid; an error names the field, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from cluster.engine_connection import EngineRole
+from cluster.errors import InvalidConfig
+from kv_transfer.config import KVTransferConfig
+
+DEMO_MODEL: Final = Path(__file__).parent / "demo_model"
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EngineGroupConfig(_Settings):
+    """The engines of one role, and what each needs of its node."""
+
+    count: int = Field(0, ge=0, le=1024, description="How many engines.")
+    num_cpus: float = Field(1, ge=0, description="CPU cores that Ray reserves for each.")
+    num_gpus: float = Field(
+        0, ge=0, description="GPUs that Ray reserves for each; a part of one lets engines share it."
+    )
+    resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources that each needs.")
+    scheduler: SchedulerConfig | None = Field(None, description="Instead of the cluster's scheduler settings.")
+    cache: CacheConfig | None = Field(None, description="Instead of the cluster's cache settings.")
+
+
+class IngressConfig(_Settings):
+    """Where requests come in."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on. Beyond loopback there is no encryption yet.")
+    port: int = Field(50051, ge=0, le=65535, description="0 takes a free one.")
+    max_requests_in_flight: int = Field(1024, ge=1, description="More are answered RESOURCE_EXHAUSTED.")
+
+
+class RayConfig(_Settings):
+    """Which Ray cluster."""
+
+    address: str | None = Field(
+        None, description="host:port of a running cluster; default: RAY_ADDRESS, or a local one that ends with us."
+    )
+    namespace: str = Field("raypd", min_length=1)
+
+
+class ClusterConfig(_Settings):
+    """Everything that one raypd cluster is made of. Without any argument: the demo model on 1P1D, on the CPU."""
+
+    model: ModelConfig = Field(default_factory=lambda: ModelConfig(model=str(DEMO_MODEL), dtype="float32"))
+    served_model_name: str | None = Field(None, description="Name in requests; default: the directory's own.")
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    kv_transfer: KVTransferConfig = KVTransferConfig()
+    prefill: EngineGroupConfig = EngineGroupConfig(count=1)
+    decode: EngineGroupConfig = EngineGroupConfig(count=1)
+    both: EngineGroupConfig = EngineGroupConfig(count=0)
+    ingress: IngressConfig = IngressConfig()
+    ray: RayConfig = RayConfig()
+    start_timeout_s: float = Field(600, gt=0, description="Until every engine has loaded its weights and is warm.")
+    drain_timeout_s: float = Field(30, ge=0, description="How long requests may run on after Ctrl-C or SIGTERM.")
+
+    @model_validator(mode="after")
+    def _requests_can_be_served(self) -> Self:
+        if (self.prefill.count > 0) != (self.decode.count > 0):
+            raise ValueError(
+                f"prefill.count is {self.prefill.count} and decode.count is {self.decode.count}: a handoff needs at "
+                "least one of each (or none of both, with both.count > 0)"
+            )
+        if self.prefill.count + self.decode.count + self.both.count == 0:
+            raise ValueError("no engines: set prefill.count and decode.count, or both.count, to at least 1")
+        return self
+
+    @property
+    def model_name(self) -> str:
+        """The model's name in requests."""
+        return self.served_model_name or Path(self.model.model).resolve().name
+
+    def group(self, role: EngineRole) -> EngineGroupConfig:
+        """The settings of one role's engines."""
+        return {EngineRole.PREFILL: self.prefill, EngineRole.DECODE: self.decode, EngineRole.BOTH: self.both}[role]
+
+    def engine_config(self, role: EngineRole) -> EngineConfig:
+        """What an engine of this role is started with."""
+        group = self.group(role)
+        return EngineConfig(
+            model=self.model,
+            cache=group.cache or self.cache,
+            scheduler=group.scheduler or self.scheduler,
+            parallel=self.parallel,
+            kv_transfer=self.kv_transfer,
+        )
+
+
+def load_cluster_config(path: Path | None, overrides: dict[str, Any]) -> ClusterConfig:
+    """Read a YAML file (or nothing), lay the command line's settings over it, validate the whole.
+
+    overrides: nested like the file; a value of None means "not given"
+    Raises InvalidConfig with one line per mistake.
+    """
+    settings = _read_yaml(path) if path is not None else {}
+    _overlay(settings, overrides)
+    try:
+        config = ClusterConfig.model_validate(settings)
+    except ValidationError as error:
+        source = str(path) if path is not None else "command line"
+        raise InvalidConfig(source, [_describe(mistake) for mistake in error.errors()]) from error
+    _check_model_directory(config)
+    return config
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise InvalidConfig(str(path), [f"cannot be read: {error.strerror}"]) from error
+    except yaml.YAMLError as error:
+        raise InvalidConfig(str(path), [f"is not YAML: {error}"]) from error
+    if settings is None:
+        return {}
+    if not isinstance(settings, dict):
+        raise InvalidConfig(str(path), [f"must be a mapping of settings, not a {type(settings).__name__}"])
+    return settings
+
+
+def _overlay(settings: dict[str, Any], overrides: dict[str, Any]) -> None:
+    for key, value in overrides.items():
+        if isinstance(value, dict):
+            section = settings.setdefault(key, {})
+            if isinstance(section, dict):
+                _overlay(section, value)
+                if not section:
+                    del settings[key]
+        elif value is not None:
+            settings[key] = value
+
+
+def _describe(mistake: Any) -> str:  # pydantic's ErrorDetails, a TypedDict of another package's core
+    field = ".".join(str(part) for part in mistake["loc"]) or "cluster"
+    message = mistake["msg"].removeprefix("Value error, ")
+    if mistake["type"] == "extra_forbidden":
+        return f"{field}: there is no such setting"
+    if isinstance(mistake["input"], dict):
+        return f"{field}: {message}"
+    return f"{field} = {mistake['input']!r}: {message}"
+
+
+def _check_model_directory(config: ClusterConfig) -> None:
+    directory = Path(config.model.model)
+    if not (directory / "config.json").is_file():
+        raise InvalidConfig(
+            "model.model",
+            [f"{str(directory)!r} is not a checkpoint in Hugging Face format: there is no config.json in it"],
+        )

@@ -1,0 +1,205 @@
+"""The ingress's end of a session with one engine.
+
+One reader task hands each output to the stream of its request; one writer task sends what was submitted and aborted
+since its last message. When the stream breaks, or stays silent for longer than the engine's heartbeat allows, every
+open request of the session fails with EngineLost at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Final
+
+import grpc
+
+from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
+from actors.core.request import EngineCoreRequest
+from actors.core.stats import SchedulerStats
+from actors.session_messages import (
+    MAX_MESSAGE_BYTES,
+    SESSION_METHOD,
+    Abort,
+    ClientMessage,
+    EngineMessage,
+    Hello,
+    Outputs,
+    Submit,
+    decode_engine_message,
+    encode,
+)
+from cluster.engine_connection import EngineDescriptor
+from cluster.errors import EngineLost
+
+logger = logging.getLogger(__name__)
+
+_CHANNEL_OPTIONS: Final = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+class RequestStream:
+    """One request's outputs, in order. Ends after the finished one, or silently when the engine has let go of it."""
+
+    def __init__(self, request: EngineCoreRequest) -> None:
+        self.request_id = request.request_id
+        self.attempt = request.attempt
+        self._queue: asyncio.Queue[EngineCoreOutput | EngineLost | None] = asyncio.Queue()
+
+    def __aiter__(self) -> AsyncIterator[EngineCoreOutput]:
+        return self
+
+    async def __anext__(self) -> EngineCoreOutput:
+        item = await self._queue.get()
+        if item is None:
+            self._queue.put_nowait(None)
+            raise StopAsyncIteration
+        if isinstance(item, EngineLost):
+            self._queue.put_nowait(item)
+            raise item
+        return item
+
+    def put(self, output: EngineCoreOutput) -> None:
+        """Hand over an output; the finished one is the last."""
+        self._queue.put_nowait(output)
+        if output.finished:
+            self.end()
+
+    def end(self, error: EngineLost | None = None) -> None:
+        """Nothing more will come."""
+        self._queue.put_nowait(error)
+
+
+class EngineSession:
+    """An EngineConnection over gRPC. Lives on one event loop."""
+
+    def __init__(self, descriptor: EngineDescriptor, timeout_s: float = 10.0) -> None:
+        """timeout_s: how long the engine may stay silent; it sends a heartbeat twice a second."""
+        self._descriptor = descriptor
+        self._timeout_s = timeout_s
+        self._streams: dict[str, RequestStream] = {}
+        self._submissions: list[EngineCoreRequest] = []
+        self._aborts: list[tuple[str, int]] = []
+        self._has_outgoing = asyncio.Event()
+        self._lost: EngineLost | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.last_stats: SchedulerStats | None = None
+
+    @property
+    def descriptor(self) -> EngineDescriptor:
+        """Which engine this is."""
+        return self._descriptor
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the session is over."""
+        return self._lost is not None
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Requests of this ingress that the engine works on."""
+        return len(self._streams)
+
+    async def open(self) -> None:
+        """Dial the engine and check that it is the incarnation that was meant. Raises EngineLost."""
+        self._channel = grpc.aio.insecure_channel(self._descriptor.address, _CHANNEL_OPTIONS)
+        method = self._channel.stream_stream(
+            SESSION_METHOD, request_serializer=encode, response_deserializer=decode_engine_message
+        )
+        self._call: grpc.aio.StreamStreamCall[ClientMessage, EngineMessage] = method(wait_for_ready=True)
+        try:
+            hello = await asyncio.wait_for(self._call.read(), self._timeout_s)
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            await self.close()
+            raise EngineLost(self._descriptor.engine_id, f"no answer from {self._descriptor.address}") from error
+        expected = Hello(self._descriptor.engine_id, self._descriptor.incarnation)
+        if hello != expected:
+            await self.close()
+            raise EngineLost(self._descriptor.engine_id, f"expected {expected}, but {hello!r} answered")
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+
+    async def close(self) -> None:
+        """Hang up: the engine aborts what this session had running."""
+        self._lose("the session was closed")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._call.cancel()
+        await self._channel.close()
+
+    def submit(self, request: EngineCoreRequest) -> RequestStream:
+        """Send the request; its outputs come out of the stream, which raises EngineLost if the session breaks."""
+        stream = RequestStream(request)
+        if self._lost is not None:
+            stream.end(self._lost)
+            return stream
+        assert request.request_id not in self._streams, f"{request.request_id!r} is already running here"
+        self._streams[request.request_id] = stream
+        self._submissions.append(request)
+        self._has_outgoing.set()
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """End the request on the engine and its stream here. Unknown and finished requests are ignored."""
+        stream = self._streams.pop(request_id, None)
+        if stream is None:
+            return
+        stream.end()
+        self._aborts.append((request_id, stream.attempt))
+        self._has_outgoing.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._has_outgoing.wait()
+            self._has_outgoing.clear()
+            submissions, self._submissions = self._submissions, []
+            aborts, self._aborts = self._aborts, []
+            try:
+                if submissions:
+                    await self._call.write(Submit(submissions))
+                if aborts:
+                    await self._call.write(Abort(aborts))
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return  # The reader sees the same end of the stream and says so.
+
+    async def _read(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout_s) as silence:
+                while isinstance(message := await self._call.read(), Outputs):
+                    silence.reschedule(loop.time() + self._timeout_s)
+                    self._distribute(message.batch)
+            self._lose("it closed the session")
+        except TimeoutError:
+            self._lose(f"it was silent for {self._timeout_s:.1f} s")
+        except grpc.aio.AioRpcError as error:
+            self._lose(f"the session broke: {error.details()}")
+
+    def _distribute(self, batch: EngineCoreOutputs) -> None:
+        if batch.scheduler_stats is not None:
+            self.last_stats = batch.scheduler_stats
+        for output in batch.outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None or stream.attempt != output.attempt:
+                continue  # Aborted here meanwhile.
+            stream.put(output)
+            if output.finished:
+                del self._streams[output.request_id]
+        for request_id in batch.finished_req_ids & self._streams.keys():
+            self._streams.pop(request_id).end()
+
+    def _lose(self, reason: str) -> None:
+        if self._lost is not None:
+            return
+        self._lost = EngineLost(self._descriptor.engine_id, reason)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.end(self._lost)
+        if streams:
+            logger.warning(
+                "lost an engine with requests running",
+                extra={"engine_id": self._descriptor.engine_id, "num_requests": len(streams), "reason": reason},
+            )
