@@ -1,0 +1,20 @@
+"""The types of model_pb2_grpc.py, for grpc.aio. Made by tools/generate_protos.py: do not edit."""
+# ruff: noqa
+# fmt: off
+
+from collections.abc import AsyncIterator, Awaitable
+
+import grpc.aio
+
+from cluster.ingress.protos.raypd.v1 import model_pb2
+
+class ModelServiceStub:
+    def __init__(self, channel: grpc.aio.Channel) -> None: ...
+    GetModel: grpc.aio.UnaryUnaryMultiCallable[model_pb2.GetModelRequest, model_pb2.GetModelResponse]
+
+class ModelServiceServicer:
+    def GetModel(self, request: model_pb2.GetModelRequest, context: grpc.aio.ServicerContext[model_pb2.GetModelRequest, model_pb2.GetModelResponse]) -> Awaitable[model_pb2.GetModelResponse]: ...
+
+def add_ModelServiceServicer_to_server(
+    servicer: ModelServiceServicer, server: grpc.aio.Server
+) -> None: ...
