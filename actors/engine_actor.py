@@ -42,7 +42,7 @@ class EngineActor:
 
     async def start(self) -> EngineReady:
         """Load the model, warm up, listen. Returns once the engine can take requests."""
-        address = await self._server.start(ray.util.get_node_ip_address())
+        address = await self._server.start(_node_address())
         return EngineReady(address, self._server.facts)
 
     async def stop(self) -> None:
@@ -58,3 +58,9 @@ class EngineActor:
     async def progress(self) -> str:
         """What the start is busy with, in a few words."""
         return self._server.progress
+
+
+def _node_address() -> str:
+    """This node's address as its Ray cluster knows it, which is how the other nodes reach it."""
+    node_id = ray.get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == node_id)

@@ -5,6 +5,7 @@ Nothing starts before the whole configuration is valid; an error names the field
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -85,6 +86,12 @@ class ClusterConfig(_Settings):
     def model_name(self) -> str:
         """The model's name in requests."""
         return self.served_model_name or Path(self.model.model).resolve().name
+
+    @property
+    def num_cpus(self) -> int:
+        """CPUs that the engines reserve together, rounded up."""
+        groups = (self.prefill, self.decode, self.both)
+        return math.ceil(sum(group.count * max(group.num_cpus, 0.001) for group in groups))
 
     def group(self, role: EngineRole) -> EngineGroupConfig:
         """The settings of one role's engines."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Sequence
 
 import ray
@@ -54,12 +53,6 @@ class Placement:
         wanted = {"CPU": group.num_cpus, "GPU": group.num_gpus, **group.resources}
         # Ray refuses an empty bundle; a sliver of a CPU stands for "nothing".
         return {name: amount for name, amount in wanted.items() if amount} or {"CPU": 0.001}
-
-
-def num_cpus_wanted(config: ClusterConfig) -> int:
-    """CPUs that a local Ray must offer for this cluster."""
-    groups = (config.prefill, config.decode, config.both)
-    return math.ceil(sum(group.count * max(group.num_cpus, 0.001) for group in groups))
 
 
 def _total(bundles: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -1,0 +1,117 @@
+"""The command `raypd`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from cluster.config import ClusterConfig, load_cluster_config
+from cluster.errors import ClusterError, InvalidConfig
+
+app = typer.Typer(
+    name="raypd",
+    help="Serve large language models on Ray, with prefill and decode on separate nodes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+_ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="Cluster settings, YAML.")]
+_Address = Annotated[str, typer.Option("--address", "-a", help="host:port of the cluster's ingress.")]
+
+
+@app.command()
+def serve(
+    config: _ConfigFile = None,
+    model: Annotated[Path | None, typer.Option(help="Checkpoint directory, Hugging Face format.")] = None,
+    prefill: Annotated[int | None, typer.Option(help="Number of prefill engines.")] = None,
+    decode: Annotated[int | None, typer.Option(help="Number of decode engines.")] = None,
+    both: Annotated[int | None, typer.Option(help="Number of engines that do both.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address for clients.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port for clients; 0 takes a free one.")] = None,
+    ray_address: Annotated[str | None, typer.Option(help="host:port of a running Ray cluster.")] = None,
+) -> None:
+    """Start a cluster and serve until Ctrl-C or SIGTERM. Without arguments: the demo model on 1P1D, on the CPU."""
+    overrides: dict[str, Any] = {
+        "model": {"model": str(model) if model is not None else None},
+        "prefill": {"count": prefill},
+        "decode": {"count": decode},
+        "both": {"count": both},
+        "ingress": {"host": host, "port": port},
+        "ray": {"address": ray_address},
+    }
+    cluster_config = _load(config, overrides)
+
+    from cluster.running import serve_until_signalled
+
+    _run(lambda: serve_until_signalled(cluster_config, Console()))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="What to continue.")],
+    address: _Address = "127.0.0.1:50051",
+    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="For the same answer again.")] = None,
+    chat: Annotated[bool, typer.Option(help="Send the prompt as a user's chat message.")] = False,
+) -> None:
+    """Stream a running cluster's answer."""
+    from cluster.generate_command import stream_answer
+
+    sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
+    if seed is not None:
+        sampling["seed"] = seed
+    _run(lambda: asyncio.run(stream_answer(address, prompt, sampling, chat=chat)))
+
+
+@app.command()
+def demo(
+    config: _ConfigFile = None,
+    num_requests: Annotated[int, typer.Option(min=2, help="Concurrent prompts.")] = 16,
+) -> None:
+    """Start a cluster, send prompts of mixed length, show where each one's time went, stop."""
+    cluster_config = _load(config, {"ingress": {"port": 0}})
+
+    from cluster.demo import run_demo
+
+    _run(lambda: run_demo(cluster_config, num_requests, Console()))
+
+
+@app.command()
+def status(
+    ray_address: Annotated[str | None, typer.Option(help="host:port of the Ray cluster.")] = None,
+    namespace: Annotated[str, typer.Option(help="The cluster's Ray namespace.")] = "raypd",
+) -> None:
+    """Show the engines of a running cluster."""
+    from cluster.status_command import show_status
+
+    _run(lambda: show_status(ray_address, namespace, Console()))
+
+
+def main() -> None:
+    """Entry point of `raypd` and of `python -m cluster`."""
+    app()
+
+
+def _load(path: Path | None, overrides: dict[str, Any]) -> ClusterConfig:
+    try:
+        return load_cluster_config(path, overrides)
+    except InvalidConfig as error:
+        _fail(error, exit_code=2)
+
+
+def _run(command: Any) -> None:  # a callable without arguments, whose result nobody needs
+    try:
+        command()
+    except ClusterError as error:
+        _fail(error, exit_code=1)
+
+
+def _fail(error: ClusterError, exit_code: int) -> NoReturn:
+    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"raypd: {error}")
+    sys.exit(exit_code)
