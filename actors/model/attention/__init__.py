@@ -1,0 +1,1 @@
+"""How a flattened batch attends to the paged KV cache."""

@@ -1,0 +1,185 @@
+"""Which slots a step writes and which blocks it reads: computed once per step, the same for every layer.
+
+The cache is [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]. Two flat views of it make every access one
+index_copy or index_select, with the layer as a constant offset:
+- rows  [num_blocks * num_kv_heads * num_layers * 2 * block_size, head_dim]: one token's key or value of one head;
+- tiles [num_blocks * num_kv_heads * num_layers * 2, block_size * head_dim]: one block's keys or values of one head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.model.attention.base import BatchShape
+
+# Decoding sequences share one padded gather while the longest has at most this many times the shortest's blocks.
+_MAX_BUCKET_RATIO = 1.5
+_ALWAYS_TOGETHER_BLOCKS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """The KV cache as the plan needs it; dtype and device are those of masks and of index tensors."""
+
+    num_kv_heads: int
+    num_layers: int
+    block_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeBucket:
+    """Sequences of similar length that compute one token each.
+
+    tokens: [n] where they are in the flattened batch
+    tiles:  [n * num_kv_heads * num_blocks] tiles of layer 0's keys
+    mask:   [n, 1, 1, num_blocks * block_size] additive
+    """
+
+    tokens: Tensor
+    tiles: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSegment:
+    """One sequence that computes several tokens, [start, stop) of the flattened batch.
+
+    tiles: [num_kv_heads * num_blocks] tiles of layer 0's keys, or None if it attends to this step's tokens only
+    mask:  [num_tokens, num_keys] additive, or None for plain causal
+    """
+
+    start: int
+    stop: int
+    tiles: Tensor | None
+    mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """What the layers of one sliding window (or of full attention) read."""
+
+    decodes: list[DecodeBucket]
+    prefills: list[PrefillSegment]
+
+
+def plan_writes(shape: BatchShape, cache: CacheShape) -> tuple[Tensor, Tensor]:
+    """Where this step's keys go: rows of layer 0's keys [num_kv_heads * num_tokens], and blocks to zero first.
+
+    The blocks are those that a sequence begins in this step and does not fill. Invariant: a slot beyond what was written
+    holds finite numbers, so that a masked score (weight 0) cannot turn another request's leftover NaN into its own.
+    """
+    requests = np.repeat(np.arange(len(shape.num_computed)), shape.query_lens)
+    positions = np.arange(len(requests)) - (shape.query_starts[:-1] - shape.num_computed)[requests]
+    blocks = shape.block_tables[requests, positions // cache.block_size]
+    offsets = positions % cache.block_size
+    heads = np.arange(cache.num_kv_heads)[:, None]
+    rows = (blocks * cache.num_kv_heads + heads) * (cache.num_layers * 2 * cache.block_size) + offsets
+    ends = shape.seq_lens
+    last_block_starts = (ends - 1) // cache.block_size * cache.block_size
+    is_begun = (last_block_starts >= shape.num_computed) & (ends % cache.block_size != 0)
+    begun = shape.block_tables[np.flatnonzero(is_begun), last_block_starts[is_begun] // cache.block_size]
+    return _to_tensor(rows.reshape(-1), cache), _to_tensor(begun, cache)
+
+
+def plan_window(shape: BatchShape, cache: CacheShape, sliding_window: int | None) -> WindowPlan:
+    """Split the batch into decode buckets and prefill segments, reading only blocks that the window reaches."""
+    first_queries = shape.num_computed
+    first_keys = np.zeros_like(first_queries)
+    if sliding_window is not None:
+        first_keys = np.maximum(first_queries - sliding_window + 1, 0)
+    first_blocks = first_keys // cache.block_size
+    num_blocks = -(-shape.seq_lens // cache.block_size) - first_blocks
+    query_lens = shape.query_lens
+    decodes = [
+        _plan_decodes(bucket, shape, first_blocks, num_blocks, (cache, sliding_window))
+        for bucket in _buckets(np.flatnonzero(query_lens == 1), num_blocks)
+    ]
+    prefills = [
+        _plan_prefill(int(request), shape, int(first_blocks[request]), (cache, sliding_window))
+        for request in np.flatnonzero(query_lens > 1)
+    ]
+    return WindowPlan(decodes, prefills)
+
+
+def _buckets(requests: np.ndarray, num_blocks: np.ndarray) -> list[np.ndarray]:
+    """Group requests of similar length, so that padding costs little and calls stay few."""
+    if len(requests) == 0:
+        return []
+    ordered = requests[np.argsort(num_blocks[requests], kind="stable")]
+    buckets: list[list[int]] = [[]]
+    shortest = int(num_blocks[ordered[0]])
+    for request in ordered.tolist():
+        length = int(num_blocks[request])
+        if buckets[-1] and length > max(shortest * _MAX_BUCKET_RATIO, shortest + _ALWAYS_TOGETHER_BLOCKS):
+            buckets.append([])
+            shortest = length
+        buckets[-1].append(request)
+    return [np.array(bucket) for bucket in buckets]
+
+
+def _plan_decodes(
+    requests: np.ndarray,
+    shape: BatchShape,
+    first_blocks: np.ndarray,
+    num_blocks: np.ndarray,
+    kind: tuple[CacheShape, int | None],
+) -> DecodeBucket:
+    cache, sliding_window = kind
+    columns = np.arange(int(num_blocks[requests].max()))
+    # Padding repeats a sequence's own last block: what it holds belongs to nobody else.
+    columns = np.minimum(columns, num_blocks[requests, None] - 1) + first_blocks[requests, None]
+    blocks = shape.block_tables[requests[:, None], columns]
+    num_keys = blocks.shape[1] * cache.block_size
+    positions = first_blocks[requests, None] * cache.block_size + np.arange(num_keys)
+    last = shape.seq_lens[requests, None] - 1
+    mask = _to_mask(_is_visible(last, positions, sliding_window), cache)
+    tokens = _to_tensor(shape.query_starts[requests], cache)
+    return DecodeBucket(tokens, _tiles(blocks, cache), mask[:, None, None, :])
+
+
+def _plan_prefill(
+    request: int, shape: BatchShape, first_block: int, kind: tuple[CacheShape, int | None]
+) -> PrefillSegment:
+    cache, sliding_window = kind
+    start, stop = (int(edge) for edge in shape.query_starts[request : request + 2])
+    num_computed = int(shape.num_computed[request])
+    seq_len = num_computed + stop - start
+    queries = np.arange(num_computed, seq_len)[:, None]
+    if num_computed == 0:
+        fits_window = sliding_window is None or seq_len <= sliding_window
+        mask = None if fits_window else _to_mask(_is_visible(queries, queries.T, sliding_window), cache)
+        return PrefillSegment(start, stop, None, mask)
+    blocks = shape.block_tables[request, first_block : -(-seq_len // cache.block_size)]
+    positions = first_block * cache.block_size + np.arange(len(blocks) * cache.block_size)
+    mask = _to_mask(_is_visible(queries, positions, sliding_window), cache)
+    return PrefillSegment(start, stop, _tiles(blocks[None], cache), mask)
+
+
+def _is_visible(queries: np.ndarray, keys: np.ndarray, sliding_window: int | None) -> np.ndarray:
+    visible: np.ndarray = keys <= queries
+    if sliding_window is not None:
+        visible &= keys > queries - sliding_window
+    return visible
+
+
+def _tiles(blocks: np.ndarray, cache: CacheShape) -> Tensor:
+    """[n, num_blocks] block ids -> [n * num_kv_heads * num_blocks] tiles of layer 0's keys."""
+    heads = np.arange(cache.num_kv_heads)[:, None]
+    tiles = (blocks[:, None, :] * cache.num_kv_heads + heads) * (cache.num_layers * 2)
+    return _to_tensor(tiles.reshape(-1), cache)
+
+
+def _to_mask(is_visible: np.ndarray, cache: CacheShape) -> Tensor:
+    visible = torch.from_numpy(is_visible).to(cache.device)
+    mask = torch.zeros(visible.shape, dtype=cache.dtype, device=cache.device)
+    return mask.masked_fill_(~visible, float("-inf"))
+
+
+def _to_tensor(indices: np.ndarray, cache: CacheShape) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64)).to(cache.device)

@@ -1,0 +1,75 @@
+"""What a model's layers ask of attention, found out by running it once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from actors.model.attention.base import AttentionLayer
+from actors.model.errors import UnsupportedModel
+
+
+@dataclass(frozen=True, slots=True)
+class KVGeometry:
+    """The shape of a model's KV, the same for all of its layers.
+
+    layers: what each layer asks of attention, by layer index
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    layers: tuple[AttentionLayer, ...]
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that own KV."""
+        return len(self.layers)
+
+    @property
+    def sliding_windows(self) -> frozenset[int | None]:
+        """The distinct windows; None stands for full attention."""
+        return frozenset(layer.sliding_window for layer in self.layers)
+
+
+class GeometryProbe:
+    """Attends without a cache, over one sequence that starts at position 0, and records what each layer asks for."""
+
+    def __init__(self, architecture: str) -> None:
+        self._architecture = architecture
+        self._layers: dict[int, AttentionLayer] = {}
+        self._shapes: set[tuple[int, int, int]] = set()
+
+    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """See BatchAttention. The result is causal attention without window or soft-cap: only its shape counts."""
+        if layer.index in self._layers:
+            raise UnsupportedModel(self._architecture, f"layer {layer.index} attends twice")
+        if key.shape != value.shape or key.shape[-1] != query.shape[-1]:
+            raise UnsupportedModel(
+                self._architecture, f"keys and values differ in shape ({tuple(key.shape)}, {tuple(value.shape)})"
+            )
+        if key.shape[1] != query.shape[1]:
+            raise UnsupportedModel(self._architecture, "keys are not those of the queries' own tokens")
+        self._layers[layer.index] = layer
+        self._shapes.add((query.shape[0], key.shape[0], key.shape[2]))
+        attended = functional.scaled_dot_product_attention(
+            query[None], key[None], value[None], is_causal=True, scale=layer.scaling, enable_gqa=True
+        )
+        return torch.transpose(attended[0], 0, 1)
+
+    def geometry(self) -> KVGeometry:
+        """What was recorded. Raises UnsupportedModel if the layers do not share one KV shape."""
+        if sorted(self._layers) != list(range(len(self._layers))) or not self._layers:
+            raise UnsupportedModel(
+                self._architecture, f"attention runs in layers {sorted(self._layers)} only, not in every layer"
+            )
+        if len(self._shapes) != 1:
+            raise UnsupportedModel(
+                self._architecture, f"its layers differ in (heads, KV heads, head_dim): {sorted(self._shapes)}"
+            )
+        (num_heads, num_kv_heads, head_dim) = next(iter(self._shapes))
+        layers = tuple(self._layers[index] for index in range(len(self._layers)))
+        return KVGeometry(num_heads, num_kv_heads, head_dim, layers)

@@ -1,0 +1,33 @@
+"""What can go wrong when a model is loaded and made ready.
+
+ModelError
+|-- CheckpointError    the checkpoint is missing, incomplete or unreadable
+|-- UnsupportedModel   the architecture cannot be served by this engine, and why
+|   `-- SelfCheckFailed  the paged forward does not give the stock model's logits
+`-- KVCacheTooSmall    the memory budget does not hold a usable KV cache
+"""
+
+
+class ModelError(Exception):
+    """The root of the errors of model execution."""
+
+
+class CheckpointError(ModelError):
+    """The checkpoint directory is missing, incomplete or unreadable; the message says which file and why."""
+
+
+class UnsupportedModel(ModelError):
+    """This architecture would be served wrongly, so it is not served at all."""
+
+    def __init__(self, architecture: str, reason: str) -> None:
+        super().__init__(f"{architecture} cannot be served: {reason}")
+        self.architecture = architecture
+        self.reason = reason
+
+
+class SelfCheckFailed(UnsupportedModel):
+    """The engine's own forward disagrees with the stock model's."""
+
+
+class KVCacheTooSmall(ModelError):
+    """The memory budget gives fewer blocks than an engine needs; the message says how much is there."""

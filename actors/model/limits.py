@@ -1,0 +1,48 @@
+"""How long a sequence of a model may be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from transformers import PretrainedConfig
+
+from actors.model.errors import UnsupportedModel
+from actors.model.support import architecture_name
+
+logger = logging.getLogger(__name__)
+
+
+def derive_max_model_len(config: PretrainedConfig, wanted: int | None) -> int:
+    """The longest sequence, prompt plus output: the model's own limit, or less if less is wanted.
+
+    LongRoPE rotates every token of a batch by the frequencies of the longest sequence in it. Served beyond its original
+    length, a request's tokens would depend on its neighbours, so that length is the limit.
+    Raises UnsupportedModel if more is wanted than the model can do, or if the model does not say how much it can.
+    """
+    text = config.get_text_config(decoder=True)
+    positions: int | None = getattr(text, "max_position_embeddings", None)
+    originals = list(_longrope_lengths(text))
+    limit = min([*originals, *([positions] if positions else [])], default=None)
+    if limit is None:
+        if wanted is None:
+            raise UnsupportedModel(
+                architecture_name(config), "its config has no max_position_embeddings; give max_model_len"
+            )
+        return wanted
+    if wanted is not None and wanted > limit:
+        reason = "LongRoPE beyond its original length depends on the batch" if originals else "its positions end there"
+        raise UnsupportedModel(
+            architecture_name(config), f"max_model_len is {wanted}, but at most {limit} is possible: {reason}"
+        )
+    if originals and wanted is None:
+        logger.warning("LongRoPE models are served at their original length only", extra={"max_model_len": limit})
+    return wanted or limit
+
+
+def _longrope_lengths(text: PretrainedConfig) -> Iterator[int]:
+    parameters = getattr(text, "rope_parameters", None) or {}
+    by_layer_type = list(parameters.values()) if "rope_type" not in parameters else [parameters]
+    for rope in by_layer_type:
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            yield int(rope["original_max_position_embeddings"])

@@ -1,0 +1,185 @@
+"""From a checkpoint directory to a model that has proven that this engine serves it right."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+
+from actors.config import ModelConfig
+from actors.model.attention.base import ATTENTION_NAME, register_attention
+from actors.model.attention.probe import GeometryProbe, KVGeometry
+from actors.model.errors import CheckpointError, UnsupportedModel
+from actors.model.fingerprint import fingerprint_checkpoint
+from actors.model.forward import FlatForward
+from actors.model.limits import derive_max_model_len
+from actors.model.self_check import check_forward
+from actors.model.support import architecture_name, refuse_unsupported
+
+logger = logging.getLogger(__name__)
+
+_NUM_PROBE_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model on its device, and what the engine needs to know of it.
+
+    eos_token_ids: the tokens that end a sequence; empty if the checkpoint names none
+    fingerprint:   see fingerprint_checkpoint
+    """
+
+    forward: FlatForward
+    geometry: KVGeometry
+    architecture: str
+    device: torch.device
+    dtype: torch.dtype
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    fingerprint: str
+
+
+def load_model(model_config: ModelConfig) -> LoadedModel:
+    """Read the checkpoint with transformers' own loader, offline, and check that it can be served.
+
+    Raises CheckpointError if files are missing or unreadable, UnsupportedModel if it must not be served.
+    """
+    started = time.monotonic()
+    directory = _checkpoint_directory(model_config)
+    config = _read_config(directory, model_config)
+    refuse_unsupported(config, trust_remote_code=model_config.trust_remote_code)
+    max_model_len = derive_max_model_len(config, model_config.max_model_len)
+    register_attention()
+    model = _read_model(directory, config, model_config).eval().to(_choose_device(model_config))
+    # A flattened batch has no padding: a token that happens to be the padding token is like any other.
+    model.config.pad_token_id = None
+    forward = FlatForward(model)
+    architecture = architecture_name(config)
+    geometry, vocab_size = _probe(forward, architecture)
+    _check_windows(config.get_text_config(decoder=True), geometry, architecture, max_model_len)
+    check_forward(forward, geometry, vocab_size=vocab_size, max_tokens=max_model_len)
+    logger.info("loaded the model", extra={"architecture": architecture, "seconds": time.monotonic() - started})
+    return LoadedModel(
+        forward=forward,
+        geometry=geometry,
+        architecture=architecture,
+        device=model.device,
+        dtype=model.dtype,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        eos_token_ids=_read_eos_token_ids(directory, config),
+        fingerprint=fingerprint_checkpoint(directory, model_config, str(model.dtype)),
+    )
+
+
+def _checkpoint_directory(model_config: ModelConfig) -> Path:
+    directory = Path(model_config.model)
+    if not directory.is_dir():
+        raise CheckpointError(f"model: {directory} is not a directory; it must hold a checkpoint")
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(f"model: {directory} has no config.json, so it is no Hugging Face checkpoint")
+    if model_config.load_format == "auto" and not any(directory.glob("*.safetensors")):
+        raise CheckpointError(f"model: {directory} has no *.safetensors files (load_format: dummy needs none)")
+    return directory
+
+
+def _read_config(directory: Path, model_config: ModelConfig) -> PretrainedConfig:
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=model_config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as exc:
+        raise CheckpointError(f"model: {directory / 'config.json'} cannot be used: {exc}") from exc
+    return config
+
+
+def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelConfig) -> PreTrainedModel:
+    dtype = model_config.dtype if model_config.dtype == "auto" else getattr(torch, model_config.dtype)
+    if model_config.load_format == "dummy":
+        return _make_dummy_model(config, model_config, dtype)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            directory,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=model_config.trust_remote_code,
+        )
+    except (OSError, ValueError, RuntimeError) as exc:
+        raise CheckpointError(f"model: the weights in {directory} cannot be loaded: {exc}") from exc
+    return model
+
+
+def _make_dummy_model(config: PretrainedConfig, model_config: ModelConfig, dtype: torch.dtype | str) -> PreTrainedModel:
+    """Random weights. The global generator is left as it was."""
+    if dtype == "auto":
+        dtype = getattr(config, "dtype", None) or torch.float32
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(model_config.seed)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # left untyped
+            config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=model_config.trust_remote_code,
+        )
+    return model
+
+
+def _choose_device(model_config: ModelConfig) -> torch.device:
+    if model_config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if model_config.device == "cuda" and not torch.cuda.is_available():
+        raise CheckpointError("device: cuda was asked for, but torch finds no GPU here")
+    return torch.device(model_config.device)
+
+
+@torch.inference_mode()
+def _probe(forward: FlatForward, architecture: str) -> tuple[KVGeometry, int]:
+    """Run a few tokens through the model to see what its layers ask of attention; also its vocabulary size."""
+    probe = GeometryProbe(architecture)
+    tokens = torch.arange(_NUM_PROBE_TOKENS, device=forward.model.device)
+    logits = forward(tokens, tokens, probe, tokens[-1:])
+    return probe.geometry(), logits.shape[-1]
+
+
+def _check_windows(text: PretrainedConfig, geometry: KVGeometry, architecture: str, max_model_len: int) -> None:
+    """Refuse a model whose layers do not ask for the sliding windows that its config names.
+
+    Such a model has its window in a mask of its own, which our attention never sees. The self-check would notice only
+    if its sequences were longer than the window.
+    """
+    window = getattr(text, "sliding_window", None)
+    if window is None or window >= max_model_len or getattr(text, "use_sliding_window", True) is False:
+        return
+    kinds = getattr(text, "layer_types", None)
+    is_expected = [kind == "sliding_attention" for kind in kinds] if kinds else [True] * geometry.num_layers
+    asks = [layer.sliding_window == window for layer in geometry.layers]
+    if asks != is_expected:
+        raise UnsupportedModel(
+            architecture,
+            f"its config names a sliding window of {window} in layers {_indices(is_expected)}, but its attention "
+            f"asks for it in layers {_indices(asks)}",
+        )
+
+
+def _indices(flags: list[bool]) -> list[int]:
+    return [index for index, flag in enumerate(flags) if flag]
+
+
+def _read_eos_token_ids(directory: Path, config: PretrainedConfig) -> tuple[int, ...]:
+    """Those of generation_config.json, or else of the config."""
+    eos: int | list[int] | None = None
+    if (directory / "generation_config.json").is_file():
+        eos = GenerationConfig.from_pretrained(directory, local_files_only=True).eos_token_id
+    if eos is None:
+        eos = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
+    if eos is None:
+        return ()
+    return (eos,) if isinstance(eos, int) else tuple(eos)

@@ -1,0 +1,210 @@
+"""One rank's model: takes the scheduler's decision for a step, computes it, samples.
+
+load_model() -> determine_num_blocks() -> initialize_kv_cache(n) -> warm_up() -> execute_model() step by step
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
+from actors.core.sampling_params import SamplingParams
+from actors.model.attention.base import BatchShape
+from actors.model.attention.probe import GeometryProbe
+from actors.model.attention.torch_backend import TorchAttention
+from actors.model.input_batch import InputBatch, StepInputs
+from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks, make_layout
+from actors.model.loader import LoadedModel, load_model
+from actors.model.memory import free_memory_bytes, peak_memory_bytes
+from actors.model.sampler import SamplerOutput, sample
+from actors.model.sampling_batch import SamplingBatch, SamplingRow
+from kv_transfer.layout import KVCacheLayout
+
+logger = logging.getLogger(__name__)
+
+
+class ModelRunner:
+    """Owns the model, the KV cache and the persistent batch. Not thread-safe: the engine thread owns it."""
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        cache_config: CacheConfig,
+        scheduler_config: SchedulerConfig,
+        parallel_config: ParallelConfig,
+    ) -> None:
+        self._model_config = model_config
+        self._cache_config = cache_config
+        self._scheduler_config = scheduler_config
+        self._parallel_config = parallel_config
+        self._loaded: LoadedModel | None = None
+        self._layout: KVCacheLayout | None = None
+        self._attention: TorchAttention | None = None
+        self._batch: InputBatch | None = None
+
+    def load_model(self) -> None:
+        """Load and check the model. Raises CheckpointError or UnsupportedModel."""
+        if self._parallel_config.num_threads:
+            torch.set_num_threads(self._parallel_config.num_threads)
+        self._loaded = load_model(self._model_config)
+
+    def determine_num_blocks(self) -> int:
+        """How many blocks the cache can have, after a profiling run of the largest batch where memory decides.
+
+        Raises KVCacheTooSmall.
+        """
+        loaded, cache_config = self._model, self._cache_config
+        free_bytes = 0
+        if cache_config.num_blocks is None and cache_config.kv_cache_memory_gib is None:
+            activation_bytes = peak_memory_bytes(loaded.device, self._run_largest_batch)
+            free_bytes = free_memory_bytes(loaded.device) - activation_bytes
+        return choose_num_blocks(
+            cache_config,
+            self._scheduler_config,
+            block_size_bytes=self._make_layout(1).block_size_bytes,
+            max_model_len=loaded.max_model_len,
+            free_memory_bytes=free_bytes,
+        )
+
+    def initialize_kv_cache(self, num_blocks: int) -> None:
+        """Allocate the cache and the persistent batch."""
+        loaded = self._model
+        self._layout = self._make_layout(num_blocks)
+        kv_cache = allocate_kv_cache(self._layout, loaded.device)
+        self._attention = TorchAttention(kv_cache, loaded.geometry.sliding_windows)
+        self._batch = InputBatch(
+            max_num_seqs=self._scheduler_config.max_num_seqs,
+            max_model_len=loaded.max_model_len,
+            block_size=self._cache_config.block_size,
+        )
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Run a prefill and a decode step once, so that no request pays for first-time work. The cache stays as it was.
+
+        Needs the cache; call it before any request.
+        """
+        kv_cache = self.kv_cache
+        block_size = self.layout.block_size
+        num_tokens = min(self._scheduler_config.max_num_batched_tokens, block_size, self.max_model_len - 1)
+        table = np.zeros((1, 1 + num_tokens // block_size), dtype=np.int64)
+        for start, stop in ((0, num_tokens), (num_tokens - 1, num_tokens)):
+            shape = BatchShape(np.array([0, stop - start]), np.array([start]), table)
+            self._forward(np.zeros(stop - start, dtype=np.int64), np.arange(start, stop), shape, np.zeros(1, np.int64))
+        kv_cache[0].zero_()
+
+    @torch.inference_mode()
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Compute one step and sample where a request's last token is in it."""
+        batch = self._input_batch
+        batch.update(scheduler_output)
+        if scheduler_output.total_num_scheduled_tokens == 0:
+            return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
+        inputs = batch.prepare(scheduler_output.num_scheduled_tokens)
+        logits = self._forward(inputs.token_ids, inputs.positions, inputs.shape, inputs.logits_indices)
+        sampled_req_ids = [inputs.req_ids[index] for index in inputs.sampled.tolist()]
+        if not sampled_req_ids:
+            return _collect(inputs, sampled_req_ids, None)
+        sampled = sample(logits, SamplingBatch([batch.sampling_row(req_id) for req_id in sampled_req_ids]))
+        for req_id, token_id in zip(sampled_req_ids, sampled.token_ids, strict=True):
+            batch.append(req_id, token_id)
+        return _collect(inputs, sampled_req_ids, sampled)
+
+    @property
+    def kv_cache(self) -> Tensor:
+        """[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]."""
+        return self._backend.kv_cache
+
+    @property
+    def layout(self) -> KVCacheLayout:
+        """The cache's layout, with the model's fingerprint."""
+        assert self._layout is not None, "initialize_kv_cache comes first"
+        return self._layout
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The model's end-of-sequence tokens."""
+        return self._model.eos_token_ids
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt plus output tokens of the longest possible request."""
+        return self._model.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self._model.vocab_size
+
+    @property
+    def architecture(self) -> str:
+        """The model's class name."""
+        return self._model.architecture
+
+    @property
+    def _model(self) -> LoadedModel:
+        assert self._loaded is not None, "load_model comes first"
+        return self._loaded
+
+    @property
+    def _backend(self) -> TorchAttention:
+        assert self._attention is not None, "initialize_kv_cache comes first"
+        return self._attention
+
+    @property
+    def _input_batch(self) -> InputBatch:
+        assert self._batch is not None, "initialize_kv_cache comes first"
+        return self._batch
+
+    def _make_layout(self, num_blocks: int) -> KVCacheLayout:
+        return make_layout(
+            self._model.geometry,
+            num_blocks=num_blocks,
+            block_size=self._cache_config.block_size,
+            dtype=self._model.dtype,
+            model_fingerprint=self._model.fingerprint,
+        )
+
+    def _forward(
+        self, token_ids: np.ndarray, positions: np.ndarray, shape: BatchShape, logits_indices: np.ndarray
+    ) -> Tensor:
+        """[len(logits_indices), vocab_size] in the model's dtype."""
+        input_ids, position_ids, indices = (
+            torch.from_numpy(array).to(self._model.device) for array in (token_ids, positions, logits_indices)
+        )
+        return self._model.forward(input_ids, position_ids, self._backend.prepare(shape), indices)
+
+    @torch.inference_mode()
+    def _run_largest_batch(self) -> None:
+        """As many tokens and sampled rows as a step can have, without a KV cache."""
+        loaded, scheduler_config = self._model, self._scheduler_config
+        tokens = torch.arange(scheduler_config.max_num_batched_tokens, device=loaded.device)
+        num_rows = min(scheduler_config.max_num_seqs, len(tokens))
+        logits = loaded.forward(
+            tokens % loaded.vocab_size,
+            tokens % loaded.max_model_len,
+            GeometryProbe(loaded.architecture),
+            tokens[:num_rows],
+        )
+        no_tokens = np.zeros(0, dtype=np.int64)
+        row = SamplingRow(SamplingParams(), no_tokens, no_tokens, loaded.eos_token_ids)
+        sample(logits, SamplingBatch([row] * num_rows))
+
+
+def _collect(inputs: StepInputs, sampled_req_ids: list[str], sampled: SamplerOutput | None) -> ModelRunnerOutput:
+    """Spread the sampled rows over the step's requests."""
+    output = ModelRunnerOutput(req_ids=inputs.req_ids, sampled_token_ids=[[] for _ in inputs.req_ids])
+    if sampled is None:
+        return output
+    for row, (index, req_id) in enumerate(zip(inputs.sampled.tolist(), sampled_req_ids, strict=True)):
+        output.sampled_token_ids[index].append(sampled.token_ids[row])
+        if (logprobs := sampled.logprobs[row]) is not None:
+            output.logprobs[req_id] = [logprobs]
+        if sampled.num_nans[row]:
+            output.num_nans_in_logits[req_id] = sampled.num_nans[row]
+    return output

@@ -1,0 +1,109 @@
+"""From logits to tokens.
+
+Order of operations, as in vLLM: log-probabilities are taken from the raw logits; then logit_bias, penalties, min_tokens; a
+greedy row takes the argmax; a random one goes on with temperature, min_p, top_k, top_p and draws.
+
+A draw is one Philox uniform number of (seed, output position), inverted through the cumulative sum of the probabilities in
+float64. Every row is computed by itself, from its own logits: who else is in the batch changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.core.outputs import TokenLogprobs
+from actors.model.filters import filter_logits
+from actors.model.penalties import change_logits
+from actors.model.philox import uniforms
+from actors.model.sampling_batch import SamplingBatch
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerOutput:
+    """One token per row.
+
+    logprobs: per row, None where none were asked for
+    num_nans: per row
+    """
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None]
+    num_nans: list[int]
+
+
+def sample(logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
+    """Sample one token per row.
+
+    logits: [n, vocab_size], any floating dtype; not changed
+    """
+    raw = logits.float()
+    token_ids = raw.argmax(dim=-1)
+    if not batch.is_plain:
+        token_ids = _sample_rows(raw, token_ids, batch)
+    chosen: list[int] = token_ids.tolist()
+    return SamplerOutput(chosen, _take_logprobs(raw, chosen, batch), _count_nans(raw))
+
+
+def _sample_rows(raw: Tensor, greedy: Tensor, batch: SamplingBatch) -> Tensor:
+    """Replace the greedy tokens of rows that are random or whose logits change."""
+    involved = np.flatnonzero(batch.is_random | batch.has_changes)
+    logits = raw[torch.from_numpy(involved).to(raw.device)]
+    for index, row in enumerate(involved.tolist()):
+        if batch.has_changes[row]:
+            change_logits(logits[index], batch.rows[row])
+    token_ids = logits.argmax(dim=-1)
+    is_random = torch.from_numpy(batch.is_random[involved]).to(raw.device)
+    if batch.is_random.any():
+        token_ids[is_random] = _draw_rows(logits[is_random], batch)
+    return greedy.index_copy(0, torch.from_numpy(involved).to(raw.device), token_ids)
+
+
+def _draw_rows(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """Temperature, filters and the draw, for the batch's random rows in order; changes the logits."""
+    rows = np.flatnonzero(batch.is_random)
+    logits /= torch.from_numpy(batch.temperature[rows]).to(logits)[:, None]
+    for index, row in enumerate(rows.tolist()):
+        params = batch.rows[row].params
+        filter_logits(logits[index], top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
+    seeds, positions = batch.seeds_and_positions()
+    return _draw(logits, torch.from_numpy(uniforms(seeds[rows], positions[rows])).to(logits.device))
+
+
+def _draw(logits: Tensor, numbers: Tensor) -> Tensor:
+    """[n]: in each row the first token whose cumulative probability exceeds the row's number."""
+    cumulative = torch.softmax(logits, dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    total = cumulative[:, -1]
+    # Rounding may lift number * total to total, beyond every token; and what has no mass must not be drawn.
+    target = torch.minimum(total * numbers, torch.nextafter(total, torch.zeros_like(total)))
+    drawn = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
+    return drawn.clamp_max(logits.shape[-1] - 1)
+
+
+def _take_logprobs(raw: Tensor, chosen: list[int], batch: SamplingBatch) -> list[TokenLogprobs | None]:
+    return [
+        None if num_top is None else _logprobs_of_row(raw[index], chosen[index], num_top)
+        for index, num_top in enumerate(batch.num_logprobs)
+    ]
+
+
+def _logprobs_of_row(raw: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
+    logprobs = torch.log_softmax(raw, dim=0)
+    sampled = logprobs[token_id]
+    top = torch.topk(logprobs, min(num_top, logprobs.shape[0]))
+    return TokenLogprobs(
+        token_ids=[token_id, *top.indices.tolist()],
+        logprobs=[float(sampled), *top.values.tolist()],
+        rank=int((logprobs > sampled).sum()) + 1,
+    )
+
+
+def _count_nans(raw: Tensor) -> list[int]:
+    """Counted only where there are any: a maximum carries every NaN with it and costs one pass."""
+    if not raw.amax(dim=-1).isnan().any():
+        return [0] * raw.shape[0]
+    counts: list[int] = raw.isnan().sum(dim=-1).tolist()
+    return counts
