@@ -63,4 +63,5 @@ class EngineActor:
 def _node_address() -> str:
     """This node's address as its Ray cluster knows it, which is how the other nodes reach it."""
     node_id = ray.get_runtime_context().get_node_id()
-    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == node_id)
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]  # ray
+    return next(str(node["NodeManagerAddress"]) for node in nodes if node["NodeID"] == node_id)

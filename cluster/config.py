@@ -27,7 +27,7 @@ class _Settings(BaseModel):
 class EngineGroupConfig(_Settings):
     """The engines of one role, and what each needs of its node."""
 
-    count: int = Field(0, ge=0, le=1024, description="How many engines.")
+    count: int = Field(1, ge=0, le=1024, description="How many engines.")
     num_cpus: float = Field(1, ge=0, description="CPU cores that Ray reserves for each.")
     num_gpus: float = Field(
         0, ge=0, description="GPUs that Ray reserves for each; a part of one lets engines share it."

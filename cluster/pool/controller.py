@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.engine_actor import EngineActor, EngineHealth, EngineReady
@@ -37,6 +36,8 @@ from cluster.pool.reconciler import (
 
 logger = logging.getLogger(__name__)
 
+_Actor = Any  # Ray's handle: its methods come into being at run time.
+
 CONTROLLER_NAME = "raypd-controller"
 _ROUND_S = 1.0
 _HEALTH_TIMEOUT_S = 10.0
@@ -47,7 +48,7 @@ _MAX_BACKOFF_S = 60.0
 class _Engine:
     slot: Slot
     incarnation: int
-    actor: ActorHandle
+    actor: _Actor
     state: EngineState = EngineState.STARTING
     descriptor: EngineDescriptor | None = None
     ready: EngineReady | None = None
@@ -90,7 +91,7 @@ class Controller:
         self._last_errors: dict[str, str] = {}
         self._membership = Membership(0, ())
         self._progress = ProgressLog()
-        self._ingress: ActorHandle | None = None
+        self._ingress: _Actor = None
         self._ingress_address = ""
         self._is_stopping = asyncio.Event()
         self._reconciling: asyncio.Task[None] | None = None
@@ -165,8 +166,9 @@ class Controller:
         if engine.state is not EngineState.READY:
             return
         try:
-            engine.health = await asyncio.wait_for(engine.actor.health.remote(), _HEALTH_TIMEOUT_S)
-            error = engine.health.error
+            health: EngineHealth = await asyncio.wait_for(engine.actor.health.remote(), _HEALTH_TIMEOUT_S)
+            engine.health = health
+            error = health.error
         except TimeoutError:
             logger.warning("an engine is slow to answer", extra={"engine_id": engine.slot.engine_id})
             return
@@ -289,7 +291,7 @@ class Controller:
         return next(engine.ready.facts for engine in self._engines.values() if engine.ready is not None)
 
 
-def _remote(cls: type) -> Any:  # ray.remote's overloads lose the class's own methods
+def _remote(cls: type) -> Any:  # a class that Ray makes at run time
     return ray.remote(cls)
 
 

@@ -32,12 +32,13 @@ class Placement:
             self.release()
             raise CannotPlace(
                 f"no room for {len(bundles)} engines after {timeout_s:.0f} s: they need {_total(bundles)}, "
-                f"the cluster has {_rounded(ray.cluster_resources())} and of that free "
-                f"{_rounded(ray.available_resources())}"
+                f"the cluster has {_rounded(ray.cluster_resources())} and of that free "  # type: ignore[no-untyped-call]  # ray
+                f"{_rounded(ray.available_resources())}"  # type: ignore[no-untyped-call]  # ray
             ) from error
 
     def strategy(self, slot: Slot) -> PlacementGroupSchedulingStrategy:
-        """Puts an actor into its slot's bundle."""
+        """Puts an actor into its slot's bundle; after reserve()."""
+        assert self._group is not None
         return PlacementGroupSchedulingStrategy(
             placement_group=self._group, placement_group_bundle_index=self._slots.index(slot)
         )

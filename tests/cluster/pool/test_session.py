@@ -1,0 +1,191 @@
+"""Both ends of a session over real gRPC, with an engine that only remembers what it was told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
+from actors.core.request import EngineCoreRequest, FinishReason
+from actors.core.sampling_params import SamplingParams
+from actors.core.stats import SchedulerStats
+from actors.session_messages import SESSION_METHOD, Hello, Outputs, decode_engine_message, encode
+from actors.session_server import SessionServer
+from cluster.engine_connection import EngineDescriptor, EngineRole
+from cluster.errors import EngineLost
+from cluster.pool.membership import Membership
+from cluster.pool.session import EngineSession
+from cluster.pool.session_pool import SessionPool
+
+_TIMEOUT_S = 10.0
+
+
+class RememberingEngine:
+    def __init__(self) -> None:
+        self.commands: asyncio.Queue[tuple[str, str, int]] = asyncio.Queue()
+        self.stats = SchedulerStats(num_running_reqs=7)
+
+    def submit(self, requests: list[EngineCoreRequest], client_index: int) -> None:
+        for request in requests:
+            self.commands.put_nowait(("submit", request.request_id, client_index))
+
+    def abort(self, requests: list[tuple[str, int]], client_index: int) -> None:
+        for request_id, _ in requests:
+            self.commands.put_nowait(("abort", request_id, client_index))
+
+    async def next_command(self) -> tuple[str, str, int]:
+        return await asyncio.wait_for(self.commands.get(), _TIMEOUT_S)
+
+
+class Served:
+    def __init__(self, engine: RememberingEngine, server: SessionServer, grpc_server: grpc.aio.Server, port: int):
+        self.engine, self.server, self.grpc_server = engine, server, grpc_server
+        self.descriptor = EngineDescriptor("decode-0", 1, EngineRole.DECODE, f"127.0.0.1:{port}")
+
+    def deliver(self, client_index: int, *outputs: EngineCoreOutput, finished: set[str] | None = None) -> None:
+        self.server.deliver({client_index: EngineCoreOutputs(list(outputs), finished or set())})
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Served]:
+    engine = RememberingEngine()
+    grpc_server = grpc.aio.server()
+    server = SessionServer(engine, "decode-0", 1)
+    grpc_server.add_generic_rpc_handlers((server.handler(),))
+    port = grpc_server.add_insecure_port("127.0.0.1:0")
+    await grpc_server.start()
+    try:
+        yield Served(engine, server, grpc_server, port)
+    finally:
+        await grpc_server.stop(0)
+
+
+def request(request_id: str) -> EngineCoreRequest:
+    return EngineCoreRequest(request_id=request_id, prompt_token_ids=[1], sampling_params=SamplingParams())
+
+
+def output(request_id: str, position: int, finish_reason: FinishReason | None = None) -> EngineCoreOutput:
+    return EngineCoreOutput(
+        request_id=request_id, attempt=0, new_token_ids=[position], first_position=position, finish_reason=finish_reason
+    )
+
+
+async def collect(stream: AsyncIterator[EngineCoreOutput]) -> list[int]:
+    async with asyncio.timeout(_TIMEOUT_S):
+        return [item.first_position async for item in stream]
+
+
+async def test_outputs_reach_the_stream_of_their_request_until_the_finished_one() -> None:
+    async with serving() as served:
+        session = EngineSession(served.descriptor)
+        await session.open()
+        stream_a, stream_b = session.submit(request("a")), session.submit(request("b"))
+        _, _, client = await served.engine.next_command()
+        await served.engine.next_command()
+        served.deliver(client, output("a", 0), output("b", 0))
+        served.deliver(client, output("a", 1, FinishReason.LENGTH), output("b", 1))
+        served.deliver(client, output("b", 2, FinishReason.STOP))
+        assert await collect(stream_a) == [0, 1]
+        assert await collect(stream_b) == [0, 1, 2]
+        assert session.num_unfinished_requests == 0
+        await session.close()
+
+
+async def test_a_request_that_the_engine_lets_go_of_ends_silently() -> None:
+    async with serving() as served:
+        session = EngineSession(served.descriptor)
+        await session.open()
+        stream = session.submit(request("a"))
+        _, _, client = await served.engine.next_command()
+        served.deliver(client, finished={"a"})
+        assert await collect(stream) == []
+        await session.close()
+
+
+async def test_an_abort_ends_the_stream_here_and_the_request_there() -> None:
+    async with serving() as served:
+        session = EngineSession(served.descriptor)
+        await session.open()
+        stream = session.submit(request("a"))
+        await served.engine.next_command()
+        session.abort("a")
+        session.abort("a")
+        assert await collect(stream) == []
+        assert (await served.engine.next_command())[:2] == ("abort", "a")
+        await session.close()
+
+
+async def test_what_a_client_had_running_is_aborted_when_it_hangs_up() -> None:
+    async with serving() as served:
+        session = EngineSession(served.descriptor)
+        await session.open()
+        for name in ("done", "running"):
+            session.submit(request(name))
+        _, _, client = await served.engine.next_command()
+        await served.engine.next_command()
+        served.deliver(client, output("done", 0, FinishReason.STOP))
+        await asyncio.sleep(0)
+        await session.close()
+        assert (await served.engine.next_command())[:2] == ("abort", "running")
+        assert served.engine.commands.empty()
+
+
+async def test_every_open_stream_fails_when_the_engine_goes_away() -> None:
+    async with serving() as served:
+        session = EngineSession(served.descriptor)
+        await session.open()
+        stream = session.submit(request("a"))
+        await served.engine.next_command()
+        await served.grpc_server.stop(0)
+        with pytest.raises(EngineLost, match="decode-0"):
+            await collect(stream)
+        with pytest.raises(EngineLost):
+            await collect(session.submit(request("b")))
+        assert session.is_lost
+        await session.close()
+
+
+async def test_an_idle_engine_sends_a_heartbeat_with_its_counters() -> None:
+    async with serving() as served, grpc.aio.insecure_channel(served.descriptor.address) as channel:
+        method = channel.stream_stream(
+            SESSION_METHOD, request_serializer=encode, response_deserializer=decode_engine_message
+        )
+        call = method()
+        async with asyncio.timeout(_TIMEOUT_S):
+            assert await call.read() == Hello("decode-0", 1)
+            heartbeat = await call.read()
+        assert isinstance(heartbeat, Outputs)
+        assert heartbeat.batch.scheduler_stats is not None
+        assert heartbeat.batch.scheduler_stats.num_running_reqs == 7
+        call.cancel()
+
+
+async def test_a_silent_engine_is_lost() -> None:
+    async with serving() as served:
+        session = EngineSession(served.descriptor, timeout_s=0.2)
+        await session.open()
+        with pytest.raises(EngineLost, match=r"silent for 0\.2 s"):
+            await collect(session.submit(request("a")))
+        await session.close()
+
+
+async def test_another_incarnation_at_the_same_address_is_refused() -> None:
+    async with serving() as served:
+        old = EngineDescriptor("decode-0", 9, EngineRole.DECODE, served.descriptor.address)
+        with pytest.raises(EngineLost, match="expected"):
+            await EngineSession(old).open()
+
+
+async def test_the_pool_follows_newer_memberships_and_ignores_older_ones() -> None:
+    async with serving() as served:
+        pool = SessionPool()
+        await pool.update(Membership(2, (served.descriptor,)))
+        await pool.update(Membership(1, ()))
+        assert [connection.descriptor for connection in pool.snapshot()] == [served.descriptor]
+        await pool.update(Membership(3, ()))
+        assert list(pool.snapshot()) == []
+        await pool.close()

@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+
+from cluster.config import DEMO_MODEL, load_cluster_config
+from cluster.engine_connection import EngineRole
+from cluster.errors import InvalidConfig
+
+
+def mistakes(path: Path | None, **overrides: object) -> list[str]:
+    with pytest.raises(InvalidConfig) as caught:
+        load_cluster_config(path, overrides)
+    return caught.value.mistakes
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path) -> Path:
+    return tmp_path / "cluster.yaml"
+
+
+def test_without_arguments_it_is_the_demo_model_on_one_prefill_and_one_decode_engine() -> None:
+    config = load_cluster_config(None, {})
+    assert config.model.model == str(DEMO_MODEL)
+    assert (config.prefill.count, config.decode.count, config.both.count) == (1, 1, 0)
+
+
+def test_the_command_line_wins_over_the_file_and_none_means_not_given(yaml_file: Path) -> None:
+    yaml_file.write_text("prefill: {count: 3, num_cpus: 2}\ndecode: {count: 4}\n")
+    config = load_cluster_config(yaml_file, {"prefill": {"count": 5}, "decode": {"count": None}})
+    assert (config.prefill.count, config.prefill.num_cpus, config.decode.count) == (5, 2, 4)
+
+
+def test_a_command_line_without_settings_leaves_the_defaults_alone() -> None:
+    assert load_cluster_config(None, {"ingress": {"port": None}}) == load_cluster_config(None, {})
+
+
+def test_every_mistake_is_named_with_its_field_its_value_and_what_is_allowed(yaml_file: Path) -> None:
+    yaml_file.write_text("scheduler: {max_num_seqs: -1, policy: random}\nspeed: fast\n")
+    assert mistakes(yaml_file) == [
+        "scheduler.max_num_seqs = -1: Input should be greater than or equal to 1",
+        "scheduler.policy = 'random': Input should be 'fcfs' or 'priority'",
+        "speed: there is no such setting",
+    ]
+
+
+def test_a_prefill_engine_without_a_decode_engine_is_refused() -> None:
+    (mistake,) = mistakes(None, decode={"count": 0})
+    assert "prefill.count is 1 and decode.count is 0" in mistake
+
+
+def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    (mistake,) = mistakes(None, model={"model": str(tmp_path)})
+    assert "no config.json" in mistake
+
+
+@pytest.mark.parametrize(("text", "mistake"), [("- 1", "must be a mapping"), ("a: [", "is not YAML")])
+def test_a_file_that_is_no_mapping_is_refused(yaml_file: Path, text: str, mistake: str) -> None:
+    yaml_file.write_text(text)
+    assert mistake in mistakes(yaml_file)[0]
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match=r"nowhere\.yaml: cannot be read"):
+        load_cluster_config(tmp_path / "nowhere.yaml", {})
+
+
+def test_a_groups_own_scheduler_settings_replace_the_clusters() -> None:
+    overrides = {"scheduler": {"max_num_seqs": 8}, "prefill": {"scheduler": {"max_num_batched_tokens": 2048}}}
+    config = load_cluster_config(None, overrides)
+    assert config.engine_config(EngineRole.PREFILL).scheduler.max_num_batched_tokens == 2048
+    assert config.engine_config(EngineRole.DECODE).scheduler.max_num_seqs == 8
