@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
@@ -124,8 +124,3 @@ class EngineCore:
             outputs.setdefault(client_index, EngineCoreOutputs()).outputs.append(refusal)
         self._refused = []
         return outputs
-
-    def abort_all(self, requests: Iterable[tuple[str, int]], client_index: int) -> None:
-        """Queue the end of many requests, as (request_id, attempt): their client is gone."""
-        for request_id, attempt in requests:
-            self.abort(request_id, client_index, attempt)

@@ -1,0 +1,122 @@
+"""One engine as a process serves it: a gRPC server on an event loop, and the engine thread behind it.
+
+The server carries two services, both private to the cluster: sessions with ingresses (session_server.py) and control
+streams with other engines (kv_transfer.control). The core is built and stepped off the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+import grpc
+
+from actors.config import EngineConfig, ModelFacts
+from actors.core.request import EngineCoreRequest
+from actors.core.stats import SchedulerStats
+from actors.engine_builder import build_engine_core
+from actors.engine_core import EngineCore
+from actors.engine_thread import EngineThread
+from actors.session_messages import MAX_MESSAGE_BYTES
+from actors.session_server import SessionServer
+from kv_transfer.control import GrpcControl
+from kv_transfer.params import EngineAddress
+
+logger = logging.getLogger(__name__)
+
+_SERVER_OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Sessions idle between requests: their keepalive pings must not look like abuse.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+
+
+class EngineServer:
+    """start() and stop() belong to one event loop; the properties may be read from any thread."""
+
+    def __init__(self, config: EngineConfig, engine_id: str, incarnation: int) -> None:
+        self._config = config
+        self._engine_id = engine_id
+        self._incarnation = incarnation
+        self._progress = "starting"
+        self._error: str | None = None
+        self._wake = threading.Event()
+        self._core: EngineCore | None = None
+        self._thread: EngineThread | None = None
+
+    async def start(self, host: str) -> str:
+        """Load, warm up and listen on a free port of `host`; returns host:port."""
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        sessions = SessionServer(self, self._engine_id, self._incarnation)
+        self._control = GrpcControl(asyncio.get_running_loop())
+        self._server.add_generic_rpc_handlers((sessions.handler(), self._control.handler()))
+        address = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
+        identity = EngineAddress(self._engine_id, self._incarnation, address)
+        self._core = await asyncio.to_thread(
+            build_engine_core, self._config, identity, self._control, self._wake.set, self._say
+        )
+        self._thread = EngineThread(self._core, sessions.deliver, self._on_death, self._wake)
+        self._thread.start()
+        await self._server.start()
+        self._say("serving")
+        return address
+
+    async def stop(self) -> None:
+        """Hang up on every client, end the engine thread, release the core."""
+        if self._thread is not None:
+            await self._server.stop(grace=0)
+            await asyncio.to_thread(self._thread.stop)
+            await self._control.close()
+        self._say("stopped")
+
+    def submit(self, requests: list[EngineCoreRequest], client_index: int) -> None:
+        """Queue requests of one session."""
+        assert self._core is not None
+        for request in requests:
+            self._core.submit(request, client_index)
+        self._wake.set()
+
+    def abort(self, requests: list[tuple[str, int]], client_index: int) -> None:
+        """Queue the end of one session's requests, as (request_id, attempt)."""
+        assert self._core is not None
+        for request_id, attempt in requests:
+            self._core.abort(request_id, client_index, attempt)
+        self._wake.set()
+
+    @property
+    def facts(self) -> ModelFacts:
+        """The loaded model's facts; after start()."""
+        assert self._core is not None, "start() comes first"
+        return self._core.executor.facts
+
+    @property
+    def stats(self) -> SchedulerStats:
+        """The scheduler's newest snapshot."""
+        return self._thread.stats if self._thread is not None else SchedulerStats()
+
+    @property
+    def seconds_since_last_step(self) -> float:
+        """Age of the last completed step."""
+        return self._thread.seconds_since_last_step if self._thread is not None else 0.0
+
+    @property
+    def progress(self) -> str:
+        """What the engine is busy with, in a few words."""
+        return self._progress
+
+    @property
+    def error(self) -> str | None:
+        """Why the engine thread died, if it did."""
+        return self._error
+
+    def _say(self, progress: str) -> None:
+        self._progress = progress
+        logger.info("engine %s", progress, extra={"engine_id": self._engine_id})
+
+    def _on_death(self, error: BaseException) -> None:
+        self._error = f"{type(error).__name__}: {error}"
