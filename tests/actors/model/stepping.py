@@ -1,0 +1,131 @@
+"""A scheduler's hand-written stand-in: builds the SchedulerOutputs of one test, step by step."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from actors.core.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from actors.core.sampling_params import SamplingParams
+from actors.model.model_runner import ModelRunner
+
+
+def make_runner(
+    directory: Path, *, block_size: int = 16, num_blocks: int = 64, max_num_seqs: int = 16, **model_settings: object
+) -> ModelRunner:
+    """A loaded runner with a cache, float32 on the CPU unless said otherwise."""
+    settings = {"model": str(directory), "dtype": "float32", "device": "cpu"} | model_settings
+    runner = ModelRunner(
+        ModelConfig.model_validate(settings),
+        CacheConfig(block_size=block_size, num_blocks=num_blocks),
+        SchedulerConfig(max_num_seqs=max_num_seqs),
+        ParallelConfig(num_threads=1),
+    )
+    runner.load_model()
+    runner.initialize_kv_cache(runner.determine_num_blocks())
+    return runner
+
+
+@dataclass
+class Sequence:
+    """One request of the test."""
+
+    prompt: list[int]
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
+    output: list[int] = field(default_factory=list)
+    num_computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    num_sent_blocks: int = 0
+    is_known: bool = False
+    is_preempted: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+
+class Stepper:
+    """Runs sequences through a runner; every step is chosen by the test."""
+
+    def __init__(self, runner: ModelRunner, *, seed: int = 0) -> None:
+        self.runner = runner
+        self.sequences: dict[str, Sequence] = {}
+        self.outputs: list[ModelRunnerOutput] = []
+        self._free = list(range(runner.layout.num_blocks))
+        random.Random(seed).shuffle(self._free)
+        self._finished: set[str] = set()
+        self._preempted: set[str] = set()
+
+    def add(self, req_id: str, sequence: Sequence) -> None:
+        self.sequences[req_id] = sequence
+
+    def finish(self, req_id: str) -> list[int]:
+        sequence = self.sequences.pop(req_id)
+        self._free.extend(sequence.blocks)
+        self._finished.add(req_id)
+        return sequence.output
+
+    def preempt(self, req_id: str) -> None:
+        sequence = self.sequences[req_id]
+        self._free.extend(sequence.blocks)
+        sequence.blocks, sequence.num_sent_blocks, sequence.num_computed = [], 0, 0
+        sequence.is_preempted = True
+        self._preempted.add(req_id)
+
+    def step(self, num_tokens: dict[str, int]) -> ModelRunnerOutput:
+        """Compute so many tokens of these sequences, in this order."""
+        new, cached = [], CachedRequestData()
+        for req_id, count in num_tokens.items():
+            sequence = self.sequences[req_id]
+            self._allocate(sequence, sequence.num_computed + count)
+            self._describe(req_id, sequence, new, cached)
+        output = self.runner.execute_model(
+            SchedulerOutput(new, cached, num_tokens, sum(num_tokens.values()), self._finished, self._preempted)
+        )
+        self._finished, self._preempted = set(), set()
+        for req_id, sampled in zip(output.req_ids, output.sampled_token_ids, strict=True):
+            self.sequences[req_id].num_computed += num_tokens[req_id]
+            self.sequences[req_id].output.extend(sampled)
+        self.outputs.append(output)
+        return output
+
+    def run(self, *, num_output_tokens: int, chunk: int = 1 << 30) -> dict[str, list[int]]:
+        """Step until every sequence has so many output tokens, at most chunk tokens of each in a step."""
+        while unfinished := {
+            req_id: min(chunk, sequence.num_tokens - sequence.num_computed)
+            for req_id, sequence in self.sequences.items()
+            if len(sequence.output) < num_output_tokens
+        }:
+            self.step(unfinished)
+        return {req_id: sequence.output for req_id, sequence in self.sequences.items()}
+
+    def _allocate(self, sequence: Sequence, num_tokens: int) -> None:
+        while len(sequence.blocks) * self.runner.layout.block_size < num_tokens:
+            sequence.blocks.append(self._free.pop(0))
+
+    def _describe(self, req_id: str, sequence: Sequence, new: list[NewRequestData], cached: CachedRequestData) -> None:
+        blocks = sequence.blocks[sequence.num_sent_blocks :]
+        sequence.num_sent_blocks = len(sequence.blocks)
+        if not sequence.is_known:
+            sequence.is_known = True
+            new.append(
+                NewRequestData(
+                    req_id=req_id,
+                    prompt_token_ids=sequence.prompt,
+                    output_token_ids=list(sequence.output),
+                    sampling_params=sequence.params,
+                    eos_token_ids=self.runner.eos_token_ids,
+                    block_ids=(blocks,),
+                    num_computed_tokens=sequence.num_computed,
+                )
+            )
+            return
+        cached.req_ids.append(req_id)
+        cached.resumed_from_preemption.append(sequence.is_preempted)
+        cached.new_token_ids.append([])
+        cached.new_block_ids.append((blocks,))
+        cached.num_computed_tokens.append(sequence.num_computed)
+        cached.num_output_tokens.append(len(sequence.output))
+        sequence.is_preempted = False

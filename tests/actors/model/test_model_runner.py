@@ -1,0 +1,215 @@
+"""Greedy float32 tokens equal transformers' generate(), whatever the chunks, the blocks and the neighbours."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from actors.core.sampling_params import SamplingParams
+from tests.actors.model.stepping import Sequence, Stepper, make_runner
+from tests.checkpoints import FAMILIES, VOCAB_SIZE
+
+CheckpointOf = Callable[[str], Path]
+
+NUM_OUTPUT_TOKENS = 12
+PROMPT_LENGTHS = (1, 7, 16, 33, 40)
+
+
+def prompt_of(length: int, *, seed: int = 0) -> list[int]:
+    return random.Random(f"{seed} {length}").choices(range(3, VOCAB_SIZE), k=length)
+
+
+@functools.cache
+def generate(directory: Path, prompt: tuple[int, ...]) -> list[int]:
+    """What transformers generates greedily, with its own cache and masks."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    model.generation_config.eos_token_id = None
+    tokens = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=NUM_OUTPUT_TOKENS,
+        do_sample=False,
+    )
+    output: list[int] = tokens[0, len(prompt) :].tolist()
+    return output
+
+
+def expected_outputs(directory: Path) -> dict[str, list[int]]:
+    return {f"prompt of {length}": generate(directory, tuple(prompt_of(length))) for length in PROMPT_LENGTHS}
+
+
+def add_all(stepper: Stepper) -> None:
+    for length in PROMPT_LENGTHS:
+        stepper.add(f"prompt of {length}", Sequence(prompt_of(length)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_equal_generate_for_every_chunking_and_block_size(family: str, checkpoint: CheckpointOf) -> None:
+    directory = checkpoint(family)
+    expected = expected_outputs(directory)
+    assert len({tuple(output) for output in expected.values()}) == len(PROMPT_LENGTHS)
+
+    for block_size, chunk in ((16, 1 << 30), (8, 17), (16, 6), (32, 13), (1, 9)):
+        stepper = Stepper(make_runner(directory, block_size=block_size, num_blocks=512))
+        add_all(stepper)
+        assert stepper.run(num_output_tokens=NUM_OUTPUT_TOKENS, chunk=chunk) == expected, (block_size, chunk)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_batch_mixes_prefill_chunks_and_decodes(family: str, checkpoint: CheckpointOf) -> None:
+    directory = checkpoint(family)
+    stepper = Stepper(make_runner(directory, block_size=8, num_blocks=64))
+    add_all(stepper)
+
+    stepper.step({"prompt of 33": 20})
+    stepper.step({"prompt of 16": 16, "prompt of 33": 13})
+    stepper.step({"prompt of 7": 3, "prompt of 16": 1, "prompt of 40": 31, "prompt of 33": 1})
+    stepper.step({"prompt of 40": 8, "prompt of 33": 1, "prompt of 7": 4, "prompt of 1": 1})
+    outputs = stepper.run(num_output_tokens=NUM_OUTPUT_TOKENS)
+
+    assert outputs == expected_outputs(directory)
+
+
+def test_nothing_is_sampled_before_the_prompt_is_through(checkpoint: CheckpointOf) -> None:
+    stepper = Stepper(make_runner(checkpoint("llama")))
+    stepper.add("long", Sequence(prompt_of(40)))
+    stepper.add("short", Sequence(prompt_of(7)))
+
+    output = stepper.step({"long": 39, "short": 7})
+
+    assert output.req_ids == ["long", "short"]
+    assert output.sampled_token_ids[0] == []
+    assert len(output.sampled_token_ids[1]) == 1
+    assert stepper.step({"long": 1}).sampled_token_ids[0] != []
+
+
+def test_preempted_request_goes_on_with_the_same_tokens_in_other_blocks(checkpoint: CheckpointOf) -> None:
+    directory = checkpoint("gemma3")
+    stepper = Stepper(make_runner(directory, block_size=4, max_num_seqs=5))
+    add_all(stepper)
+    stepper.run(num_output_tokens=5, chunk=20)
+
+    stepper.preempt("prompt of 33")
+    stepper.step({"prompt of 7": 1, "prompt of 40": 1})
+    outputs = stepper.run(num_output_tokens=NUM_OUTPUT_TOKENS, chunk=20)
+
+    assert outputs == expected_outputs(directory)
+
+
+def test_a_parked_request_leaves_its_row_to_another(checkpoint: CheckpointOf) -> None:
+    directory = checkpoint("llama")
+    stepper = Stepper(make_runner(directory, max_num_seqs=1))
+    stepper.add("prompt of 33", Sequence(prompt_of(33)))
+    stepper.run(num_output_tokens=4)
+
+    stepper.preempt("prompt of 33")
+    stepper.add("prompt of 7", Sequence(prompt_of(7)))
+    for _ in range(3):
+        sequence = stepper.sequences["prompt of 7"]
+        stepper.step({"prompt of 7": sequence.num_tokens - sequence.num_computed})
+    stepper.finish("prompt of 7")
+    outputs = stepper.run(num_output_tokens=NUM_OUTPUT_TOKENS)
+
+    assert outputs["prompt of 33"] == expected_outputs(directory)["prompt of 33"]
+
+
+def test_blocks_computed_elsewhere_are_decoded_from_without_computing_the_prompt(checkpoint: CheckpointOf) -> None:
+    directory = checkpoint("qwen3")
+    prompt = prompt_of(33)
+    producer = Stepper(make_runner(directory), seed=1)
+    producer.add("r", Sequence(prompt))
+    producer.step({"r": 33})
+    consumer = Stepper(make_runner(directory), seed=2)
+    handed_over = Sequence(prompt, output=list(producer.sequences["r"].output), num_computed=33)
+    consumer.add("r", handed_over)
+    consumer._allocate(handed_over, 33)
+
+    for source, target in zip(producer.sequences["r"].blocks, handed_over.blocks, strict=True):
+        consumer.runner.kv_cache[target] = producer.runner.kv_cache[source]
+    outputs = consumer.run(num_output_tokens=NUM_OUTPUT_TOKENS)
+
+    assert outputs["r"] == generate(directory, tuple(prompt))
+    assert producer.runner.layout.model_fingerprint == consumer.runner.layout.model_fingerprint
+
+
+def test_a_nan_left_in_a_block_by_an_earlier_request_reaches_nobody(checkpoint: CheckpointOf) -> None:
+    directory = checkpoint("gemma2")
+    runner = make_runner(directory, block_size=16)
+    runner.kv_cache.fill_(float("nan"))
+    stepper = Stepper(runner)
+    add_all(stepper)
+
+    outputs = stepper.run(num_output_tokens=NUM_OUTPUT_TOKENS, chunk=9)
+
+    assert outputs == expected_outputs(directory)
+
+
+def test_nans_in_logits_are_counted_for_the_request_that_has_them(checkpoint: CheckpointOf) -> None:
+    stepper = Stepper(make_runner(checkpoint("llama")))
+    stepper.add("ill", Sequence(prompt_of(20)))
+    stepper.add("well", Sequence(prompt_of(21)))
+    stepper.run(num_output_tokens=1)
+
+    stepper.runner.kv_cache[stepper.sequences["ill"].blocks[0]] = float("nan")
+    output = stepper.step({"ill": 1, "well": 1})
+
+    assert output.num_nans_in_logits == {"ill": VOCAB_SIZE}
+
+
+def test_sampled_tokens_do_not_depend_on_the_batch(checkpoint: CheckpointOf) -> None:
+    runner = make_runner(checkpoint("llama"))
+    params = SamplingParams(temperature=0.9, top_p=0.95, seed=7, frequency_penalty=0.3, logprobs=2)
+    alone = Stepper(runner)
+    alone.add("r", Sequence(prompt_of(33), params))
+    expected = alone.run(num_output_tokens=NUM_OUTPUT_TOKENS)["r"]
+    alone.finish("r")
+    alone.step({})
+
+    crowded = Stepper(runner, seed=3)
+    add_all(crowded)
+    crowded.add("random", Sequence(prompt_of(9), SamplingParams(temperature=1.3, seed=8, top_k=5)))
+    crowded.add("r", Sequence(prompt_of(33), params))
+    outputs = crowded.run(num_output_tokens=NUM_OUTPUT_TOKENS, chunk=10)
+
+    assert outputs["r"] == expected
+    assert outputs["r"] != outputs["prompt of 33"]
+    for output in crowded.outputs:
+        assert set(output.logprobs) <= {"r"}
+
+
+def test_a_resumed_request_draws_the_tokens_that_it_would_have_drawn(checkpoint: CheckpointOf) -> None:
+    runner = make_runner(checkpoint("llama"))
+    params = SamplingParams(temperature=1.0, seed=11)
+    first = Stepper(runner)
+    first.add("r", Sequence(prompt_of(16), params))
+    whole = list(first.run(num_output_tokens=NUM_OUTPUT_TOKENS)["r"])
+    first.finish("r")
+    first.step({})
+
+    resumed = Stepper(runner)
+    resumed.add("again", Sequence(prompt_of(16), params, output=whole[:5]))
+
+    assert resumed.run(num_output_tokens=NUM_OUTPUT_TOKENS)["again"] == whole
+
+
+def test_warm_up_leaves_the_cache_as_it_was(checkpoint: CheckpointOf) -> None:
+    runner = make_runner(checkpoint("llama"))
+
+    runner.warm_up()
+
+    assert not runner.kv_cache.any()
+
+
+def test_finished_requests_are_forgotten_even_in_a_step_without_tokens(checkpoint: CheckpointOf) -> None:
+    stepper = Stepper(make_runner(checkpoint("llama"), max_num_seqs=1))
+    for _ in range(3):
+        stepper.add("r", Sequence(prompt_of(7)))
+        stepper.run(num_output_tokens=2)
+        stepper.finish("r")
+        assert stepper.step({}).req_ids == []
