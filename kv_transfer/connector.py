@@ -163,6 +163,13 @@ class KVConnectorScheduler(Protocol):
         For a consumer, end is ABORTED if the load is not over; it is ignored once the load is.
         """
 
+    def cancel_load(self, request_id: str) -> None:
+        """End a consumer's load that took too long, while the request lives on and keeps its blocks.
+
+        The next metadata carries it in consumer_cancels; finished_recving follows as after an abort (CANCELLED, with
+        num_valid_tokens, or whatever outcome was quicker). request_finished still comes, once, when the request ends.
+        """
+
     def has_pending(self) -> bool:
         """Whether the next metadata would not be empty, so that a step is due although no token is."""
 

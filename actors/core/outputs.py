@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from actors.core.request import FinishReason, RequestStatus
+from actors.core.request import StatusChange as StatusChange
 from actors.core.sampling_params import SamplingParams
 from actors.core.stats import SchedulerStats
+from actors.core.status import FinishReason
 from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput
 from kv_transfer.stats import TransferTimings
 
@@ -111,11 +112,11 @@ class ModelRunnerOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusChange:
-    """A request entered a status. at_s is the wall clock."""
+class DraftTokenIds:
+    """Tokens that a drafter proposes to go on with; the lists are parallel."""
 
-    status: RequestStatus
-    at_s: float
+    req_ids: list[str]
+    draft_token_ids: list[list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

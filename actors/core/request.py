@@ -1,41 +1,18 @@
-"""A request inside an engine, and the statuses that it goes through."""
+"""A request inside an engine: as it is submitted, and as the scheduler keeps it."""
 
 from __future__ import annotations
 
-import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from actors.core.block_hash import BlockHash, BlockHasher
 from actors.core.sampling_params import SamplingParams
-from kv_transfer.params import KVTransferParams
-
-
-class RequestStatus(enum.IntEnum):
-    """Where a request is. Everything after PREEMPTED is final."""
-
-    WAITING = enum.auto()
-    WAITING_FOR_FSM = enum.auto()
-    WAITING_FOR_REMOTE_KVS = enum.auto()
-    RUNNING = enum.auto()
-    PREEMPTED = enum.auto()
-    FINISHED_STOPPED = enum.auto()
-    FINISHED_LENGTH_CAPPED = enum.auto()
-    FINISHED_ABORTED = enum.auto()
-    FINISHED_IGNORED = enum.auto()
-    FINISHED_ERROR = enum.auto()
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether nothing can follow."""
-        return self > RequestStatus.PREEMPTED
-
-
-class FinishReason(enum.StrEnum):
-    """Why a request ended, as its client is told."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
+from actors.core.status import TRANSITIONS
+from actors.core.status import FinishReason as FinishReason
+from actors.core.status import RequestStatus as RequestStatus
+from actors.errors import IllegalTransition
+from kv_transfer.params import KVTransferParams, TransferRole
+from kv_transfer.stats import TransferTimings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,3 +39,169 @@ class EngineCoreRequest:
     deadline_s: float | None = None
     cache_salt: str | None = None
     kv_transfer_params: KVTransferParams | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatusChange:
+    """A request entered a status. at_s is the wall clock."""
+
+    status: RequestStatus
+    at_s: float
+
+
+class Request:
+    """A request in the scheduler. Only the scheduler and its parts change it.
+
+    Invariants:
+    - all_token_ids == prompt_token_ids + output_token_ids; tokens are only ever appended
+    - status changes only through set_status, only along the arrows of docs/states.md
+    - block_hashes names every full block of all_token_ids (or is empty without a block_size)
+    - num_computed_tokens counts what the steps scheduled so far compute, the one in flight included
+    """
+
+    __slots__ = (
+        "_hasher",
+        "all_token_ids",
+        "arrival_time",
+        "attempt",
+        "block_hashes",
+        "cache_salt",
+        "client_index",
+        "deadline_s",
+        "eos_token_ids",
+        "first_token_at_s",
+        "is_corrupted",
+        "is_known_to_worker",
+        "kv_transfer_params",
+        "max_num_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_prompt_tokens_computed",
+        "output_token_ids",
+        "priority",
+        "prompt_token_ids",
+        "request_id",
+        "sampling_params",
+        "scheduled_at_s",
+        "spec_token_ids",
+        "status",
+        "status_changes",
+        "stop_token_ids",
+        "transfer_role",
+        "transfer_timings",
+    )
+
+    def __init__(
+        self, core_request: EngineCoreRequest, client_index: int, block_size: int | None, now_s: float
+    ) -> None:
+        self.request_id = core_request.request_id
+        self.client_index = client_index
+        self.attempt = core_request.attempt
+        self.priority = core_request.priority
+        self.arrival_time = core_request.arrival_time_s
+        self.deadline_s = core_request.deadline_s
+        self.sampling_params = core_request.sampling_params
+        self.eos_token_ids = core_request.eos_token_ids
+        self.cache_salt = core_request.cache_salt
+        self.kv_transfer_params = core_request.kv_transfer_params
+        ticket = core_request.kv_transfer_params
+        self.transfer_role: TransferRole | None = None if ticket is None else ticket.role
+        """Its part in a handoff that is still to come: None once a consumer's load is over, however it ended."""
+
+        self.prompt_token_ids = core_request.prompt_token_ids
+        self.output_token_ids = list(core_request.output_token_ids)
+        self.all_token_ids = self.prompt_token_ids + self.output_token_ids
+        self.num_prompt_tokens = len(self.prompt_token_ids)
+        self.spec_token_ids: list[int] = []
+        params = core_request.sampling_params
+        self.max_num_tokens = self.num_prompt_tokens + params.max_tokens
+        """Prompt and output tokens that it may have in the end; the scheduler caps it by max_model_len."""
+        self.stop_token_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else self.eos_token_ids))
+        self.block_hashes: list[BlockHash] = []
+        self._hasher = None if block_size is None else BlockHasher(block_size)
+        self._extend_block_hashes()
+
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+        self.num_prompt_tokens_computed = 0
+        self.is_known_to_worker = False
+        self.is_corrupted = False
+        self.status = RequestStatus.WAITING
+        self.status_changes = [StatusChange(RequestStatus.WAITING, now_s)]
+        self.scheduled_at_s: float | None = None
+        self.first_token_at_s: float | None = None
+        self.transfer_timings: TransferTimings | None = None
+
+    @classmethod
+    def from_engine_core_request(
+        cls,
+        core_request: EngineCoreRequest,
+        client_index: int = 0,
+        block_size: int | None = None,
+        *,
+        now_s: float = 0.0,
+    ) -> Request:
+        """Make the engine's own request from a submitted one.
+
+        block_size: of the engine's KV cache; without it the request takes no part in prefix caching
+        now_s:      wall clock of its arrival at this engine
+        """
+        return cls(core_request, client_index, block_size, now_s)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far."""
+        return len(self.all_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Output tokens so far, those that it came with included."""
+        return len(self.output_token_ids)
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        """Tokens so far and those that are only drafted."""
+        return len(self.all_token_ids) + len(self.spec_token_ids)
+
+    @property
+    def max_tokens(self) -> int:
+        """How many output tokens its client wants at most."""
+        return self.sampling_params.max_tokens
+
+    def append_output_token_ids(self, token_ids: int | Sequence[int]) -> None:
+        """Append sampled tokens, and the hash of each block that they fill."""
+        if isinstance(token_ids, int):
+            self.output_token_ids.append(token_ids)
+            self.all_token_ids.append(token_ids)
+        else:
+            self.output_token_ids.extend(token_ids)
+            self.all_token_ids.extend(token_ids)
+        self._extend_block_hashes()
+
+    def set_status(self, status: RequestStatus, now_s: float) -> None:
+        """Enter a status. Raises IllegalTransition if no arrow leads there."""
+        if status not in TRANSITIONS.get(self.status, ()):
+            raise IllegalTransition(f"{self.request_id}: {self.status.name} -> {status.name}")
+        self.status = status
+        self.status_changes.append(StatusChange(status, now_s))
+
+    def is_finished(self) -> bool:
+        """Whether it has ended here."""
+        return self.status.is_finished
+
+    def __lt__(self, other: Request) -> bool:
+        """Order by (priority, arrival_time, request_id): the smaller one is served first."""
+        return self.order < other.order
+
+    @property
+    def order(self) -> tuple[int, float, str]:
+        """Its place in a priority queue."""
+        return (self.priority, self.arrival_time, self.request_id)
+
+    def _extend_block_hashes(self) -> None:
+        hasher = self._hasher
+        if hasher is not None and len(self.all_token_ids) >= (len(self.block_hashes) + 1) * hasher.block_size:
+            hasher.extend(self.block_hashes, self.all_token_ids, self.cache_salt)

@@ -1,0 +1,130 @@
+"""The waiting requests' part of a step: who joins the batch, and whose blocks are reserved for a load."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from actors.config import SchedulerConfig
+from actors.core.kv_cache_manager import KVCacheManager
+from actors.core.places import Places
+from actors.core.remote_kv import LoadDecision, RemoteKV
+from actors.core.request import Request, RequestStatus
+from actors.core.request_queue import RequestQueue
+from actors.core.step import Step
+from kv_transfer.params import TransferRole
+
+
+class Admission:
+    """Takes waiting requests in the policy's order.
+
+    The first one that has no room stops the scan: nothing overtakes it, so it can't starve. Those that wait for a peer
+    are set aside and never stop it.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, places: Places, remote: RemoteKV
+    ) -> None:
+        self._config = config
+        self._kv = kv_cache_manager
+        self._places = places
+        self._remote = remote
+        self._num_watermark_blocks = int(config.watermark * kv_cache_manager.block_pool.num_blocks)
+
+    def schedule_waiting(self, step: Step) -> None:
+        """Admit requests in their order until the first that has no room."""
+        while (queue := self._next_queue(step)) is not None:
+            request = queue.peek_request()
+            if request.transfer_role is TransferRole.CONSUMER:
+                has_room = self._start_load(request, queue, step)
+            else:
+                has_room = self._has_seat(step) and self._admit(request, queue, step)
+            if not has_room:
+                break
+
+    def _next_queue(self, step: Step) -> RequestQueue | None:
+        """Return the queue whose first request is next, or None if there is none.
+
+        Requests that hold blocks go first. A blocked consumer was before all that wait, except for those that were
+        preempted: these have felt that blocks are short, and no load is started before they are back.
+        """
+        if self._places.holding and self._has_seat(step):
+            return self._places.holding
+        blocked = self._remote.blocked_consumers
+        if blocked and not step.is_load_limit_reached:
+            first = self._places.waiting.peek_request() if self._places.waiting else None
+            if first is None or self._goes_before(blocked.peek_request(), first):
+                return blocked
+        return self._places.waiting or None
+
+    def _goes_before(self, blocked: Request, first: Request) -> bool:
+        if self._config.policy == "priority":
+            return blocked < first
+        return first.status is not RequestStatus.PREEMPTED
+
+    def _has_seat(self, step: Step) -> bool:
+        return step.token_budget > 0 and len(self._places.running) < self._config.max_num_seqs
+
+    def _start_load(self, request: Request, queue: RequestQueue, step: Step) -> bool:
+        """Reserve a consumer's blocks; it needs neither tokens nor a seat. Returns whether others may follow."""
+        if step.is_load_limit_reached:
+            decision = LoadDecision.LIMIT_REACHED
+        elif len(self._remote.loading) + len(self._places.holding) >= self._config.max_num_seqs:
+            # What is loaded further ahead than one batch would only take blocks from those that run.
+            decision = LoadDecision.NO_ROOM
+        else:
+            admitted = chain(self._places.running.values(), self._places.holding)
+            decision = self._remote.start_load(request, admitted, self._num_headroom_blocks(), step.now_s)
+        if decision is LoadDecision.STARTED:
+            queue.remove_request(request)
+        elif decision is LoadDecision.LIMIT_REACHED:
+            step.is_load_limit_reached = True
+            if queue is not self._remote.blocked_consumers:
+                queue.remove_request(request)
+                self._remote.blocked_consumers.add_request(request)
+        return decision is not LoadDecision.NO_ROOM
+
+    def _admit(self, request: Request, queue: RequestQueue, step: Step) -> bool:
+        """Move a waiting request into the batch, if there is room; a producer without READY is set aside.
+
+        Returns whether others may follow.
+        """
+        kv = self._kv
+        is_holding = queue is self._places.holding
+        hit = [] if is_holding else kv.get_computed_blocks(request)
+        num_hit_tokens = len(hit) * self._kv.block_size
+        if not self._remote.may_prefill(request, num_hit_tokens):
+            queue.remove_request(request)
+            self._remote.blocked_producers[request.request_id] = request
+            return True
+        num_new_tokens = step.num_new_tokens(request, num_hit_tokens, self._places)
+        if num_new_tokens <= 0:
+            return False
+        if not is_holding:
+            # A producer gets its whole prompt's blocks, so it can neither need more nor be preempted half-sent.
+            is_producer = request.transfer_role is TransferRole.PRODUCER
+            num_slots = request.num_tokens - num_hit_tokens if is_producer else num_new_tokens
+            headroom = self._num_headroom_blocks()
+            if (
+                kv.allocate_slots(request, num_slots, hit, full_sequence_must_fit=True, num_headroom_blocks=headroom)
+                is None
+            ):
+                return False
+        queue.remove_request(request)
+        self._seat(request, num_hit_tokens, step)
+        step.take(request, num_new_tokens)
+        return True
+
+    def _seat(self, request: Request, num_hit_tokens: int, step: Step) -> None:
+        request.num_computed_tokens += num_hit_tokens
+        if request.status is RequestStatus.PREEMPTED:
+            step.resumed.add(request.request_id)
+        elif request.scheduled_at_s is None:
+            request.scheduled_at_s = step.now_s
+            request.num_cached_tokens = num_hit_tokens
+            self._kv.count_lookup(request, num_hit_tokens)
+        request.set_status(RequestStatus.RUNNING, step.now_s)
+        self._places.running[request.request_id] = request
+
+    def _num_headroom_blocks(self) -> int:
+        """Blocks that a newcomer leaves to those that run and grow."""
+        return self._num_watermark_blocks if self._places.running else 0

@@ -1,0 +1,133 @@
+"""Who holds which block, and which block to give away next.
+
+A block is held (ref_cnt > 0) or free. A free block may still be named in the prefix cache: it keeps its KV until it is
+given away, and a hit takes it out of the middle of the free queue.
+
+Invariants:
+- a block is in the free queue iff ref_cnt == 0
+- a block is in the cache iff it has a block_hash; no two blocks have the same
+- only blocks that were found in the cache are shared, so a block without a hash has at most one holder
+
+The free queue is given away from its front. Blocks without a hash are worth nothing and go to the front; cached ones go
+to the back, the last blocks of a prefix before its first ones, so a prefix is lost from its end, the least recently
+used first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from actors.core.block_hash import BlockHash
+from actors.errors import IntegrityError
+
+
+@dataclass(slots=True, eq=False)
+class KVCacheBlock:
+    """One block of the KV cache. ref_cnt: how many requests hold it."""
+
+    block_id: int
+    ref_cnt: int = 0
+    block_hash: BlockHash | None = None
+
+
+class BlockPool:
+    """All blocks of one engine. Every operation costs O(1) per block it names."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.blocks = tuple(KVCacheBlock(block_id) for block_id in range(num_blocks))
+        self._free: OrderedDict[int, KVCacheBlock] = OrderedDict((block.block_id, block) for block in self.blocks)
+        self._cached: dict[BlockHash, KVCacheBlock] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool."""
+        return len(self.blocks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no request holds, cached ones included."""
+        return len(self._free)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that the prefix cache names, held ones included."""
+        return len(self._cached)
+
+    def find_longest_prefix(self, block_hashes: Sequence[BlockHash], max_num_blocks: int) -> list[KVCacheBlock]:
+        """Return the cached blocks of the longest known prefix, at most max_num_blocks. They are not touched."""
+        found = []
+        for block_hash in block_hashes[:max_num_blocks]:
+            block = self._cached.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def get_free_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take blocks from the front of the free queue; what the cache kept in them is forgotten only now.
+
+        Raises IntegrityError if there are not so many: callers ask num_free_blocks first.
+        """
+        if num_blocks > len(self._free):
+            raise IntegrityError(f"{num_blocks} blocks taken, {len(self._free)} are free")
+        taken = []
+        for _ in range(num_blocks):
+            _, block = self._free.popitem(last=False)
+            if block.block_hash is not None:
+                del self._cached[block.block_hash]
+                block.block_hash = None
+            block.ref_cnt = 1
+            taken.append(block)
+        return taken
+
+    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Take one more hold of each block; a free one leaves the free queue."""
+        for block in blocks:
+            if block.ref_cnt == 0:
+                del self._free[block.block_id]
+            block.ref_cnt += 1
+
+    def free(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Let go of a request's blocks, given in the order of its tokens. Raises IntegrityError on a free one."""
+        for block in reversed(blocks):
+            if block.ref_cnt <= 0:
+                raise IntegrityError(f"block {block.block_id} is freed twice")
+            block.ref_cnt -= 1
+            if block.ref_cnt == 0:
+                self._free[block.block_id] = block
+                if block.block_hash is None:
+                    self._free.move_to_end(block.block_id, last=False)
+
+    def cache_full_blocks(self, blocks: Sequence[KVCacheBlock], block_hashes: Sequence[BlockHash]) -> None:
+        """Name held blocks in the cache, now that all their KV is computed.
+
+        A second block with the same content stays without a name: the first one serves the hits.
+        """
+        for block, block_hash in zip(blocks, block_hashes, strict=True):
+            if block.block_hash is None and block_hash not in self._cached:
+                block.block_hash = block_hash
+                self._cached[block_hash] = block
+
+    def reset(self) -> bool:
+        """Forget every cached block. Refuses, and returns False, while any block is held."""
+        if len(self._free) != len(self.blocks):
+            return False
+        for block in self._cached.values():
+            block.block_hash = None
+        self._cached.clear()
+        return True
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if an invariant of this file does not hold."""
+        for block in self.blocks:
+            if (block.block_id in self._free) != (block.ref_cnt == 0) or block.ref_cnt < 0:
+                raise IntegrityError(f"block {block.block_id}: ref_cnt {block.ref_cnt} contradicts the free queue")
+            if block.block_hash is None:
+                if block.ref_cnt > 1:
+                    raise IntegrityError(f"block {block.block_id} has no hash and {block.ref_cnt} holders")
+            elif self._cached.get(block.block_hash) is not block:
+                raise IntegrityError(f"block {block.block_id} has a hash that the cache does not know")
+        if len(self._cached) != sum(block.block_hash is not None for block in self.blocks):
+            raise IntegrityError("the cache names a block that has another hash")

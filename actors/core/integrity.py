@@ -1,0 +1,61 @@
+"""The scheduler's invariants, checked from outside. For tests, and for an engine that is idle."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from actors.core.kv_cache_manager import KVCacheManager
+from actors.core.places import Places
+from actors.core.remote_kv import RemoteKV
+from actors.core.request import Request, RequestStatus
+from actors.errors import IntegrityError
+from kv_transfer.params import TransferRole
+
+
+def check_places(
+    requests: Mapping[str, Request], places: Places, remote: RemoteKV, kv_cache_manager: KVCacheManager
+) -> None:
+    """Raise IntegrityError unless each request is in exactly one place, with the status and the blocks that fit it."""
+    _check_statuses(requests, places, remote)
+    with_blocks = kv_cache_manager.holders()
+    may_hold = {*places.running, *remote.loading, *remote.held, *(r.request_id for r in places.holding)}
+    if not with_blocks <= may_hold:
+        raise IntegrityError(f"{sorted(with_blocks - may_hold)} hold blocks, but neither run nor transfer")
+    for request in (*places.running.values(), *places.holding):
+        _check_blocks(request, kv_cache_manager)
+
+
+def _check_statuses(requests: Mapping[str, Request], places: Places, remote: RemoteKV) -> None:
+    waiting = {RequestStatus.WAITING, RequestStatus.PREEMPTED}
+    found: Counter[str] = Counter()
+    for members, statuses in (
+        (places.running.values(), {RequestStatus.RUNNING}),
+        (places.waiting, waiting),
+        (places.holding, {RequestStatus.WAITING}),
+        (remote.blocked_producers.values(), {RequestStatus.WAITING}),
+        (remote.blocked_consumers, {RequestStatus.WAITING}),
+        (remote.loading.values(), {RequestStatus.WAITING_FOR_REMOTE_KVS}),
+    ):
+        for request in members:
+            found[request.request_id] += 1
+            if request.status not in statuses:
+                raise IntegrityError(f"{request.request_id} is {request.status.name} and in the wrong place")
+    if found != Counter(list(requests)):
+        raise IntegrityError(f"requests {sorted(requests)} are found in places as {dict(found)}")
+    if any(not request.is_finished() for request in remote.held.values()):
+        raise IntegrityError("an unfinished request is held")
+    if remote.held.keys() & requests.keys():
+        raise IntegrityError("a request is both held and unfinished")
+
+
+def _check_blocks(request: Request, kv_cache_manager: KVCacheManager) -> None:
+    num_blocks = kv_cache_manager.num_blocks_of(request.request_id)
+    num_slots = num_blocks * kv_cache_manager.block_size
+    if request.num_computed_tokens > num_slots:
+        raise IntegrityError(
+            f"{request.request_id} has computed {request.num_computed_tokens} tokens in {num_slots} slots"
+        )
+    needs_all = request.transfer_role is TransferRole.PRODUCER or request.status is RequestStatus.WAITING
+    if needs_all and num_slots < request.num_tokens:
+        raise IntegrityError(f"{request.request_id} has {num_slots} slots reserved for {request.num_tokens} tokens")

@@ -1,0 +1,146 @@
+"""Which blocks each request holds.
+
+A request's blocks stand in the order of its tokens: token i is in slot i % block_size of block i // block_size. A
+failed allocation changes nothing. A block is named in the prefix cache only when a step, or a transfer, that filled it
+is over: see cache_blocks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from actors.core.block_pool import BlockPool, KVCacheBlock
+from actors.core.request import Request
+from actors.core.stats import PrefixCacheStats
+from actors.errors import IntegrityError
+from kv_transfer.params import TransferRole
+
+
+class KVCacheManager:
+    """Blocks by request id, on top of one block pool."""
+
+    def __init__(self, num_blocks: int, block_size: int, enable_caching: bool = True) -> None:
+        self.block_size = block_size
+        self.block_pool = BlockPool(num_blocks)
+        self.prefix_cache_stats = PrefixCacheStats()
+        self._enable_caching = enable_caching
+        self._blocks: dict[str, list[KVCacheBlock]] = {}
+        self._num_cached_blocks: dict[str, int] = {}
+
+    @property
+    def usage(self) -> float:
+        """The held part of the pool, 0 to 1."""
+        return 1.0 - self.block_pool.num_free_blocks / self.block_pool.num_blocks
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """How many blocks so many tokens fill or begin."""
+        return -(-num_tokens // self.block_size)
+
+    def num_blocks_of(self, request_id: str) -> int:
+        """How many blocks the request holds."""
+        return len(self._blocks.get(request_id, ()))
+
+    def get_computed_blocks(self, request: Request) -> list[KVCacheBlock]:
+        """Return the cached blocks of the request's longest known prefix, without taking hold of them.
+
+        One token at least is left to compute, since its logits are wanted; not so for a consumer, which is sent the
+        token that they would give.
+        """
+        if not self._enable_caching:
+            return []
+        num_tokens = request.num_tokens - (request.transfer_role is not TransferRole.CONSUMER)
+        return self.block_pool.find_longest_prefix(request.block_hashes, num_tokens // self.block_size)
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock] = (),
+        *,
+        full_sequence_must_fit: bool = False,
+        num_headroom_blocks: int = 0,
+    ) -> list[KVCacheBlock] | None:
+        """Give the request slots for num_new_tokens after those that it has computed.
+
+        new_computed_blocks: its prefix hit, if it holds nothing yet
+        full_sequence_must_fit: refuse unless there are blocks for all its tokens, although it gets fewer now
+        num_headroom_blocks: refuse unless so many more stay free
+        Returns the new blocks beyond the hit, or None if the pool has not enough: then nothing was touched.
+        """
+        blocks = self._blocks.get(request.request_id, [])
+        num_held = len(blocks) + len(new_computed_blocks)
+        num_slots = request.num_computed_tokens + len(new_computed_blocks) * self.block_size + num_new_tokens
+        num_new_blocks = self.num_blocks_for(num_slots) - num_held
+        if num_new_blocks <= 0 and not new_computed_blocks:
+            return []
+        num_new_blocks = max(num_new_blocks, 0)
+        num_wanted = num_new_blocks
+        if full_sequence_must_fit:
+            num_wanted = max(num_wanted, self.num_blocks_for(request.num_tokens) - num_held)
+        # A free block of the hit leaves the free queue as well.
+        num_wanted += sum(block.ref_cnt == 0 for block in new_computed_blocks) + num_headroom_blocks
+        if num_wanted > self.block_pool.num_free_blocks:
+            return None
+        # The hit is taken first: what get_free_blocks gives away must not be part of it.
+        self.block_pool.touch(new_computed_blocks)
+        new_blocks = self.block_pool.get_free_blocks(num_new_blocks)
+        self._blocks[request.request_id] = [*blocks, *new_computed_blocks, *new_blocks]
+        if new_computed_blocks:
+            self._num_cached_blocks[request.request_id] = len(new_computed_blocks)
+        return new_blocks
+
+    def cache_blocks(self, request: Request, num_final_tokens: int) -> None:
+        """Name the request's full blocks in the prefix cache.
+
+        num_final_tokens: so many tokens from the start have their KV in place and will keep it
+        """
+        if not self._enable_caching:
+            return
+        request_id = request.request_id
+        first = self._num_cached_blocks.get(request_id, 0)
+        last = min(num_final_tokens // self.block_size, len(request.block_hashes))
+        if last > first:
+            self.block_pool.cache_full_blocks(self._blocks[request_id][first:last], request.block_hashes[first:last])
+            self._num_cached_blocks[request_id] = last
+
+    def count_lookup(self, request: Request, num_hit_tokens: int) -> None:
+        """Count a look-up whose request was admitted."""
+        if self._enable_caching:
+            self.prefix_cache_stats.requests += 1
+            self.prefix_cache_stats.queries += request.num_tokens
+            self.prefix_cache_stats.hits += num_hit_tokens
+
+    def free(self, request: Request) -> None:
+        """Let go of all that the request holds, if anything."""
+        self._num_cached_blocks.pop(request.request_id, None)
+        self.block_pool.free(self._blocks.pop(request.request_id, []))
+
+    def get_block_ids(self, request_id: str) -> list[int]:
+        """Return the ids of the request's blocks, in the order of its tokens; empty if it holds none."""
+        return [block.block_id for block in self._blocks.get(request_id, ())]
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached block. Refuses, and returns False, while a request holds any."""
+        if not self.block_pool.reset():
+            return False
+        self.prefix_cache_stats.reset = True
+        return True
+
+    def holders(self) -> set[str]:
+        """The ids of the requests that hold blocks."""
+        return {request_id for request_id, blocks in self._blocks.items() if blocks}
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if the pool or the requests' blocks contradict each other."""
+        self.block_pool.check_integrity()
+        num_holds: Counter[int] = Counter()
+        for request_id, blocks in self._blocks.items():
+            if len({block.block_id for block in blocks}) != len(blocks):
+                raise IntegrityError(f"{request_id} holds a block twice: {self.get_block_ids(request_id)}")
+            num_holds.update(block.block_id for block in blocks)
+        for block in self.block_pool.blocks:
+            if block.ref_cnt != num_holds[block.block_id]:
+                raise IntegrityError(
+                    f"block {block.block_id} has ref_cnt {block.ref_cnt}, {num_holds[block.block_id]} requests hold it"
+                )

@@ -1,0 +1,85 @@
+"""What clients are told: collected while it happens, handed out once per step."""
+
+from __future__ import annotations
+
+from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs, RequestTimings, TokenLogprobs
+from actors.core.request import Request, RequestStatus
+from actors.core.status import FINISH_REASONS
+
+
+class Outbox:
+    """Outputs by client, since they were last taken."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[int, EngineCoreOutputs] = {}
+
+    def add_tokens(
+        self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None, num_earlier_tokens: int
+    ) -> None:
+        """Tell of tokens of a request that goes on. num_earlier_tokens: its output tokens before them."""
+        output = EngineCoreOutput(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            new_token_ids=token_ids,
+            first_position=num_earlier_tokens,
+            logprobs=logprobs,
+        )
+        self._of(request).outputs.append(output)
+
+    def add_end(
+        self,
+        request: Request,
+        now_s: float,
+        *,
+        new_token_ids: list[int] | None = None,
+        logprobs: list[TokenLogprobs] | None = None,
+        handed_over: bool = False,
+        error: str | None = None,
+    ) -> None:
+        """Tell of a request's end, with its last tokens if there are any."""
+        tokens = new_token_ids or []
+        is_stopped = request.status is RequestStatus.FINISHED_STOPPED and bool(request.output_token_ids)
+        stop_token_id = request.output_token_ids[-1] if is_stopped else None
+        output = EngineCoreOutput(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            new_token_ids=tokens,
+            first_position=request.num_output_tokens - len(tokens),
+            finish_reason=None if handed_over else FINISH_REASONS[request.status],
+            handed_over=handed_over,
+            stop_token_id=stop_token_id,
+            error=error,
+            logprobs=logprobs,
+            timings=_timings(request, now_s),
+        )
+        self._of(request).outputs.append(output)
+
+    def add_finished_id(self, request: Request) -> None:
+        """Name a request that has ended, whether or not its client gets an output for it."""
+        self._of(request).finished_req_ids.add(request.request_id)
+
+    def take(self) -> dict[int, EngineCoreOutputs]:
+        """Hand out everything, by client index."""
+        outputs, self._outputs = self._outputs, {}
+        return outputs
+
+    def _of(self, request: Request) -> EngineCoreOutputs:
+        outputs = self._outputs.get(request.client_index)
+        if outputs is None:
+            outputs = self._outputs[request.client_index] = EngineCoreOutputs()
+        return outputs
+
+
+def _timings(request: Request, now_s: float) -> RequestTimings:
+    queued_at_s = request.status_changes[0].at_s
+    scheduled_at_s = now_s if request.scheduled_at_s is None else request.scheduled_at_s
+    first_token_at_s = scheduled_at_s if request.first_token_at_s is None else request.first_token_at_s
+    return RequestTimings(
+        queued_s=scheduled_at_s - queued_at_s,
+        prefill_s=first_token_at_s - scheduled_at_s,
+        num_prompt_tokens_computed=request.num_prompt_tokens_computed,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+        status_changes=list(request.status_changes),
+        transfer=request.transfer_timings,
+    )

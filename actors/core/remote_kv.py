@@ -1,0 +1,252 @@
+"""Requests whose KV comes from, or goes to, another engine, and why they never wait in a circle.
+
+Places of such a request, beside the scheduler's own queues:
+- blocked_producers: READY is not in yet; it holds nothing
+- blocked_consumers: as many loads as the connector allows are under way; it holds nothing
+- loading:           WAITING_FOR_REMOTE_KVS; a link may write its blocks
+- held:              finished, and a link may still read or write its blocks
+
+Blocks are pinned if preemption can't free them: those of loading, of held, and of running producers. Pinned blocks
+come back without any further block of this engine:
+- a running producer holds blocks for its whole prompt from the start; all that it needs is computation
+- a held producer's blocks leave into blocks that its consumer reserved before it said READY
+- a load's producer was promised these very blocks; a load past its deadline is cancelled, and cancels drain
+So the engine that waits for blocks waits only for things that end by themselves; nothing is admitted past a request at
+the head that waits for blocks; and with nothing pinned and nothing running, whatever passed the door fits.
+
+A load is granted only if afterwards every admitted request could still grow to its full length beside all pinned
+blocks, preempting what can be preempted (_leaves_room): transfers never squeeze out the work that they are for.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from actors.core.kv_cache_manager import KVCacheManager
+from actors.core.places import Places
+from actors.core.removable_heap import RemovableHeap
+from actors.core.request import Request
+from actors.core.request_queue import RequestQueue
+from actors.core.status import RequestStatus
+from actors.core.stop import find_stop
+from kv_transfer.connector import KVConnectorOutput, KVConnectorScheduler, LoadOutcome, ProducerEnd, ReceivedKV
+from kv_transfer.params import TransferRole
+from kv_transfer.stats import TransferStats
+
+
+class LoadDecision(enum.Enum):
+    """What became of a consumer at the head of the waiting requests."""
+
+    STARTED = enum.auto()
+    LIMIT_REACHED = enum.auto()
+    """The connector grants no further load now: others may pass."""
+    NO_ROOM = enum.auto()
+    """The blocks are missing: nobody may pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A request that has to end. is_silent: its client hears of it from elsewhere."""
+
+    request: Request
+    status: RequestStatus
+    error: str | None = None
+    is_silent: bool = False
+
+
+class RemoteKV:
+    """The scheduler's part in handoffs. It moves requests between places; only the scheduler finishes them."""
+
+    def __init__(
+        self,
+        connector: KVConnectorScheduler | None,
+        kv_cache_manager: KVCacheManager,
+        *,
+        blocked_consumers: RequestQueue,
+        load_failure_policy: Literal["recompute", "fail"],
+        handoff_timeout_s: float,
+    ) -> None:
+        self.connector = connector
+        self.blocked_producers: dict[str, Request] = {}
+        self.blocked_consumers = blocked_consumers
+        self.loading: dict[str, Request] = {}
+        self.held: dict[str, Request] = {}
+        self.num_late_completions = 0
+        self.transfer_stats: TransferStats | None = None
+        self._kv = kv_cache_manager
+        self._load_failure_policy = load_failure_policy
+        self._handoff_timeout_s = handoff_timeout_s
+        self._load_deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
+
+    @property
+    def num_blocked(self) -> int:
+        """Requests that wait for a peer and hold nothing."""
+        return len(self.blocked_producers) + len(self.blocked_consumers)
+
+    def add_request(self, request: Request) -> None:
+        """Tell the connector of a request with a ticket."""
+        if self.connector is not None and request.kv_transfer_params is not None:
+            self.connector.on_new_request(request.request_id, request.kv_transfer_params, request.num_tokens)
+
+    def may_prefill(self, request: Request, num_local_tokens: int) -> bool:
+        """Whether the request may compute here now: READY is in, if it is a producer."""
+        if self.connector is None or request.transfer_role is not TransferRole.PRODUCER:
+            return True
+        num_tokens, _ = self.connector.get_num_new_matched_tokens(request.request_id, num_local_tokens)
+        return num_tokens is not None
+
+    def start_load(
+        self, request: Request, admitted: Iterable[Request], num_headroom_blocks: int, now_s: float
+    ) -> LoadDecision:
+        """Reserve blocks for a consumer's prompt and for its first token's own KV, and ask for the KV.
+
+        admitted: every request that holds blocks and can be preempted
+        """
+        assert self.connector is not None, "a ticket without a connector is refused at the door"
+        hit = self._kv.get_computed_blocks(request)
+        num_local_tokens = len(hit) * self._kv.block_size
+        num_remote_tokens, _ = self.connector.get_num_new_matched_tokens(request.request_id, num_local_tokens)
+        if num_remote_tokens is None:
+            return LoadDecision.LIMIT_REACHED
+        if not self._leaves_room(request, admitted):
+            return LoadDecision.NO_ROOM
+        num_new_tokens = request.num_tokens + 1 - num_local_tokens
+        if self._kv.allocate_slots(request, num_new_tokens, hit, num_headroom_blocks=num_headroom_blocks) is None:
+            return LoadDecision.NO_ROOM
+        self._kv.count_lookup(request, num_local_tokens)
+        request.num_cached_tokens = num_local_tokens
+        request.scheduled_at_s = now_s
+        request.set_status(RequestStatus.WAITING_FOR_REMOTE_KVS, now_s)
+        self.loading[request.request_id] = request
+        self._load_deadlines.push(request.request_id, (now_s + self._handoff_timeout_s,))
+        prompt_block_ids = self._kv.get_block_ids(request.request_id)[: self._kv.num_blocks_for(request.num_tokens)]
+        self.connector.update_state_after_alloc(request.request_id, prompt_block_ids, num_local_tokens)
+        return LoadDecision.STARTED
+
+    def _leaves_room(self, consumer: Request, admitted: Iterable[Request]) -> bool:
+        """Whether each admitted request can reach its full length beside all pinned blocks, this load's included."""
+        num_blocks_for, num_blocks_of = self._kv.num_blocks_for, self._kv.num_blocks_of
+        num_own = num_blocks_for(consumer.num_tokens + 1)
+        num_pinned = num_own + sum(num_blocks_of(request_id) for request_id in (*self.loading, *self.held))
+        max_growth = num_blocks_for(consumer.max_num_tokens) - num_own
+        for request in self.loading.values():
+            max_growth = max(max_growth, num_blocks_for(request.max_num_tokens) - num_blocks_of(request.request_id))
+        for request in admitted:
+            if request.transfer_role is TransferRole.PRODUCER:
+                num_pinned += num_blocks_of(request.request_id)
+            else:
+                max_growth = max(max_growth, num_blocks_for(request.max_num_tokens))
+        return num_pinned + max_growth <= self._kv.block_pool.num_blocks
+
+    def release(self, request: Request, end: ProducerEnd, first_token_id: int | None = None) -> None:
+        """Take a finished request out of every place here, and free its blocks once no link uses them."""
+        self.blocked_producers.pop(request.request_id, None)
+        self.blocked_consumers.remove_request(request)
+        self.loading.pop(request.request_id, None)
+        self._load_deadlines.remove(request.request_id)
+        has_ticket = self.connector is not None and request.kv_transfer_params is not None
+        if has_ticket and self.connector is not None:
+            is_held = self.connector.request_finished(request.request_id, end, first_token_id)
+            if is_held:
+                self.held[request.request_id] = request
+                return
+        self._kv.free(request)
+
+    def cancel_overdue_loads(self, now_s: float) -> None:
+        """Cancel the loads whose deadline has passed; the failure policy applies when they have drained."""
+        while (first := self._load_deadlines.peek()) is not None and first[0][0] <= now_s:
+            self._load_deadlines.remove(first[1])
+            assert self.connector is not None, "no load starts without a connector"
+            self.connector.cancel_load(first[1])
+
+    def next_deadline(self) -> float | None:
+        """Wall clock of the earliest load deadline."""
+        first = self._load_deadlines.peek()
+        return None if first is None else first[0][0]
+
+    def update(
+        self, output: KVConnectorOutput, requests: Mapping[str, Request], places: Places, now_s: float
+    ) -> list[Ending]:
+        """Take in what the connector's worker side reports, and return the requests that end by it."""
+        assert self.connector is not None, "only a connector has an output"
+        self.connector.update_connector_output(output)
+        self.transfer_stats = output.stats or self.transfer_stats
+        endings: list[Ending] = []
+        for request_id in sorted(output.ready_to_prefill):
+            if (producer := self.blocked_producers.pop(request_id, None)) is not None:
+                places.waiting.add_request(producer)
+        for request_id, reason in output.failed_sending.items():
+            endings += self._end_producer(request_id, reason, requests)
+        for request_id in output.finished_sending:
+            self._free_held(request_id, TransferRole.PRODUCER)
+        for request_id, received in output.finished_recving.items():
+            loaded = self.loading.pop(request_id, None)
+            if loaded is None:
+                self._free_held(request_id, TransferRole.CONSUMER)
+            else:
+                self._load_deadlines.remove(request_id)
+                endings += self._finish_load(loaded, received, places, now_s)
+        return endings
+
+    def _end_producer(self, request_id: str, reason: str, requests: Mapping[str, Request]) -> list[Ending]:
+        request = requests.get(request_id)
+        if request is not None and request.transfer_role is TransferRole.PRODUCER:
+            return [Ending(request, RequestStatus.FINISHED_ERROR, f"handoff failed: {reason}")]
+        # A held one has been finished already and waits for finished_sending.
+        self.num_late_completions += request_id not in self.held
+        return []
+
+    def _free_held(self, request_id: str, role: TransferRole) -> None:
+        """Free a finished request's blocks; a late, duplicate or unknown completion is counted and dropped."""
+        request = self.held.get(request_id)
+        if request is None or request.kv_transfer_params is None or request.kv_transfer_params.role is not role:
+            self.num_late_completions += 1
+            return
+        del self.held[request_id]
+        self._kv.free(request)
+
+    def _finish_load(self, request: Request, received: ReceivedKV, places: Places, now_s: float) -> list[Ending]:
+        """Let a consumer go on from what has arrived. Nothing writes its blocks any more."""
+        request.transfer_role = None
+        request.transfer_timings = received.timings
+        if received.outcome is LoadOutcome.RELEASED:
+            return [Ending(request, RequestStatus.FINISHED_STOPPED, is_silent=True)]
+        if received.outcome is LoadOutcome.LOADED and received.first_token_id is not None:
+            return self._join(request, received.first_token_id, places, now_s)
+        reason = received.reason or "the load failed"
+        if received.outcome is LoadOutcome.CANCELLED:
+            reason = f"no KV within {self._handoff_timeout_s:g} s"
+        if self._load_failure_policy == "fail":
+            return [Ending(request, RequestStatus.FINISHED_ERROR, f"handoff failed: {reason}")]
+        self._recompute(request, received.num_valid_tokens, places, now_s)
+        return []
+
+    def _join(self, request: Request, first_token_id: int, places: Places, now_s: float) -> list[Ending]:
+        """All KV is here: append the producer's token, whose own KV is the first that this engine computes."""
+        request.num_computed_tokens = request.num_tokens
+        self._kv.cache_blocks(request, request.num_tokens)
+        request.set_status(RequestStatus.WAITING, now_s)
+        request.append_output_token_ids(first_token_id)
+        places.holding.add_request(request)
+        # The producer has looked already; but this engine's limits may be tighter.
+        stop = find_stop(request)
+        return [] if stop is None else [Ending(request, stop)]
+
+    def _recompute(self, request: Request, num_valid_tokens: int, places: Places, now_s: float) -> None:
+        """Prefill the rest here, from the last whole block that is valid; one token at least is computed."""
+        block_size = self._kv.block_size
+        num_valid_tokens = max(num_valid_tokens, request.num_cached_tokens)
+        num_kept_tokens = min(num_valid_tokens, request.num_tokens - 1) // block_size * block_size
+        self._kv.cache_blocks(request, num_kept_tokens)
+        request.set_status(RequestStatus.WAITING, now_s)
+        if num_kept_tokens < request.num_cached_tokens:
+            # Its last block came from the cache and may be shared: it must not be computed over. The rest of the hit
+            # is found again at admission.
+            self._kv.free(request)
+            places.waiting.prepend_request(request)
+        else:
+            request.num_computed_tokens = num_kept_tokens
+            places.holding.add_request(request)

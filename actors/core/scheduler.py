@@ -1,0 +1,336 @@
+"""The scheduler: which requests compute how many tokens in the next step, and what came of it.
+
+There is no prefill phase and no decode phase: in each step num_computed_tokens of some requests catches up with their
+tokens, within the step's token budget. RUNNING requests come first, then waiting ones.
+
+An unfinished request is in exactly one place: running, waiting or holding (places.py), or waiting for its peer
+(remote_kv.py). batch.py gives the running ones their tokens, admission.py chooses who joins them.
+
+Everything is called from one thread. A step is scheduled, executed and taken in before the next one is scheduled;
+requests may be added and finished in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Literal
+
+from actors.config import CacheConfig, SchedulerConfig
+from actors.core.admission import Admission
+from actors.core.batch import Batch
+from actors.core.door import find_refusal
+from actors.core.integrity import check_places
+from actors.core.kv_cache_manager import KVCacheManager
+from actors.core.outbox import Outbox
+from actors.core.outputs import DraftTokenIds, EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from actors.core.places import Places
+from actors.core.remote_kv import RemoteKV
+from actors.core.removable_heap import RemovableHeap
+from actors.core.request import Request, RequestStatus
+from actors.core.request_queue import RequestQueue, create_request_queue
+from actors.core.stats import SchedulerStats
+from actors.core.step import Step
+from actors.core.stop import find_stop
+from actors.errors import DuplicateRequest
+from kv_transfer.connector import KVConnectorScheduler, ProducerEnd
+from kv_transfer.params import TransferRole
+
+
+class Scheduler:
+    """Requests in, steps out, outputs by client. clock: wall clock in seconds."""
+
+    def __init__(
+        self,
+        scheduler_config: SchedulerConfig,
+        cache_config: CacheConfig,
+        num_blocks: int,
+        max_model_len: int,
+        *,
+        connector: KVConnectorScheduler | None = None,
+        load_failure_policy: Literal["recompute", "fail"] = "recompute",
+        handoff_timeout_s: float = 120.0,
+        clock: Callable[[], float],
+    ) -> None:
+        self.config = scheduler_config
+        self.block_size = cache_config.block_size
+        self.max_model_len = max_model_len
+        self.connector = connector
+        self.kv_cache_manager = KVCacheManager(num_blocks, self.block_size, cache_config.enable_prefix_caching)
+        self.requests: dict[str, Request] = {}
+        self.remote = RemoteKV(
+            connector,
+            self.kv_cache_manager,
+            blocked_consumers=create_request_queue(scheduler_config.policy),
+            load_failure_policy=load_failure_policy,
+            handoff_timeout_s=handoff_timeout_s,
+        )
+        self.finished_req_ids: set[str] = set()
+        self._places = Places.create(scheduler_config.policy)
+        self._batch = Batch(scheduler_config, self.kv_cache_manager, self._places)
+        self._admission = Admission(scheduler_config, self.kv_cache_manager, self._places, self.remote)
+        self._clock = clock
+        self._outbox = Outbox()
+        self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
+        self._stats = SchedulerStats(num_blocks=num_blocks)
+
+    # -- requests come and go ------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Take a request in. One that can never fit, or is complete already, ends at once, with an output.
+
+        Raises DuplicateRequest if its id belongs to an unfinished request, or to one whose blocks a transfer holds.
+        """
+        if request.request_id in self.requests or request.request_id in self.remote.held:
+            raise DuplicateRequest(f"request {request.request_id} is still in this engine")
+        request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
+        self.requests[request.request_id] = request
+        self.remote.add_request(request)
+        now_s = self._clock()
+        if request.output_token_ids and (stop := find_stop(request)) is not None:
+            self._finish(request, stop, now_s)
+            self._outbox.add_end(request, now_s)
+        elif (refusal := self._find_refusal(request)) is not None:
+            self._finish(request, RequestStatus.FINISHED_IGNORED, now_s)
+            self._outbox.add_end(request, now_s, error=refusal)
+        else:
+            self.waiting.add_request(request)
+            if request.deadline_s is not None:
+                self._deadlines.push(request.request_id, (request.deadline_s,))
+
+    def _find_refusal(self, request: Request) -> str | None:
+        return find_refusal(
+            request,
+            self.config,
+            num_blocks=self.kv_cache_manager.block_pool.num_blocks,
+            block_size=self.block_size,
+            max_model_len=self.max_model_len,
+            has_connector=self.connector is not None,
+        )
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str], finished_status: RequestStatus, error: str | None = None
+    ) -> None:
+        """End requests from outside. Unknown and finished ones are ignored.
+
+        error: if the engine itself ends them, the reason, which then is their output; a client that aborted knows.
+        """
+        if not finished_status.is_finished:
+            raise ValueError(f"{finished_status.name} does not end a request")
+        now_s = self._clock()
+        for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
+            request = self.requests.get(request_id)
+            if request is not None:
+                self._finish(request, finished_status, now_s)
+                if error is not None:
+                    self._outbox.add_end(request, now_s, error=error)
+
+    def _finish(
+        self,
+        request: Request,
+        status: RequestStatus,
+        now_s: float,
+        end: ProducerEnd = ProducerEnd.ABORTED,
+        first_token_id: int | None = None,
+    ) -> None:
+        """End a request, wherever it is. Its blocks are free afterwards, or held until its transfer is over."""
+        request.set_status(status, now_s)
+        request_id = request.request_id
+        del self.requests[request_id]
+        self._places.remove(request)
+        self._deadlines.remove(request_id)
+        self.remote.release(request, end, first_token_id)
+        self.finished_req_ids.add(request_id)
+        self._outbox.add_finished_id(request)
+
+    # -- a step is put together ----------------------------------------------------------------------------------
+
+    def schedule(self) -> SchedulerOutput:
+        """Decide the next step.
+
+        If it is empty, and update_from_output then has no outputs, nothing can be done before something happens: a
+        request is added, the connector reports, or next_deadline() passes.
+        """
+        now_s = self._clock()
+        self._end_overdue_requests(now_s)
+        self.remote.cancel_overdue_loads(now_s)
+        step = Step(self.config, token_budget=self.config.max_num_batched_tokens, now_s=now_s)
+        self._batch.schedule_running(step)
+        if not step.preempted or not step.num_scheduled_tokens:
+            self._admission.schedule_waiting(step)
+        return self._build_output(step)
+
+    def _end_overdue_requests(self, now_s: float) -> None:
+        while (first := self._deadlines.peek()) is not None and first[0][0] <= now_s:
+            self.finish_requests(first[1], RequestStatus.FINISHED_ABORTED, error="deadline exceeded")
+
+    def _build_output(self, step: Step) -> SchedulerOutput:
+        finished_req_ids, self.finished_req_ids = self.finished_req_ids, set()
+        output = step.build_output(self.requests, self.kv_cache_manager, finished_req_ids)
+        self._stats.num_prompt_tokens_computed += step.num_prompt_tokens
+        self._stats.num_steps += bool(step.num_scheduled_tokens)
+        if self.connector is not None:
+            output.kv_connector_metadata = self.connector.build_connector_meta(step.producer_progress)
+        return output
+
+    # -- a step is taken in --------------------------------------------------------------------------------------
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """Append what the step sampled, end what is complete, and return all news by client index.
+
+        Requests that were finished since the step was scheduled get nothing of it.
+        """
+        now_s = self._clock()
+        # Before the tokens: a producer whose consumer is gone must not be handed over to it.
+        self._update_from_connector(model_runner_output, now_s)
+        for request_id in model_runner_output.num_nans_in_logits:
+            self._count_corrupted(request_id)
+        for request_id, token_ids in zip(
+            model_runner_output.req_ids, model_runner_output.sampled_token_ids, strict=True
+        ):
+            request = self.running.get(request_id)
+            if request is not None and request_id in scheduler_output.num_scheduled_tokens:
+                drafts = scheduler_output.scheduled_spec_decode_tokens.get(request_id)
+                if drafts and token_ids:
+                    # Of each draft that was not accepted the KV is computed over again.
+                    request.num_computed_tokens -= len(drafts) - (len(token_ids) - 1)
+                logprobs = model_runner_output.logprobs.get(request_id)
+                self._take_tokens(request, token_ids, logprobs, now_s)
+        return self._outbox.take()
+
+    def _update_from_connector(self, model_runner_output: ModelRunnerOutput, now_s: float) -> None:
+        output = model_runner_output.kv_connector_output
+        if self.connector is None or output is None:
+            return
+        for ending in self.remote.update(output, self.requests, self._places, now_s):
+            self._finish(ending.request, ending.status, now_s)
+            if not ending.is_silent:
+                self._outbox.add_end(ending.request, now_s, error=ending.error)
+
+    def _count_corrupted(self, request_id: str) -> None:
+        request = self.requests.get(request_id)
+        if request is not None and not request.is_corrupted:
+            request.is_corrupted = True
+            self._stats.num_corrupted_reqs += 1
+
+    def _take_tokens(
+        self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None, now_s: float
+    ) -> None:
+        """Append sampled tokens up to the one that ends the request; the blocks that are full now may be shared."""
+        num_earlier_tokens = request.num_output_tokens
+        stop: RequestStatus | None = None
+        for token_id in token_ids:
+            request.append_output_token_ids(token_id)
+            stop = find_stop(request)
+            if stop is not None:
+                break
+        self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
+        kept_token_ids = request.output_token_ids[num_earlier_tokens:]
+        if not kept_token_ids:
+            return
+        if request.first_token_at_s is None:
+            request.first_token_at_s = now_s
+        self._stats.num_output_tokens += len(kept_token_ids)
+        kept_logprobs = None if logprobs is None else logprobs[: len(kept_token_ids)]
+        is_producer = request.transfer_role is TransferRole.PRODUCER
+        if stop is None and not is_producer:
+            self._outbox.add_tokens(request, kept_token_ids, kept_logprobs, num_earlier_tokens)
+            return
+        if stop is not None:
+            self._finish(request, stop, now_s, ProducerEnd.FINISHED_HERE)
+        else:
+            capped = RequestStatus.FINISHED_LENGTH_CAPPED
+            self._finish(request, capped, now_s, ProducerEnd.HANDED_OVER, kept_token_ids[0])
+        self._outbox.add_end(
+            request, now_s, new_token_ids=kept_token_ids, logprobs=kept_logprobs, handed_over=stop is None
+        )
+
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+        """Take in a drafter's proposals for running requests: the next step verifies them."""
+        for request_id, token_ids in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
+            request = self.running.get(request_id)
+            if request is not None:
+                request.spec_token_ids = token_ids
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> dict[str, Request]:
+        """RUNNING requests by id, in the order of admission."""
+        return self._places.running
+
+    @property
+    def waiting(self) -> RequestQueue:
+        """Requests that wait for their turn without blocks."""
+        return self._places.waiting
+
+    @property
+    def holding(self) -> RequestQueue:
+        """Requests that wait for their turn with blocks."""
+        return self._places.holding
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """Return (running, all other unfinished) requests."""
+        return len(self.running), len(self.requests) - len(self.running)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Return the number of requests that have not ended."""
+        return len(self.requests)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether any request has not ended."""
+        return bool(self.requests)
+
+    def has_finished_requests(self) -> bool:
+        """Whether the worker has yet to be told, by the next step, of requests that ended."""
+        return bool(self.finished_req_ids)
+
+    def has_requests(self) -> bool:
+        """Whether anything is left: unfinished, not yet told of, or held for a transfer."""
+        return self.has_unfinished_requests() or self.has_finished_requests() or bool(self.remote.held)
+
+    def next_deadline(self) -> float | None:
+        """Return the wall clock at which schedule() has something to end or cancel, or None."""
+        own, load = self._deadlines.peek(), self.remote.next_deadline()
+        if own is None or load is None:
+            return load if own is None else own[0][0]
+        return min(own[0][0], load)
+
+    def get_kv_connector(self) -> KVConnectorScheduler | None:
+        """Return the scheduler side of the connector."""
+        return self.connector
+
+    def make_stats(self) -> SchedulerStats:
+        """Take a snapshot. The mark of a prefix cache reset is in one snapshot only."""
+        pool, prefix = self.kv_cache_manager.block_pool, self.kv_cache_manager.prefix_cache_stats
+        num_loading = len(self.remote.loading)
+        snapshot = replace(
+            self._stats,
+            num_running_reqs=len(self.running),
+            num_waiting_reqs=len(self.requests) - len(self.running) - num_loading,
+            num_waiting_for_remote_kvs=num_loading,
+            num_held_reqs=len(self.remote.held),
+            num_free_blocks=pool.num_free_blocks,
+            kv_cache_usage=self.kv_cache_manager.usage,
+            num_preemptions=self._batch.num_preemptions,
+            num_late_completions=self.remote.num_late_completions,
+            prefix_cache_stats=replace(prefix),
+            transfer_stats=self.remote.transfer_stats,
+        )
+        prefix.reset = False
+        return snapshot
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached blocks, for instance after new weights. Refuses, and returns False, while any is held."""
+        return self.kv_cache_manager.reset_prefix_cache()
+
+    def shutdown(self) -> None:
+        """End every request; the next update_from_output tells their clients."""
+        self.finish_requests(list(self.requests), RequestStatus.FINISHED_ABORTED, error="the engine shuts down")
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if blocks, places and statuses contradict each other. Costs O(blocks + requests)."""
+        self.kv_cache_manager.check_integrity()
+        check_places(self.requests, self._places, self.remote, self.kv_cache_manager)

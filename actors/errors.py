@@ -1,0 +1,23 @@
+"""Everything that can go wrong on this floor.
+
+EngineError
+|-- DuplicateRequest   a request id that this engine still knows was submitted again
+|-- IllegalTransition  a request was about to change its status along an arrow that is not drawn
+`-- IntegrityError     block or queue accounting contradicts itself: the engine must die and be replaced
+"""
+
+
+class EngineError(Exception):
+    """The root of this floor's errors."""
+
+
+class DuplicateRequest(EngineError):
+    """The id belongs to a request that is unfinished here, or whose blocks a transfer still holds."""
+
+
+class IllegalTransition(EngineError):
+    """A bug of ours: docs/states.md draws every change of status that there is."""
+
+
+class IntegrityError(EngineError):
+    """A bug of ours: an invariant of the block pool or of the queues does not hold."""
