@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpoints import make_checkpoint
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a family's checkpoint, made at its first use."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def directory_of(family: str) -> Path:
+        directory = root / family
+        return directory if directory.exists() else make_checkpoint(family, directory)
+
+    return directory_of

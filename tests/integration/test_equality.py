@@ -1,0 +1,123 @@
+"""Greedy float32 tokens over a prefill and a decode engine equal transformers' generate(), token for token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actors.core.request import RequestStatus
+from actors.core.sampling_params import SamplingParams
+from tests.checkpoints import FAMILIES
+from tests.engine_pair import EnginePair, engine_config
+from tests.reference import greedy_tokens, random_prompt
+
+_NUM_TOKENS = 8
+_LONGEST = 56
+_GREEDY = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True)
+_CheckpointOf = Callable[[str], Path]
+
+
+def _prompts(count: int, *, shared_prefix: bool = False) -> dict[str, list[int]]:
+    """Prompts from one token to the longest; with a shared prefix, all of them begin alike."""
+    lengths = [_LONGEST - (index * 11) % _LONGEST for index in range(count)]
+    prefix = random_prompt(40, seed=99) if shared_prefix else []
+    return {f"r{index}": prefix + random_prompt(length, seed=index) for index, length in enumerate(lengths)}
+
+
+def _check(directory: Path, pair: EnginePair, prompts: dict[str, list[int]]) -> None:
+    for request_id, prompt in prompts.items():
+        pair.hand_over(request_id, prompt, _GREEDY)
+    pair.run()
+    for request_id, prompt in prompts.items():
+        assert pair.answers[request_id].token_ids == greedy_tokens(directory, tuple(prompt), _NUM_TOKENS), request_id
+    pair.assert_whole()
+
+
+@pytest.mark.parametrize("num_chunks", [1, 2, 7])
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_handed_over_tokens_equal_generate(
+    family: str, block_size: int, num_chunks: int, checkpoint: _CheckpointOf
+) -> None:
+    directory = checkpoint(family)
+    budget = -(-_LONGEST // num_chunks)
+    config = engine_config(
+        directory, block_size=block_size, max_num_seqs=min(32, budget), max_num_batched_tokens=budget
+    )
+    with EnginePair(config, engine_config(directory, block_size=block_size)) as pair:
+        _check(directory, pair, _prompts(1))
+        pair.answers.clear()
+        _check(directory, pair, {f"again-{name}": prompt for name, prompt in _prompts(16).items()})
+        assert RequestStatus.WAITING_FOR_REMOTE_KVS in pair.seen_statuses
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt2"])
+def test_a_shared_prefix_is_computed_and_moved_once(family: str, checkpoint: _CheckpointOf) -> None:
+    directory = checkpoint(family)
+    prompts = _prompts(8, shared_prefix=True)
+    config = engine_config(directory, block_size=8, max_num_batched_tokens=64)
+    with EnginePair(config, config) as pair:
+        first = dict([next(iter(prompts.items()))])
+        _check(directory, pair, first)
+        pair.answers.clear()
+        rest = {name: prompt for name, prompt in prompts.items() if name not in first}
+        _check(directory, pair, rest)
+        for request_id in rest:
+            transfer = pair.answers[request_id].timings("decode").transfer
+            assert transfer is not None
+            assert transfer.num_blocks <= -(-len(rest[request_id]) // 8) - 5, "the prefix's five blocks moved again"
+            assert pair.answers[request_id].timings("prefill").num_cached_tokens >= 40
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "opt", "mixtral"])
+def test_preempted_requests_give_the_same_tokens(family: str, checkpoint: _CheckpointOf) -> None:
+    directory = checkpoint(family)
+    prompts = {f"r{index}": random_prompt(30 + index, seed=index) for index in range(6)}
+    prefill = engine_config(directory, block_size=8)
+    # Each request ends with 5 or 6 blocks; the pool holds the prompts of four of them, but not their outputs.
+    decode = engine_config(directory, block_size=8, num_blocks=18)
+    with EnginePair(prefill, decode) as pair:
+        params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+        for request_id, prompt in prompts.items():
+            pair.hand_over(request_id, prompt, params)
+        pair.run()
+        for request_id, prompt in prompts.items():
+            assert pair.answers[request_id].token_ids == greedy_tokens(directory, tuple(prompt), 16), request_id
+        assert pair.engines["decode"].make_stats().num_preemptions > 0
+        pair.assert_whole()
+
+
+def test_the_decode_engine_computes_no_prompt_token_of_a_handed_over_request(checkpoint: _CheckpointOf) -> None:
+    config = engine_config(checkpoint("llama"), block_size=16)
+    with EnginePair(config, config) as pair:
+        for request_id, prompt in _prompts(16).items():
+            pair.hand_over(request_id, prompt, _GREEDY)
+        pair.run()
+        assert pair.engines["decode"].make_stats().num_prompt_tokens_computed == 0
+        for answer in pair.answers.values():
+            assert answer.timings("decode").num_prompt_tokens_computed == 0
+            statuses = [change.status for change in answer.timings("decode").status_changes]
+            assert statuses[:3] == [
+                RequestStatus.WAITING,
+                RequestStatus.WAITING_FOR_REMOTE_KVS,
+                RequestStatus.WAITING,
+            ]
+            assert statuses[3] is RequestStatus.RUNNING
+
+
+def test_sampled_tokens_do_not_depend_on_the_handoff(checkpoint: _CheckpointOf) -> None:
+    directory = checkpoint("llama")
+    params = SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_tokens=20, ignore_eos=True, presence_penalty=0.5)
+    config = engine_config(directory)
+    answers = []
+    for num_neighbours in (0, 5):
+        with EnginePair(config, config) as pair:
+            for index in range(num_neighbours):
+                pair.hand_over(f"n{index}", random_prompt(20, seed=index), _GREEDY)
+            pair.hand_over("r", random_prompt(33), params)
+            pair.run()
+            answers.append(pair.answers["r"].token_ids)
+    assert answers[0] == answers[1]
+    assert len(set(answers[0])) > 5

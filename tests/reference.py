@@ -1,0 +1,37 @@
+"""The answers that we did not write: transformers' own generate(), greedy, in float32."""
+
+from __future__ import annotations
+
+import functools
+import random
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.checkpoints import VOCAB_SIZE
+
+
+@functools.cache
+def _model(directory: Path) -> AutoModelForCausalLM:
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@functools.cache
+def greedy_tokens(directory: Path, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
+    """The next tokens after a prompt, end-of-sequence ignored."""
+    tokens = _model(directory).generate(  # type: ignore[attr-defined]  # transformers' classes are made at run time
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+    )
+    output: list[int] = tokens[0, len(prompt) :].tolist()
+    return output
+
+
+def random_prompt(length: int, seed: int = 0) -> list[int]:
+    """Token ids beyond the special ones."""
+    return random.Random(f"{seed} {length}").choices(range(3, VOCAB_SIZE), k=length)
