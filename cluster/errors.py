@@ -81,14 +81,14 @@ class NoEngineAvailable(ClusterError):
 class EngineFailed(ClusterError):
     """An engine could not finish an admitted request.
 
-    num_output_tokens: how many output tokens the request has, those included that it was submitted with
-    engine_was_lost:   the engine's session broke, so that the same request can succeed elsewhere
+    num_new_tokens: how many output tokens its client has got since it asked
+    can_resume:     the fault was the engine's, not the request's: it can go on elsewhere
     """
 
-    def __init__(self, request_id: str, reason: str, *, num_output_tokens: int, engine_was_lost: bool = False) -> None:
+    def __init__(self, request_id: str, reason: str, *, num_new_tokens: int, can_resume: bool) -> None:
         super().__init__(f"{request_id}: {reason}")
-        self.num_output_tokens = num_output_tokens
-        self.engine_was_lost = engine_was_lost
+        self.num_new_tokens = num_new_tokens
+        self.can_resume = can_resume
 
 
 class OutputsDiverged(EngineFailed):

@@ -1,0 +1,204 @@
+"""One submission of a request to the engines of a route: submit, listen, abort.
+
+Who may end it: a finished output of the decode engine; one of the prefill engine, if its first token ended the request.
+What the prefill engine's failure does not end: the decode engine goes on by its own recovery policy (it prefills
+itself), so its outputs are waited for. What the decode engine's failure always ends: the attempt.
+Invariant: when the attempt is closed, each engine has said its last word on the request, or has been told to abort it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from actors.core.outputs import EngineCoreOutput, RequestTimings
+from actors.core.request import EngineCoreRequest, FinishReason
+from cluster.engine_connection import EngineConnection
+from cluster.errors import DeadlineExceeded, EngineFailed, EngineLost, OutputsDiverged
+from cluster.generation import EngineReport
+from cluster.output_order import Diverged, OutputOrder
+from cluster.router.base import Route
+from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+
+logger = logging.getLogger(__name__)
+
+
+class EngineStream:
+    """What one engine says about the request, from submit on."""
+
+    def __init__(self, connection: EngineConnection, request: EngineCoreRequest) -> None:
+        self._connection = connection
+        self._request_id = request.request_id
+        self._attempt = request.attempt
+        self._outputs = connection.submit(request)
+        self.engine_id = connection.descriptor.engine_id
+        self.is_open = True
+        self.failure: str | None = None
+        self.was_lost = False
+        self.timings: RequestTimings | None = None
+
+    async def next_output(self) -> EngineCoreOutput | None:
+        """The next output; None if the engine has failed, or has nothing more to say. Then failure says why, if so."""
+        try:
+            while (output := await anext(self._outputs, None)) is not None:
+                if output.attempt == self._attempt:
+                    break
+        except EngineLost as exc:
+            self.is_open, self.was_lost, self.failure = False, True, str(exc)
+            return None
+        if output is None or output.finished:
+            self.is_open = False
+        if output is None:
+            return None
+        self.timings = output.timings or self.timings
+        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            reason = output.error or f"it ended with reason {output.finish_reason}"
+            self.failure = f"engine {self.engine_id} gave the request up: {reason}"
+            return None
+        return output
+
+    def abort(self) -> None:
+        """Let the engine free what the request holds there, unless it has already said its last word."""
+        if self.is_open:
+            self.is_open = False
+            self._connection.abort(self._request_id)
+
+    @property
+    def report(self) -> EngineReport:
+        """What is known of the request's life in this engine."""
+        return EngineReport(self.engine_id, self.timings)
+
+
+class Attempt:
+    """An async context manager: submitted inside, over or aborted after."""
+
+    def __init__(self, route: Route[EngineConnection], request: EngineCoreRequest, deadline_s: float | None) -> None:
+        """deadline_s: on the event loop's clock."""
+        self._route = route
+        self._request = request
+        self._deadline_s = deadline_s
+        self._order = OutputOrder(request.output_token_ids)
+        self._ready: deque[EngineCoreOutput] = deque()
+        self._prefill: EngineStream | None = None
+        # Reads of both engines at once; empty as soon as the prefill engine is through.
+        self._reads: dict[EngineStream, asyncio.Task[EngineCoreOutput | None]] = {}
+
+    async def __aenter__(self) -> Self:
+        """Submit to both engines; the consumer first, whose reservation lets the producer start."""
+        prefill, decode = self._route.prefill, self._route.decode
+        if prefill is None:
+            self._decode = EngineStream(decode, self._request)
+        else:
+            self._decode = EngineStream(decode, self._with_ticket(TransferRole.CONSUMER, prefill))
+            self._prefill = EngineStream(prefill, self._with_ticket(TransferRole.PRODUCER, decode))
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Abort on every engine that still has the request. Nothing here waits for an engine."""
+        for stream in self._streams:
+            stream.abort()
+        reads = list(self._reads.values())
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Every output token so far, those included that the request came with."""
+        return self._order.token_ids
+
+    @property
+    def prefill_report(self) -> EngineReport | None:
+        """The prefill engine's part; None if the decode engine does all of it."""
+        return None if self._prefill is None else self._prefill.report
+
+    @property
+    def decode_report(self) -> EngineReport:
+        """The decode engine's part."""
+        return self._decode.report
+
+    def __aiter__(self) -> Self:
+        """Outputs in order, every position once; the last of the request has a finish_reason."""
+        return self
+
+    async def __anext__(self) -> EngineCoreOutput:
+        """Wait for the next output. Raises EngineFailed if no engine can go on, OutputsDiverged, DeadlineExceeded."""
+        while not self._ready:
+            self._fail_if_nothing_can_follow()
+            try:
+                async with asyncio.timeout_at(self._deadline_s):
+                    stream, output = await self._next_of_any()
+            except TimeoutError:
+                raise DeadlineExceeded(self._request.request_id) from None
+            if output is None:
+                self._on_silent_end(stream)
+            else:
+                self._ready.extend(self._in_order(output))
+        return self._ready.popleft()
+
+    async def _next_of_any(self) -> tuple[EngineStream, EngineCoreOutput | None]:
+        """The next word of any engine, None for "no more"."""
+        listening = [stream for stream in self._streams if stream.is_open or stream in self._reads]
+        if listening == [self._decode] and not self._reads:
+            return self._decode, await self._decode.next_output()
+        for stream in listening:
+            if stream not in self._reads:
+                self._reads[stream] = asyncio.create_task(stream.next_output())
+        await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
+        stream = next(stream for stream, read in self._reads.items() if read.done())
+        return stream, self._reads.pop(stream).result()
+
+    def _in_order(self, output: EngineCoreOutput) -> list[EngineCoreOutput]:
+        try:
+            return self._order.push(output)
+        except Diverged as exc:
+            request_id, num_new_tokens = self._request.request_id, self._num_new_tokens
+            raise OutputsDiverged(request_id, str(exc), num_new_tokens=num_new_tokens, can_resume=True) from exc
+
+    def _on_silent_end(self, stream: EngineStream) -> None:
+        if stream.failure is None:
+            return
+        if stream is self._decode:
+            raise self._failed(stream.failure, can_resume=stream.was_lost)
+        logger.warning(
+            "prefill failed, the decode engine goes on",
+            extra={"request_id": self._request.request_id, "engine_id": stream.engine_id, "reason": stream.failure},
+        )
+
+    def _fail_if_nothing_can_follow(self) -> None:
+        """A gap can only be filled by the prefill engine, and only an open stream can bring the end."""
+        is_prefill_over = self._prefill is None or not self._is_listening(self._prefill)
+        if self._order.has_gap and is_prefill_over:
+            raise self._failed(f"position {len(self.token_ids)} of the output is missing", can_resume=True)
+        if not any(self._is_listening(stream) for stream in self._streams):
+            reasons = [stream.failure for stream in self._streams if stream.failure is not None]
+            was_lost = any(stream.was_lost for stream in self._streams)
+            raise self._failed("; ".join(reasons) or "its engines let go of it unfinished", can_resume=was_lost)
+
+    def _is_listening(self, stream: EngineStream) -> bool:
+        return stream.is_open or stream in self._reads
+
+    def _failed(self, reason: str, *, can_resume: bool) -> EngineFailed:
+        request_id, num_new_tokens = self._request.request_id, self._num_new_tokens
+        return EngineFailed(request_id, reason, num_new_tokens=num_new_tokens, can_resume=can_resume)
+
+    @property
+    def _num_new_tokens(self) -> int:
+        return len(self.token_ids) - len(self._request.output_token_ids)
+
+    @property
+    def _streams(self) -> list[EngineStream]:
+        return [self._decode] if self._prefill is None else [self._prefill, self._decode]
+
+    def _with_ticket(self, role: TransferRole, peer: EngineConnection) -> EngineCoreRequest:
+        request, descriptor = self._request, peer.descriptor
+        address = EngineAddress(descriptor.engine_id, descriptor.incarnation, descriptor.address)
+        transfer_id = f"{request.request_id}/{request.attempt}"
+        return replace(request, kv_transfer_params=KVTransferParams(transfer_id, request.attempt, role, address))

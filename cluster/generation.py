@@ -1,0 +1,148 @@
+"""What a door asks of Serving, and what it gets: the same for gRPC and HTTP.
+
+Nothing here is validated: the input processor does that, and names the fields as they are named here.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+
+from actors.core.outputs import RequestTimings, TokenLogprobs
+from actors.core.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Plain text; the tokenizer adds its special tokens."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids, taken as they are."""
+
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, oldest message first; the model's chat template renders it."""
+
+    messages: list[ChatMessage]
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingOptions:
+    """Sampling parameters as a client gave them; None is "not given". See raypd/v1/generate.proto for each."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    skip_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One prompt and how to go on from it.
+
+    prompt:           None if the client gave none
+    model:            "" asks for the one that is served
+    output_token_ids: the output that the client already has; the answer goes on at the next position
+    timeout_s:        how long the client will wait from now on, or None
+    """
+
+    prompt: Prompt | None
+    request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    model: str = ""
+    sampling: SamplingOptions = SamplingOptions()
+    priority: int = 0
+    output_token_ids: tuple[int, ...] = ()
+    cache_salt: str = ""
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request. num_cached_tokens: of the prompt, those that came from a prefix cache."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """A request's life in one engine; timings is None if the request left before the engine reported."""
+
+    engine_id: str
+    timings: RequestTimings | None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateTimings:
+    """Where a request's time went, in seconds.
+
+    ttft_s:  from the request's arrival at Serving to its first new token; None if there was none
+    tpot_s:  mean gap between tokens after the first; None below two new tokens
+    prefill: the prefill engine's part; None if one engine did all of it
+    """
+
+    ttft_s: float | None
+    tpot_s: float | None
+    prefill: EngineReport | None
+    decode: EngineReport
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateEnd:
+    """How a request ended. stop_reason: the stop string, or the EOS or stop token, if finish_reason is STOP."""
+
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    usage: Usage
+    timings: GenerateTimings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateChunk:
+    """What was generated since the last chunk.
+
+    text:           may lag behind token_ids, where it is held back
+    first_position: output position of token_ids[0], counted over the request's whole life
+    logprobs:       parallel to token_ids, if asked for
+    seed:           in the first chunk only
+    end:            in the last chunk only
+    """
+
+    text: str
+    token_ids: list[int]
+    first_position: int
+    logprobs: list[TokenLogprobs] | None = None
+    seed: int | None = None
+    end: GenerateEnd | None = None

@@ -1,0 +1,43 @@
+"""raypd.v1.ModelService."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+import grpc.aio
+
+from cluster.errors import ModelNotFound
+from cluster.ingress.protos.raypd.v1 import model_pb2, model_pb2_grpc
+from cluster.ingress.statuses import status_of
+from cluster.input_processor import InputProcessor
+
+_Context = grpc.aio.ServicerContext[model_pb2.GetModelRequest, model_pb2.GetModelResponse]
+
+
+class ModelService(model_pb2_grpc.ModelServiceServicer):
+    """Describes the served model."""
+
+    def __init__(self, input_processor: InputProcessor) -> None:
+        model = input_processor.model
+        self._answer = model_pb2.GetModelResponse(
+            model=model.name,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+            has_chat_template=input_processor.tokenizer.has_chat_template,
+            server_version=_version(),
+        )
+
+    async def GetModel(self, request: model_pb2.GetModelRequest, context: _Context) -> model_pb2.GetModelResponse:  # noqa: N802
+        """Describe the served model, if it is the one that is asked for."""
+        if request.model not in ("", self._answer.model):
+            status = status_of(ModelNotFound(request.model, self._answer.model))
+            await context.abort(status.code, status.message, status.trailing_metadata)
+        return self._answer
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("raypd")
+    except importlib.metadata.PackageNotFoundError:
+        return "uninstalled"  # Run from a working directory, as `ray job submit --working-dir .` does.

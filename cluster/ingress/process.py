@@ -1,0 +1,76 @@
+"""One ingress as a process serves it: sessions with the engines, the serving logic, the gRPC door."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from actors.config import ModelFacts
+from cluster.config import ClusterConfig
+from cluster.engine_connection import EngineDescriptor
+from cluster.errors import CanaryFailed, EngineLost
+from cluster.ingress.server import IngressServer
+from cluster.input_processor import InputProcessor, ModelDescription
+from cluster.model_tokenizer import ModelTokenizer
+from cluster.pool.canary import run_canary
+from cluster.pool.membership import Membership
+from cluster.pool.session import EngineSession
+from cluster.pool.session_pool import SessionPool
+from cluster.router.least_loaded import LeastLoadedPair
+from cluster.serving import Serving
+
+_CANARY_TIMEOUT_S = 60.0
+
+
+class IngressProcess:
+    """Lives on one event loop. prove() and update_membership() work before start() opens the door."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+        self._pool: SessionPool | None = None
+        self._server: IngressServer | None = None
+
+    async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
+        """Send a canary request through sessions of its own. Raises CanaryFailed."""
+        sessions = [EngineSession(engine) for engine in (prefill, decode) if engine is not None]
+        try:
+            for session in sessions:
+                await session.open()
+            await run_canary(sessions[0] if prefill is not None else None, sessions[-1], facts, _CANARY_TIMEOUT_S)
+        except EngineLost as error:
+            raise CanaryFailed(str(error)) from error
+        finally:
+            await asyncio.gather(*(session.close() for session in sessions))
+
+    async def update_membership(self, membership: Membership) -> None:
+        """Follow a newer snapshot."""
+        await self._sessions().update(membership)
+
+    async def start(self, facts: ModelFacts) -> int:
+        """Load the tokenizer and open the door; returns its port. Raises TokenizerUnusable or AddressUnavailable."""
+        config = self._config
+        tokenizer = await asyncio.to_thread(
+            ModelTokenizer.load, Path(config.model.model), trust_remote_code=config.model.trust_remote_code
+        )
+        description = ModelDescription(config.model_name, facts.max_model_len, facts.vocab_size, facts.eos_token_ids)
+        serving = Serving(
+            InputProcessor(description, tokenizer),
+            LeastLoadedPair(),
+            self._sessions(),
+            max_requests_in_flight=config.ingress.max_requests_in_flight,
+        )
+        self._server = IngressServer(serving, config.ingress.host, config.ingress.port)
+        return await self._server.start()
+
+    async def drain(self, grace_s: float) -> None:
+        """Close the door; what runs gets grace_s to end, then it is aborted. Then hang up on the engines."""
+        if self._server is not None:
+            await self._server.drain(grace_s)
+        if self._pool is not None:
+            await self._pool.close()
+
+    def _sessions(self) -> SessionPool:
+        if self._pool is None:
+            # Made here and not before: it belongs to the running event loop.
+            self._pool = SessionPool()
+        return self._pool

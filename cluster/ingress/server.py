@@ -1,0 +1,71 @@
+"""The gRPC server of an ingress."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cluster.errors import AddressUnavailable
+from cluster.ingress.generate_service import GenerateService
+from cluster.ingress.health import IngressHealth
+from cluster.ingress.model_service import ModelService
+from cluster.ingress.protos.raypd.v1 import generate_pb2, generate_pb2_grpc, model_pb2, model_pb2_grpc
+from cluster.serving import Serving
+
+MAX_MESSAGE_BYTES: Final = 16 * 2**20
+"""Both ways. A prompt of a million token ids has about 3 MB."""
+SERVICES: Final = (
+    generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name,
+    model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
+)
+_OPTIONS: Final = (
+    # Two servers on one port would share its connections silently: a clash must fail.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A stream can be silent for as long as a prompt is in the queue; clients that ping meanwhile must not be cut off.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Notice clients that vanish without a word: their requests are aborted.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+)
+
+
+class IngressServer:
+    """raypd.v1, grpc.health.v1 and reflection on one port. start() and drain() belong to one event loop."""
+
+    def __init__(self, serving: Serving, host: str = "127.0.0.1", port: int = 0) -> None:
+        """port: 0 takes a free one."""
+        self._serving = serving
+        self._host = host
+        self._port = port
+
+    async def start(self) -> int:
+        """Listen, and report SERVING; returns the port. Raises AddressUnavailable."""
+        # Made here and not before: it belongs to the running event loop.
+        self._server = grpc.aio.server(options=_OPTIONS)
+        self._health = IngressHealth()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        generate_pb2_grpc.add_GenerateServiceServicer_to_server(GenerateService(self._serving), self._server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving.input_processor), self._server)
+        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        address = f"{self._host}:{self._port}"
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as exc:
+            raise AddressUnavailable(address, str(exc)) from exc
+        await self._server.start()
+        for service in (health.OVERALL_HEALTH, *SERVICES):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        return port
+
+    async def drain(self, grace_s: float) -> None:
+        """Report NOT_SERVING, refuse new calls, let running ones end for up to grace_s, abort the rest, close."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)

@@ -1,0 +1,82 @@
+"""Which gRPC status an error is, with the details that clients act on (google.rpc.BadRequest, RetryInfo)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import grpc
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # it ships no types
+
+from cluster.errors import (
+    ClusterError,
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    ModelNotFound,
+    NoEngineAvailable,
+    Overloaded,
+)
+
+STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
+"""Where a serialized google.rpc.Status travels, by gRPC's convention for richer errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorStatus:
+    """How a call ends."""
+
+    code: grpc.StatusCode
+    message: str
+    details: tuple[Message, ...] = ()
+
+    @property
+    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        """The details as a client's library expects them."""
+        if not self.details:
+            return ()
+        number: int = self.code.value[0]
+        status = status_pb2.Status(code=number, message=self.message)
+        for detail in self.details:
+            status.details.add().Pack(detail)
+        return ((STATUS_DETAILS_KEY, status.SerializeToString()),)
+
+
+def status_of(error: ClusterError) -> ErrorStatus:
+    """The status of an error. Only UNAVAILABLE and RESOURCE_EXHAUSTED are safe to retry unchanged."""
+    code, message = grpc.StatusCode, str(error)
+    match error:
+        case InvalidRequest():
+            return ErrorStatus(code.INVALID_ARGUMENT, message, (_bad_request(error),))
+        case ModelNotFound():
+            return ErrorStatus(code.NOT_FOUND, message)
+        case Overloaded():
+            return ErrorStatus(code.RESOURCE_EXHAUSTED, message, (_retry_info(error.retry_delay_s),))
+        case NoEngineAvailable():
+            return ErrorStatus(code.UNAVAILABLE, message)
+        case DeadlineExceeded():
+            return ErrorStatus(code.DEADLINE_EXCEEDED, message)
+        case EngineFailed(can_resume=True, num_new_tokens=num_new_tokens):
+            # Once tokens are out, a plain retry would send them again: the client has to resume instead.
+            return ErrorStatus(code.ABORTED if num_new_tokens else code.UNAVAILABLE, message)
+        case _:
+            return ErrorStatus(code.INTERNAL, message)
+
+
+def internal_error(request_id: str) -> ErrorStatus:
+    """The status of a bug of ours: what went wrong is in the log, under the request's id."""
+    return ErrorStatus(grpc.StatusCode.INTERNAL, f"{request_id}: internal error; the server's log has it by this id")
+
+
+def _bad_request(error: InvalidRequest) -> error_details_pb2.BadRequest:
+    message = error_details_pb2.BadRequest()
+    for violation in error.violations:
+        message.field_violations.add(field=violation.field, description=str(violation))
+    return message
+
+
+def _retry_info(delay_s: float) -> error_details_pb2.RetryInfo:
+    message = error_details_pb2.RetryInfo()
+    message.retry_delay.FromMilliseconds(int(delay_s * 1000))
+    return message

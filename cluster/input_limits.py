@@ -1,0 +1,24 @@
+"""What a request may ask for at most, and what it gets when it does not say."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class InputLimits(BaseModel):
+    """Bounds on one request, so that none can take an ingress or an engine down."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    default_max_tokens: int = Field(
+        1024, ge=1, description="max_tokens of a request that has none, where the context has room for so many."
+    )
+    max_prompt_chars: int = Field(
+        4_000_000, ge=1, description="Characters of a prompt; longer ones are refused before they are tokenized."
+    )
+    max_chat_messages: int = Field(10_000, ge=1, description="Messages of a conversation.")
+    max_stop_strings: int = Field(16, ge=0, description="Stop strings of a request.")
+    max_stop_string_chars: int = Field(256, ge=1, description="Characters of a stop string.")
+    max_stop_token_ids: int = Field(64, ge=0, description="Stop tokens of a request.")
+    max_logprobs: int = Field(20, ge=0, description="Log-probabilities returned per token.")
+    max_logit_bias: int = Field(1024, ge=0, description="Entries of logit_bias.")
+    max_request_id_chars: int = Field(128, ge=1, description="Characters of a request id.")
+    max_cache_salt_bytes: int = Field(256, ge=1, description="Bytes of cache_salt, as UTF-8.")

@@ -1,0 +1,168 @@
+"""From what a client asks to what an engine is given: template, tokens, limits, defaults.
+
+Every mistake of a client is found here and named: no engine ever sees an invalid request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from actors.core.request import EngineCoreRequest
+from cluster.errors import ModelNotFound
+from cluster.generation import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from cluster.input_limits import InputLimits
+from cluster.model_tokenizer import ChatTemplateError, ModelTokenizer
+from cluster.sampling_rules import Violations, check_sampling, resolve_sampling
+
+MAX_CHARS_ON_EVENT_LOOP: Final = 4096
+"""Longer prompts are tokenized on a thread: about a millisecond of work is where streams begin to notice."""
+MAX_INT32: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """What a door must know of the served model.
+
+    max_model_len: most tokens of prompt and output together, such that the KV cache of every engine holds them
+    vocab_size:    the model's, which can be larger than the tokenizer's
+    """
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class InputProcessor:
+    """Turns a client's request into an engine's."""
+
+    def __init__(
+        self,
+        model: ModelDescription,
+        tokenizer: ModelTokenizer,
+        limits: InputLimits | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self._limits = limits or InputLimits()
+        self._wall_clock = wall_clock
+
+    async def process(self, request: GenerateRequest) -> EngineCoreRequest:
+        """Validate, tokenize and complete a request. Long prompts are tokenized off the event loop.
+
+        Its id at the engines is the client's with a random ending, so that two ingresses never give one engine the
+        same id twice.
+        Raises ModelNotFound, or InvalidRequest with every violation that could be found at once.
+        """
+        arrival_time_s = self._wall_clock()
+        self._check_before_tokenizing(request)
+        prompt_token_ids = await self._tokenize(request.prompt)
+        max_tokens = self._check_room(request, prompt_token_ids)
+        return EngineCoreRequest(
+            request_id=f"{request.request_id}-{secrets.token_hex(4)}",
+            prompt_token_ids=prompt_token_ids,
+            sampling_params=resolve_sampling(request.sampling, max_tokens),
+            output_token_ids=list(request.output_token_ids),
+            eos_token_ids=self.model.eos_token_ids,
+            priority=request.priority,
+            arrival_time_s=arrival_time_s,
+            deadline_s=None if request.timeout_s is None else arrival_time_s + request.timeout_s,
+            cache_salt=request.cache_salt or None,
+        )
+
+    def _check_before_tokenizing(self, request: GenerateRequest) -> None:
+        if request.model not in ("", self.model.name):
+            raise ModelNotFound(request.model, self.model.name)
+        limits, violations = self._limits, Violations()
+        request_id, salt = request.request_id, request.cache_salt
+        is_named = len(request_id) <= limits.max_request_id_chars and request_id.isascii() and request_id.isprintable()
+        allowed = f"at most {limits.max_request_id_chars} printable ASCII characters"
+        violations.require(is_named, "request_id", request_id, allowed)
+        is_salt = len(salt.encode(errors="surrogatepass")) <= limits.max_cache_salt_bytes
+        violations.require(is_salt, "cache_salt", salt, f"at most {limits.max_cache_salt_bytes} bytes")
+        violations.require(abs(request.priority) <= MAX_INT32, "priority", request.priority, f"up to {MAX_INT32}")
+        self._check_prompt(request.prompt, violations)
+        self._check_token_ids("output_token_ids", request.output_token_ids, violations)
+        check_sampling(request.sampling, self.model.vocab_size, limits, violations)
+        violations.raise_if_any()
+
+    def _check_prompt(self, prompt: Prompt | None, violations: Violations) -> None:
+        match prompt:
+            case None:
+                violations.require(False, "prompt", None, "one of text, token_ids and chat")
+            case TextPrompt(text):
+                violations.require(text != "", "text", text, "at least one character")
+                self._check_num_chars("text", len(text), violations)
+            case TokenPrompt(token_ids):
+                violations.require(len(token_ids) > 0, "token_ids", token_ids, "at least one token id")
+                self._check_token_ids("token_ids", token_ids, violations)
+            case ChatPrompt(messages):
+                allowed = f"1 to {self._limits.max_chat_messages} messages"
+                violations.require(1 <= len(messages) <= self._limits.max_chat_messages, "chat", messages, allowed)
+                self._check_num_chars("chat", sum(len(message.content) for message in messages), violations)
+
+    def _check_num_chars(self, field: str, num_chars: int, violations: Violations) -> None:
+        limit = self._limits.max_prompt_chars
+        violations.require(num_chars <= limit, field, f"{num_chars} characters", f"at most {limit} characters")
+
+    def _check_token_ids(self, field: str, token_ids: list[int] | tuple[int, ...], violations: Violations) -> None:
+        vocab_size, max_model_len = self.model.vocab_size, self.model.max_model_len
+        if len(token_ids) >= max_model_len:
+            allowed = f"fewer than the context's {max_model_len} tokens"
+            violations.require(False, field, f"{len(token_ids)} tokens long", allowed)
+            return
+        is_known = not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
+        violations.require(is_known, field, token_ids, f"token ids from 0 to {vocab_size - 1}")
+
+    async def _tokenize(self, prompt: Prompt | None) -> list[int]:
+        tokenizer = self.tokenizer
+        match prompt:
+            case TextPrompt(text):
+                return await _run(len(text), lambda: tokenizer.encode(text))
+            case ChatPrompt(messages):
+                num_chars = sum(len(message.content) for message in messages)
+                try:
+                    return await _run(num_chars, lambda: tokenizer.encode_chat(messages))
+                except ChatTemplateError as exc:
+                    violations = Violations()
+                    violations.require(False, "chat", messages, str(exc))
+                    violations.raise_if_any()
+                    raise
+            case TokenPrompt(token_ids):
+                return list(token_ids)
+            case None:
+                raise AssertionError("a request without a prompt was refused before")
+
+    def _check_room(self, request: GenerateRequest, prompt_token_ids: list[int]) -> int:
+        """Check the prompt's length, and that of the output that it leaves room for; return max_tokens."""
+        violations = Violations()
+        field = {TextPrompt: "text", TokenPrompt: "token_ids", ChatPrompt: "chat"}[type(request.prompt)]
+        num_prompt_tokens, max_model_len = len(prompt_token_ids), self.model.max_model_len
+        violations.require(num_prompt_tokens > 0, field, "0 tokens long", "a prompt of at least one token")
+        self._check_token_ids(field, prompt_token_ids, violations)
+        violations.raise_if_any()
+
+        room = max_model_len - num_prompt_tokens
+        asked = request.sampling.max_tokens
+        min_tokens = request.sampling.min_tokens or 0
+        max_tokens = asked if asked is not None else min(room, max(self._limits.default_max_tokens, min_tokens))
+        allowed = f"at most {room}, which a prompt of {num_prompt_tokens} tokens leaves of {max_model_len}"
+        violations.require(max_tokens <= room, "sampling_params.max_tokens", max_tokens, allowed)
+        violations.require(min_tokens <= room, "sampling_params.min_tokens", min_tokens, allowed)
+        num_given = len(request.output_token_ids)
+        allowed = f"fewer than max_tokens, which is {max_tokens}"
+        violations.require(num_given < max_tokens, "output_token_ids", f"{num_given} tokens long", allowed)
+        violations.raise_if_any()
+        return max_tokens
+
+
+async def _run(num_chars: int, tokenize: Callable[[], list[int]]) -> list[int]:
+    if num_chars <= MAX_CHARS_ON_EVENT_LOOP:
+        return tokenize()
+    return await asyncio.to_thread(tokenize)

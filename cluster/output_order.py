@@ -1,0 +1,69 @@
+"""One output out of what several engines send about it: in order of position, each position once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from actors.core.outputs import EngineCoreOutput
+
+
+class Diverged(Exception):
+    """A position came a second time with another token."""
+
+    def __init__(self, position: int, first: int, second: int) -> None:
+        super().__init__(f"position {position} was token {first} and then token {second}")
+
+
+class OutputOrder:
+    """Passes outputs on in the order of their positions.
+
+    The first token comes from the prefill engine and the others from the decode engine, over connections of their own:
+    so an output can come before its time, and is kept until the gap before it has been filled.
+    """
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        """token_ids: the output tokens that the client has already."""
+        self._token_ids = list(token_ids)
+        self._early: list[EngineCoreOutput] = []
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Every token passed on so far, and those before."""
+        return self._token_ids
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether outputs wait for a position that has not come."""
+        return bool(self._early)
+
+    def push(self, output: EngineCoreOutput) -> list[EngineCoreOutput]:
+        """Take an output; return what is next in order, without positions that were passed on before.
+
+        Raises Diverged if a position comes again with another token.
+        """
+        if not self._early and output.first_position == len(self._token_ids):
+            self._token_ids += output.new_token_ids
+            return [output]
+        self._early.append(output)
+        self._early.sort(key=lambda early: early.first_position)
+        ready: list[EngineCoreOutput] = []
+        while self._early and self._early[0].first_position <= len(self._token_ids):
+            new = self._without_passed_on(self._early.pop(0))
+            self._token_ids += new.new_token_ids
+            ready.append(new)
+        return ready
+
+    def _without_passed_on(self, output: EngineCoreOutput) -> EngineCoreOutput:
+        num_passed_on = min(len(self._token_ids) - output.first_position, len(output.new_token_ids))
+        if num_passed_on == 0:
+            return output
+        for position, token_id in enumerate(output.new_token_ids[:num_passed_on], start=output.first_position):
+            if token_id != self._token_ids[position]:
+                raise Diverged(position, self._token_ids[position], token_id)
+        return replace(
+            output,
+            new_token_ids=output.new_token_ids[num_passed_on:],
+            first_position=output.first_position + num_passed_on,
+            logprobs=None if output.logprobs is None else output.logprobs[num_passed_on:],
+        )

@@ -1,0 +1,1 @@
+"""Which engines serve a request. Pure: values in, a route out."""

@@ -1,0 +1,142 @@
+"""The life of a request, for every door: Serving.generate() is all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+
+from cluster.attempt import Attempt
+from cluster.engine_connection import EnginePool
+from cluster.errors import FieldViolation, InvalidRequest, Overloaded
+from cluster.generation import GenerateChunk, GenerateEnd, GenerateRequest, GenerateTimings, Usage
+from cluster.input_processor import InputProcessor
+from cluster.output_processor import OutputProcessor, ProcessedOutput
+from cluster.router.base import Router
+
+
+class Serving:
+    """Owns every request from its arrival to its end: it alone submits and aborts.
+
+    Invariant: when generate() is left, for whatever reason, no engine works on the request any more, or has been told
+    not to.
+    """
+
+    def __init__(
+        self,
+        input_processor: InputProcessor,
+        router: Router,
+        engines: EnginePool,
+        *,
+        max_requests_in_flight: int = 1024,
+        retry_delay_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """retry_delay_s: what a client is told that comes when max_requests_in_flight are there already."""
+        self.input_processor = input_processor
+        self._router = router
+        self._engines = engines
+        self._max_requests_in_flight = max_requests_in_flight
+        self._retry_delay_s = retry_delay_s
+        self._clock = clock
+        self._request_ids: set[str] = set()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
+        """Stream a request's output; the last chunk has an end. Closing the generator aborts the request.
+
+        Raises InvalidRequest, ModelNotFound, Overloaded, NoEngineAvailable, EngineFailed, DeadlineExceeded.
+        """
+        stopwatch = _Stopwatch(self._clock)
+        deadline_s = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
+        with self._admitted(request.request_id):
+            engine_request = await self.input_processor.process(request)
+            output_processor = OutputProcessor(self.input_processor.tokenizer.backend, engine_request, request.sampling)
+            route = self._router.choose(len(engine_request.prompt_token_ids), self._engines.snapshot())
+            # Told to the client in its first chunk: a request can only be resumed with the seed that it began with.
+            seed: int | None = engine_request.sampling_params.seed
+            async with Attempt(route, engine_request, deadline_s) as attempt:
+                async for output in attempt:
+                    processed = output_processor.process(output)
+                    stopwatch.count(len(processed.token_ids))
+                    if processed.finish_reason is not None:
+                        break
+                    yield _chunk(processed, seed)
+                    seed = None
+            # The engines are free of the request before its client has read the end.
+            num_tokens = (len(engine_request.prompt_token_ids), output_processor.num_output_tokens)
+            yield _chunk(processed, seed, _end(processed, *num_tokens, attempt, stopwatch))
+
+    @property
+    def num_requests_in_flight(self) -> int:
+        """Requests that generate() is working on."""
+        return len(self._request_ids)
+
+    @contextmanager
+    def _admitted(self, request_id: str) -> Iterator[None]:
+        if len(self._request_ids) >= self._max_requests_in_flight:
+            raise Overloaded(len(self._request_ids), self._retry_delay_s)
+        if request_id in self._request_ids:
+            raise InvalidRequest(FieldViolation("request_id", repr(request_id), "one that no request in flight has"))
+        self._request_ids.add(request_id)
+        try:
+            yield
+        finally:
+            self._request_ids.remove(request_id)
+
+
+class _Stopwatch:
+    """Times a request's tokens as they leave Serving."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._started_s = clock()
+        self._first_token_s: float | None = None
+        self._last_token_s = 0.0
+        self._num_tokens = 0
+
+    def count(self, num_tokens: int) -> None:
+        """So many tokens have come."""
+        if num_tokens == 0:
+            return
+        self._last_token_s = self._clock()
+        if self._first_token_s is None:
+            self._first_token_s = self._last_token_s
+        self._num_tokens += num_tokens
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self._first_token_s is None else self._first_token_s - self._started_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        if self._first_token_s is None or self._num_tokens < 2:
+            return None
+        return (self._last_token_s - self._first_token_s) / (self._num_tokens - 1)
+
+
+def _chunk(processed: ProcessedOutput, seed: int | None, end: GenerateEnd | None = None) -> GenerateChunk:
+    return GenerateChunk(
+        text=processed.text,
+        token_ids=processed.token_ids,
+        first_position=processed.first_position,
+        logprobs=processed.logprobs,
+        seed=seed,
+        end=end,
+    )
+
+
+def _end(
+    processed: ProcessedOutput, num_prompt_tokens: int, num_output_tokens: int, attempt: Attempt, stopwatch: _Stopwatch
+) -> GenerateEnd:
+    assert processed.finish_reason is not None
+    prefill, decode = attempt.prefill_report, attempt.decode_report
+    prefill_timings = prefill.timings if prefill is not None else None
+    prefill_timings = prefill_timings or decode.timings
+    num_cached_tokens = prefill_timings.num_cached_tokens if prefill_timings is not None else 0
+    return GenerateEnd(
+        finish_reason=processed.finish_reason,
+        stop_reason=processed.stop_reason,
+        usage=Usage(num_prompt_tokens, num_output_tokens, num_cached_tokens),
+        timings=GenerateTimings(stopwatch.ttft_s, stopwatch.tpot_s, prefill, decode),
+    )
