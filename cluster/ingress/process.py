@@ -49,9 +49,7 @@ class IngressProcess:
     async def start(self, facts: ModelFacts) -> int:
         """Load the tokenizer and open the door; returns its port. Raises TokenizerUnusable or AddressUnavailable."""
         config = self._config
-        tokenizer = await asyncio.to_thread(
-            ModelTokenizer.load, Path(config.model.model), trust_remote_code=config.model.trust_remote_code
-        )
+        tokenizer = await asyncio.to_thread(ModelTokenizer.from_directory, Path(config.model.model))
         description = ModelDescription(config.model_name, facts.max_model_len, facts.vocab_size, facts.eos_token_ids)
         serving = Serving(
             InputProcessor(description, tokenizer),

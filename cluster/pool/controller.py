@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from actors.config import ModelFacts
 from actors.engine_actor import EngineActor, EngineHealth, EngineReady
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
@@ -287,8 +288,11 @@ class Controller:
         if self._ingress is not None:
             await _in_time(self._ingress.update_membership.remote(membership), 30.0)
 
-    def _facts(self) -> Any:
-        return next(engine.ready.facts for engine in self._engines.values() if engine.ready is not None)
+    def _facts(self) -> ModelFacts:
+        """The model's facts; the longest request is one that every engine's KV cache can hold."""
+        facts = [engine.ready.facts for engine in self._engines.values() if engine.ready is not None]
+        longest = min(min(f.max_model_len, f.layout.num_blocks * f.layout.block_size) for f in facts)
+        return replace(facts[0], max_model_len=longest)
 
 
 def _remote(cls: type) -> Any:  # a class that Ray makes at run time
