@@ -82,17 +82,6 @@ def demo(
     _run(lambda: run_demo(cluster_config, num_requests, Console()))
 
 
-@app.command()
-def status(
-    ray_address: Annotated[str | None, typer.Option(help="host:port of the Ray cluster.")] = None,
-    namespace: Annotated[str, typer.Option(help="The cluster's Ray namespace.")] = "raypd",
-) -> None:
-    """Show the engines of a running cluster."""
-    from cluster.status_command import show_status
-
-    _run(lambda: show_status(ray_address, namespace, Console()))
-
-
 def main() -> None:
     """Entry point of `raypd` and of `python -m cluster`."""
     app()
