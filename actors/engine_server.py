@@ -114,6 +114,11 @@ class EngineServer:
         """Why the engine thread died, if it did."""
         return self._error
 
+    def check_integrity(self) -> None:
+        """Check the scheduler's and the pool's invariants; only while the engine is idle. Raises AssertionError."""
+        assert self._core is not None
+        self._core.scheduler.check_integrity()
+
     def _say(self, progress: str) -> None:
         self._progress = progress
         logger.info("engine %s", progress, extra={"engine_id": self._engine_id})

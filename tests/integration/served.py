@@ -1,0 +1,79 @@
+"""`raypd serve` as a user runs it: a process of its own, its output, its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from queue import Empty, Queue
+
+import psutil
+import yaml
+
+ROOT = Path(__file__).parents[2]
+_START_TIMEOUT_S = 100.0
+_STOP_TIMEOUT_S = 60.0
+
+
+class ServeProcess:
+    """Starts on construction; wait_until_ready() gives the address."""
+
+    def __init__(self, config: dict[str, object], directory: Path, *arguments: str) -> None:
+        config_file = directory / "cluster.yaml"
+        config_file.write_text(yaml.safe_dump(config))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "cluster", "serve", "--config", str(config_file), "--port", "0", *arguments],
+            cwd=ROOT,
+            env=environment | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._queue: Queue[str | None] = Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_until_ready(self) -> str:
+        """The ingress's host:port."""
+        while True:
+            line = self._next_line()
+            assert line is not None, "serve ended before it was ready:\n" + "\n".join(self.lines)
+            found = re.search(r"ready .* at (\S+:\d+)", line)
+            if found is not None:
+                return found.group(1)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Signal it and wait for its end; returns the exit status. Everything that it started must be gone."""
+        family = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.send_signal(number)
+        status = self._process.wait(_STOP_TIMEOUT_S)
+        self._reader.join(_STOP_TIMEOUT_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        _, alive = psutil.wait_procs(family, timeout=20.0)
+        assert not alive, f"left running: {[(process.pid, process.name()) for process in alive]}"
+        return status
+
+    def kill_if_alive(self) -> None:
+        """For a test that failed half way."""
+        if self._process.poll() is None:
+            self.stop(signal.SIGKILL)
+
+    def _next_line(self) -> str | None:
+        try:
+            return self._queue.get(timeout=_START_TIMEOUT_S)
+        except Empty:
+            raise AssertionError("no word from serve:\n" + "\n".join(self.lines)) from None
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip())
+            self._queue.put(line.rstrip())
+        self._queue.put(None)

@@ -1,0 +1,115 @@
+"""The whole cluster, as `raypd serve` starts it: Ray actors, gRPC in, text out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cluster.client import CallFailed, GenerateClient
+from cluster.ingress.protos.raypd.v1 import generate_pb2
+from tests.integration.served import ServeProcess
+from tests.reference import greedy_tokens, random_prompt
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+_NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def directory(checkpoint: Callable[[str], Path]) -> Path:
+    return checkpoint("llama")
+
+
+@pytest.fixture(scope="module")
+def served(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServeProcess, str]]:
+    config: dict[str, object] = {
+        "model": {"model": str(directory), "dtype": "float32"},
+        "cache": {"num_blocks": 256},
+        "scheduler": {"max_num_batched_tokens": 48, "max_num_seqs": 32},
+        "parallel": {"num_threads": 1},
+    }
+    process = ServeProcess(config, tmp_path_factory.mktemp("serve"))
+    try:
+        yield process, process.wait_until_ready()
+        assert process.stop() == 0, "\n".join(process.lines)
+    finally:
+        process.kill_if_alive()
+
+
+async def ask(client: GenerateClient, prompt: list[int]) -> tuple[list[int], generate_pb2.GenerateResponse]:
+    token_ids: list[int] = []
+    async for response in client.generate(prompt, max_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True):
+        assert response.first_position == len(token_ids)
+        token_ids.extend(response.token_ids)
+    return token_ids, response
+
+
+async def test_tokens_through_the_whole_cluster_equal_generate(
+    served: tuple[ServeProcess, str], directory: Path
+) -> None:
+    prompts = [random_prompt(length, seed=length) for length in (1, 15, 16, 17, 48, 49, 130, 200)]
+    async with GenerateClient(served[1]) as client:
+        answers = await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
+    for prompt, (token_ids, last) in zip(prompts, answers, strict=True):
+        assert token_ids == greedy_tokens(directory, tuple(prompt), _NUM_TOKENS)
+        assert last.finish_reason == generate_pb2.FINISH_REASON_LENGTH
+        assert last.timings.decode_engine.computed_prompt_tokens == 0
+        statuses = [change.status for change in last.timings.decode_engine.status_changes]
+        assert generate_pb2.REQUEST_STATUS_WAITING_FOR_REMOTE_KVS in statuses
+        assert last.timings.transfer.kv_bytes > 0
+
+
+async def test_health_says_serving(served: tuple[ServeProcess, str]) -> None:
+    async with grpc.aio.insecure_channel(served[1]) as channel:
+        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_bad_input_is_named(served: tuple[ServeProcess, str]) -> None:
+    async with GenerateClient(served[1]) as client:
+        with pytest.raises(CallFailed) as caught:
+            async for _ in client.generate("hello", max_tokens=-1):
+                pass
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert list(caught.value.violations) == ["sampling_params.max_tokens"]
+
+
+async def test_text_comes_back_for_text_and_for_chat(served: tuple[ServeProcess, str]) -> None:
+    async with GenerateClient(served[1]) as client:
+        for prompt in ("A serving engine reads", [("user", "Öl?")]):
+            texts = [response.text async for response in client.generate(prompt, max_tokens=8, seed=3)]
+            assert "".join(texts)
+
+
+async def test_a_hundred_requests_of_which_a_third_is_cancelled_leave_the_rest_alone(
+    served: tuple[ServeProcess, str], directory: Path
+) -> None:
+    async def cancelled(client: GenerateClient, index: int) -> None:
+        stream = client.generate(random_prompt(100, seed=index), max_tokens=200, temperature=0.0, ignore_eos=True)
+        for _ in range(index % 4):
+            await anext(stream)
+        await stream.aclose()
+
+    async def completed(client: GenerateClient, index: int) -> None:
+        prompt = random_prompt(20 + index % 60, seed=index % 8)
+        token_ids, _ = await ask(client, prompt)
+        assert token_ids == greedy_tokens(directory, tuple(prompt), _NUM_TOKENS)
+
+    async with GenerateClient(served[1]) as client, asyncio.TaskGroup() as tasks:
+        for index in range(100):
+            tasks.create_task(cancelled(client, index) if index % 3 == 0 else completed(client, index))
+
+
+def test_a_model_that_cannot_be_served_is_refused_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}')
+    process = ServeProcess({"model": {"model": str(tmp_path)}}, tmp_path)
+    try:
+        with pytest.raises(AssertionError, match="T5ForConditionalGeneration"):
+            process.wait_until_ready()
+    finally:
+        process.kill_if_alive()
