@@ -1,0 +1,55 @@
+import pytest
+
+from actors.core.outputs import EngineCoreOutput, TokenLogprobs
+from actors.core.request import FinishReason
+from cluster.output_order import Diverged, OutputOrder
+
+
+def _output(first_position: int, token_ids: list[int], finish_reason: FinishReason | None = None) -> EngineCoreOutput:
+    return EngineCoreOutput(
+        request_id="r",
+        attempt=0,
+        new_token_ids=token_ids,
+        first_position=first_position,
+        finish_reason=finish_reason,
+        logprobs=[TokenLogprobs([token_id], [-float(token_id)], 1) for token_id in token_ids],
+    )
+
+
+def test_outputs_in_order_pass_as_they_come() -> None:
+    order = OutputOrder([])
+    outputs = [_output(0, [5]), _output(1, [6, 7]), _output(3, [8], FinishReason.LENGTH)]
+
+    assert [order.push(output) for output in outputs] == [[output] for output in outputs]
+    assert list(order.token_ids) == [5, 6, 7, 8]
+
+
+def test_a_token_that_comes_twice_passes_once() -> None:
+    order = OutputOrder([])
+    order.push(_output(0, [5]))
+
+    assert order.push(_output(0, [5, 6])) == [_output(1, [6])]
+    assert order.push(_output(0, [5])) == [_output(1, [])]
+
+
+def test_an_early_output_waits_for_the_gap_before_it() -> None:
+    order = OutputOrder([])
+
+    assert order.push(_output(1, [6])) == []
+    assert order.push(_output(2, [7], FinishReason.LENGTH)) == []
+    assert order.has_gap
+    assert order.push(_output(0, [5])) == [_output(0, [5]), _output(1, [6]), _output(2, [7], FinishReason.LENGTH)]
+    assert not order.has_gap
+
+
+def test_a_resumed_request_goes_on_after_its_tokens() -> None:
+    order = OutputOrder([5, 6])
+
+    assert order.push(_output(2, [7])) == [_output(2, [7])]
+
+
+def test_another_token_at_the_same_position_is_an_error() -> None:
+    order = OutputOrder([5])
+
+    with pytest.raises(Diverged, match="position 0 was token 5 and then token 9"):
+        order.push(_output(0, [9, 6]))

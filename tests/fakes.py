@@ -1,0 +1,131 @@
+"""Stand-ins that more than one test file uses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from actors.core.outputs import EngineCoreOutput, RequestTimings, TokenLogprobs
+from actors.core.request import EngineCoreRequest, FinishReason
+from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineRole
+from cluster.errors import EngineLost
+
+EOS_TOKEN_ID = 256
+VOCAB_SIZE = 257
+
+
+class FakeEngine:
+    """An EngineConnection whose outputs the test sends."""
+
+    def __init__(self, engine_id: str, role: EngineRole) -> None:
+        self._descriptor = EngineDescriptor(engine_id, 7, role, f"{engine_id}.example:1")
+        self._streams: dict[str, asyncio.Queue[EngineCoreOutput | EngineLost | None]] = {}
+        self._arrivals: asyncio.Queue[EngineCoreRequest] = asyncio.Queue()
+        self.submitted: list[EngineCoreRequest] = []
+        self.aborted: list[str] = []
+        self.has_aborted = asyncio.Event()
+
+    @property
+    def descriptor(self) -> EngineDescriptor:
+        return self._descriptor
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        return len(self._streams)
+
+    def submit(self, request: EngineCoreRequest) -> AsyncIterator[EngineCoreOutput]:
+        queue: asyncio.Queue[EngineCoreOutput | EngineLost | None] = asyncio.Queue()
+        self._streams[request.request_id] = queue
+        self.submitted.append(request)
+        self._arrivals.put_nowait(request)
+        return self._outputs(queue)
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+        self.has_aborted.set()
+        if (queue := self._streams.pop(request_id, None)) is not None:
+            queue.put_nowait(None)
+
+    async def next_request(self) -> EngineCoreRequest:
+        """The next request that is submitted."""
+        return await asyncio.wait_for(self._arrivals.get(), timeout=10)
+
+    def send(
+        self,
+        request: EngineCoreRequest,
+        first_position: int,
+        token_ids: Sequence[int] | str,
+        *,
+        finish_reason: FinishReason | None = None,
+        handed_over: bool = False,
+        stop_token_id: int | None = None,
+        error: str | None = None,
+        logprobs: list[TokenLogprobs] | None = None,
+        timings: RequestTimings | None = None,
+    ) -> None:
+        """One output of a request; a string stands for its bytes' tokens."""
+        output = EngineCoreOutput(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            new_token_ids=list(token_ids.encode() if isinstance(token_ids, str) else token_ids),
+            first_position=first_position,
+            finish_reason=finish_reason,
+            handed_over=handed_over,
+            stop_token_id=stop_token_id,
+            error=error,
+            logprobs=logprobs,
+            timings=timings,
+        )
+        if (queue := self._streams.get(request.request_id)) is None:
+            return
+        queue.put_nowait(output)
+        if output.finished:
+            del self._streams[request.request_id]
+
+    def let_go(self, request: EngineCoreRequest) -> None:
+        """End a request's stream without an output."""
+        self._streams.pop(request.request_id).put_nowait(None)
+
+    def lose(self) -> None:
+        """Break the session."""
+        for queue in self._streams.values():
+            queue.put_nowait(EngineLost(self._descriptor.engine_id, "connection reset"))
+        self._streams.clear()
+
+    @staticmethod
+    async def _outputs(queue: asyncio.Queue[EngineCoreOutput | EngineLost | None]) -> AsyncIterator[EngineCoreOutput]:
+        while (item := await queue.get()) is not None:
+            if isinstance(item, EngineLost):
+                raise item
+            yield item
+            if item.finished:
+                return
+
+
+class FakePool:
+    """An EnginePool of given engines."""
+
+    def __init__(self, *engines: EngineConnection) -> None:
+        self.engines = list(engines)
+
+    def snapshot(self) -> Sequence[EngineConnection]:
+        return list(self.engines)
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A byte-level BPE without merges: a token is a byte and its id is the byte's value; <eos> is EOS_TOKEN_ID."""
+    tokenizer = Tokenizer(models.BPE(vocab=_byte_vocabulary(), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
+    assert tokenizer.token_to_id("<eos>") == EOS_TOKEN_ID
+    return tokenizer
+
+
+def _byte_vocabulary() -> dict[str, int]:
+    """GPT-2's spelling of bytes: printable ones as themselves, the others as the characters from 256 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte if byte in printable else 256 + others.index(byte)): byte for byte in range(256)}
