@@ -1,7 +1,7 @@
 """min_p, top_k and top_p: which tokens stay in the lottery.
 
-Each becomes a lowest logit that is kept, so tokens that tie at the edge stay or go together and the order in which a sort
-leaves them cannot matter.
+Each becomes a lowest logit that is kept, so tokens that tie at the edge stay or go together and the order in which a
+sort leaves them cannot matter.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What the worker remembers of the engine's requests from step to step.
 
-The scheduler sends differences only: new requests whole, then each step new blocks and how far a request is. A request is
+The scheduler sends differences only: new requests whole, then each step new blocks and how far a request is.
+A request is
     batched   it holds a row of the arrays: its tokens, its block table
     parked    it was preempted: its tokens are kept, its blocks are not
     forgotten it finished

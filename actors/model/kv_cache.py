@@ -69,9 +69,9 @@ def choose_num_blocks(
         num_blocks = min(budget_bytes // block_size_bytes, useful)
     if num_blocks < blocks_per_sequence:
         raise KVCacheTooSmall(
-            f"the KV cache may take {budget_bytes} bytes, {num_blocks} blocks of {block_size_bytes}, but one sequence of "
-            f"max_model_len = {max_model_len} tokens needs {blocks_per_sequence}: lower max_model_len, or raise "
-            "kv_cache_memory_gib or memory_fraction"
+            f"the KV cache may take {budget_bytes} bytes, {num_blocks} blocks of {block_size_bytes}, but one sequence "
+            f"of max_model_len = {max_model_len} tokens needs {blocks_per_sequence} blocks: lower max_model_len, or "
+            "raise kv_cache_memory_gib or memory_fraction"
         )
     logger.info("sized the KV cache", extra={"num_blocks": num_blocks, "size_bytes": num_blocks * block_size_bytes})
     return num_blocks

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from actors.config import ModelConfig
@@ -55,7 +56,9 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     refuse_unsupported(config, trust_remote_code=model_config.trust_remote_code)
     max_model_len = derive_max_model_len(config, model_config.max_model_len)
     register_attention()
-    model = _read_model(directory, config, model_config).eval().to(_choose_device(model_config))
+    model = _read_model(directory, config, model_config)
+    model.train(False)
+    model.to(_choose_device(model_config))  # type: ignore[arg-type]  # transformers' decorator hides the signature
     # A flattened batch has no padding: a token that happens to be the padding token is like any other.
     model.config.pad_token_id = None
     forward = FlatForward(model)
@@ -103,8 +106,9 @@ def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelCo
     if model_config.load_format == "dummy":
         return _make_dummy_model(config, model_config, dtype)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        loaded: tuple[PreTrainedModel, dict[str, set[object]]] = AutoModelForCausalLM.from_pretrained(  # type: ignore[assignment]  # the stubs ignore output_loading_info
             directory,
+            output_loading_info=True,
             config=config,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
@@ -112,8 +116,12 @@ def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelCo
             use_safetensors=True,
             trust_remote_code=model_config.trust_remote_code,
         )
-    except (OSError, ValueError, RuntimeError) as exc:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as exc:
         raise CheckpointError(f"model: the weights in {directory} cannot be loaded: {exc}") from exc
+    model, report = loaded
+    # transformers draws weights that it misses at random and goes on.
+    if missing := sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]])):
+        raise CheckpointError(f"model: {directory} lacks weights, or has them in another shape: {', '.join(missing)}")
     return model
 
 
@@ -145,7 +153,12 @@ def _probe(forward: FlatForward, architecture: str) -> tuple[KVGeometry, int]:
     """Run a few tokens through the model to see what its layers ask of attention; also its vocabulary size."""
     probe = GeometryProbe(architecture)
     tokens = torch.arange(_NUM_PROBE_TOKENS, device=forward.model.device)
-    logits = forward(tokens, tokens, probe, tokens[-1:])
+    try:
+        logits = forward(tokens, tokens, probe, tokens[-1:])
+    except UnsupportedModel as exc:
+        raise UnsupportedModel(architecture, f"{exc.reason} (in {exc.architecture})") from exc
+    except (TypeError, ValueError, AttributeError, LookupError, NotImplementedError) as exc:
+        raise UnsupportedModel(architecture, f"its forward does not take a flattened batch: {exc!r}") from exc
     return probe.geometry(), logits.shape[-1]
 
 

@@ -17,7 +17,8 @@ def change_logits(logits: Tensor, row: SamplingRow) -> None:
     _add_bias(logits, row.params.logit_bias)
     if row.params.has_penalties:
         _penalize(logits, row)
-    if suppressed := row.suppressed_token_ids:
+    # A stop token that the model does not have is never sampled anyway.
+    if suppressed := [token_id for token_id in row.suppressed_token_ids if token_id < logits.shape[0]]:
         logits[torch.tensor(suppressed, device=logits.device)] = float("-inf")
 
 

@@ -1,10 +1,10 @@
 """From logits to tokens.
 
-Order of operations, as in vLLM: log-probabilities are taken from the raw logits; then logit_bias, penalties, min_tokens; a
-greedy row takes the argmax; a random one goes on with temperature, min_p, top_k, top_p and draws.
+Order of operations, as in vLLM: log-probabilities are taken from the raw logits; then logit_bias, penalties,
+min_tokens; a greedy row takes the argmax; a random one goes on with temperature, min_p, top_k, top_p and draws.
 
-A draw is one Philox uniform number of (seed, output position), inverted through the cumulative sum of the probabilities in
-float64. Every row is computed by itself, from its own logits: who else is in the batch changes nothing.
+A draw is one Philox uniform number of (seed, output position), inverted through the cumulative sum of the probabilities
+in float64. Every row is computed by itself, from its own logits: who else is in the batch changes nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def _sample_rows(raw: Tensor, greedy: Tensor, batch: SamplingBatch) -> Tensor:
 def _draw_rows(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """Temperature, filters and the draw, for the batch's random rows in order; changes the logits."""
     rows = np.flatnonzero(batch.is_random)
-    logits /= torch.from_numpy(batch.temperature[rows]).to(logits)[:, None]
+    # With the largest logit at 0, not even the smallest temperature gives an infinity.
+    logits -= logits.amax(dim=-1, keepdim=True)
+    logits /= torch.from_numpy(batch.temperature[rows]).to(logits)[:, None].clamp_min(torch.finfo(logits.dtype).tiny)
     for index, row in enumerate(rows.tolist()):
         params = batch.rows[row].params
         filter_logits(logits[index], top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)

@@ -1,8 +1,8 @@
 """The proof that a model is served right: the engine's paged, flattened forward against the model's own.
 
 Reading configs can only find what somebody thought of. So every loaded model first computes the logits of two random
-sequences both ways: with transformers' eager attention and its own masks, and through our attention in three mixed steps
-(prefill, a chunk on a cached prefix beside another prefill, decode). An architecture whose logits differ is refused.
+sequences both ways: with transformers' eager attention and its own masks, and through our attention in three mixed
+steps (prefill, a chunk on a cached prefix beside another prefill, decode). If the logits differ, it is refused.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _run_step(
     positions = torch.cat([torch.arange(*edges[sequence]) for sequence in present]).to(sequences.device)
     everywhere = torch.arange(sum(lengths), device=sequences.device)
     logits = forward(input_ids, positions, backend.prepare(shape), everywhere)
-    return list(zip(present, logits.split(lengths), strict=True))
+    return list(zip(present, torch.split(logits, lengths), strict=True))
 
 
 def _stock_logits(forward: FlatForward, sequences: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The seam between transformers' models and our KV cache.
 
-transformers lets a model's attention be replaced by a function that is registered by name. Ours finds the step's batch in
-its keyword arguments (models hand unknown arguments of their forward down to it), so there is no global state and
+transformers lets a model's attention be replaced by a function that is registered by name. Ours finds the step's batch
+in its keyword arguments (models hand unknown arguments of their forward down to it), so there is no global state and
 nothing of a model is forked.
 """
 
@@ -68,7 +68,8 @@ class BatchShape:
     @property
     def seq_lens(self) -> np.ndarray:
         """[num_requests]: tokens whose KV is in the cache after this step."""
-        return self.num_computed + self.query_lens
+        seq_lens: np.ndarray = self.num_computed + self.query_lens
+        return seq_lens
 
 
 class BatchAttention(Protocol):

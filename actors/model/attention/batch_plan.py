@@ -71,8 +71,8 @@ class WindowPlan:
 def plan_writes(shape: BatchShape, cache: CacheShape) -> tuple[Tensor, Tensor]:
     """Where this step's keys go: rows of layer 0's keys [num_kv_heads * num_tokens], and blocks to zero first.
 
-    The blocks are those that a sequence begins in this step and does not fill. Invariant: a slot beyond what was written
-    holds finite numbers, so that a masked score (weight 0) cannot turn another request's leftover NaN into its own.
+    The blocks are those that a sequence begins in this step and does not fill. Invariant: a slot beyond what was
+    written holds finite numbers, so that a masked score (weight 0) cannot bring in another request's leftover NaN.
     """
     requests = np.repeat(np.arange(len(shape.num_computed)), shape.query_lens)
     positions = np.arange(len(requests)) - (shape.query_starts[:-1] - shape.num_computed)[requests]

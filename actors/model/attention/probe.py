@@ -46,7 +46,7 @@ class GeometryProbe:
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See BatchAttention. The result is causal attention without window or soft-cap: only its shape counts."""
         if layer.index in self._layers:
-            raise UnsupportedModel(self._architecture, f"layer {layer.index} attends twice")
+            raise UnsupportedModel(self._architecture, f"layer {layer.index} attends more than once")
         if key.shape != value.shape or key.shape[-1] != query.shape[-1]:
             raise UnsupportedModel(
                 self._architecture, f"keys and values differ in shape ({tuple(key.shape)}, {tuple(value.shape)})"

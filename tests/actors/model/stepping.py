@@ -76,10 +76,11 @@ class Stepper:
 
     def step(self, num_tokens: dict[str, int]) -> ModelRunnerOutput:
         """Compute so many tokens of these sequences, in this order."""
-        new, cached = [], CachedRequestData()
+        new: list[NewRequestData] = []
+        cached = CachedRequestData()
         for req_id, count in num_tokens.items():
             sequence = self.sequences[req_id]
-            self._allocate(sequence, sequence.num_computed + count)
+            self.allocate(sequence, sequence.num_computed + count)
             self._describe(req_id, sequence, new, cached)
         output = self.runner.execute_model(
             SchedulerOutput(new, cached, num_tokens, sum(num_tokens.values()), self._finished, self._preempted)
@@ -101,7 +102,7 @@ class Stepper:
             self.step(unfinished)
         return {req_id: sequence.output for req_id, sequence in self.sequences.items()}
 
-    def _allocate(self, sequence: Sequence, num_tokens: int) -> None:
+    def allocate(self, sequence: Sequence, num_tokens: int) -> None:
         while len(sequence.blocks) * self.runner.layout.block_size < num_tokens:
             sequence.blocks.append(self._free.pop(0))
 

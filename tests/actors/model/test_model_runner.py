@@ -30,7 +30,7 @@ def generate(directory: Path, prompt: tuple[int, ...]) -> list[int]:
     """What transformers generates greedily, with its own cache and masks."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     model.generation_config.eos_token_id = None
-    tokens = model.generate(
+    tokens = model.generate(  # type: ignore[misc]  # transformers annotates self with a protocol of its own
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
         max_new_tokens=NUM_OUTPUT_TOKENS,
@@ -128,7 +128,7 @@ def test_blocks_computed_elsewhere_are_decoded_from_without_computing_the_prompt
     consumer = Stepper(make_runner(directory), seed=2)
     handed_over = Sequence(prompt, output=list(producer.sequences["r"].output), num_computed=33)
     consumer.add("r", handed_over)
-    consumer._allocate(handed_over, 33)
+    consumer.allocate(handed_over, 33)
 
     for source, target in zip(producer.sequences["r"].blocks, handed_over.blocks, strict=True):
         consumer.runner.kv_cache[target] = producer.runner.kv_cache[source]

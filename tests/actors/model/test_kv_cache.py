@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from actors.model.errors import KVCacheTooSmall
+from actors.model.kv_cache import choose_num_blocks
+from actors.model.memory import free_memory_bytes
+from actors.model.model_runner import ModelRunner
+from tests.actors.model.stepping import make_runner
+
+GIB = 1 << 30
+
+
+def choose(cache_config: CacheConfig, *, free_memory_bytes: int = 0, max_model_len: int = 256) -> int:
+    return choose_num_blocks(
+        cache_config,
+        SchedulerConfig(max_num_seqs=2),
+        block_size_bytes=1 << 20,
+        max_model_len=max_model_len,
+        free_memory_bytes=free_memory_bytes,
+    )
+
+
+def test_the_first_setting_that_is_given_decides() -> None:
+    everything = CacheConfig(num_blocks=5, kv_cache_memory_gib=1, memory_fraction=0.5)
+
+    assert choose(everything, free_memory_bytes=GIB) == 5
+    assert choose(everything.model_copy(update={"num_blocks": None}), free_memory_bytes=GIB) == 1024
+    assert choose(CacheConfig(memory_fraction=0.0625), free_memory_bytes=GIB) == 64
+
+
+def test_a_fraction_is_cut_at_what_the_largest_batches_can_use() -> None:
+    assert choose(CacheConfig(memory_fraction=0.5), free_memory_bytes=1000 * GIB) == 4 * 2 * 16
+
+
+def test_less_than_one_sequence_is_refused_with_the_figures() -> None:
+    with pytest.raises(KVCacheTooSmall, match=r"15 blocks of 1048576.*needs 16 blocks"):
+        choose(CacheConfig(memory_fraction=0.5), free_memory_bytes=31 << 20)
+    with pytest.raises(KVCacheTooSmall, match="raise kv_cache_memory_gib"):
+        choose(CacheConfig(kv_cache_memory_gib=0.001))
+
+
+def test_the_cache_has_the_layout_that_links_agree_on(checkpoint: Callable[[str], Path]) -> None:
+    runner = make_runner(checkpoint("qwen3"), block_size=8, num_blocks=10, dtype="bfloat16")
+
+    assert tuple(runner.kv_cache.shape) == runner.layout.shape == (10, 2, 3, 2, 8, 16)
+    assert runner.kv_cache.dtype == torch.bfloat16
+    assert runner.layout.dtype == "bfloat16"
+    assert runner.layout.block_size_bytes == runner.kv_cache[0].numel() * 2
+    assert runner.kv_cache.is_contiguous()
+
+
+def test_the_profiling_run_sizes_the_cache_by_free_memory(checkpoint: Callable[[str], Path]) -> None:
+    runner = ModelRunner(
+        ModelConfig(model=str(checkpoint("gpt2")), device="cpu"),
+        CacheConfig(memory_fraction=0.5),
+        SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=700),
+        ParallelConfig(),
+    )
+    runner.load_model()
+
+    assert runner.determine_num_blocks() == 4 * 4 * (512 // 16)
+
+
+def test_free_memory_is_between_nothing_and_a_lot() -> None:
+    assert 1 << 20 < free_memory_bytes(torch.device("cpu")) < 1 << 50

@@ -1,0 +1,114 @@
+"""What cannot be served is refused at start, with the architecture's name and the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from actors.config import ModelConfig
+from actors.model.errors import UnsupportedModel
+from actors.model.loader import load_model
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+SMALL_OLD: dict[str, Any] = {"vocab_size": 300, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+MLA = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8}
+MOE = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "t5": (
+        {"vocab_size": 300, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4},
+        "encoder-decoder",
+    ),
+    "mamba": ({"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}, "linear_attention"),
+    "rwkv": ({"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}, "recurrent state"),
+    "jamba": (SMALL | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}, "linear_attention"),
+    "qwen3_next": (SMALL | {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2}, "linear_attention"),
+    "deepseek_v3": (SMALL | MLA | MOE, "latent attention"),
+    "gpt_oss": (SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": ROPE}, "attention sinks"),
+    "bloom": (SMALL_OLD, "AttentionInterface"),
+    "falcon": (SMALL_OLD | {"alibi": True}, "ALiBi"),
+    "mpt": ({"vocab_size": 300, "d_model": 32, "n_layers": 2, "n_heads": 4}, "AttentionInterface"),
+    "bert": (SMALL | {"is_decoder": False}, "not causal"),
+    "llama4_text": (SMALL | {"head_dim": 8, "num_local_experts": 2}, "chunked_attention"),
+    "gemma3": ({}, "more than text"),
+    "gemma3_text": (SMALL | {"head_dim": 8, "use_bidirectional_attention": True}, "bidirectional"),
+    "gemma3n_text": (SMALL | {"num_kv_shared_layers": 1, "activation_sparsity_pattern": [0.0, 0.0]}, "share the keys"),
+    "gpt2": (
+        {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "add_cross_attention": True},
+        "cross-attention",
+    ),
+    "diffllama": (SMALL, "attends more than once"),
+    "nemotron": (SMALL, "does not hand its keyword arguments down"),
+}
+
+
+def dummy(model_type: str, settings: dict[str, Any], directory: Path, **model_settings: object) -> ModelConfig:
+    CONFIG_MAPPING[model_type](**settings).save_pretrained(directory)
+    fields = {"model": str(directory), "load_format": "dummy", "dtype": "float32", "device": "cpu"}
+    return ModelConfig.model_validate(fields | model_settings)
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_architecture_is_refused_with_its_reason(model_type: str, tmp_path: Path) -> None:
+    settings, reason = REFUSED[model_type]
+
+    with pytest.raises(UnsupportedModel) as refusal:
+        load_model(dummy(model_type, settings, tmp_path))
+
+    assert reason in str(refusal.value)
+    assert str(refusal.value).startswith(model_type)
+
+
+def test_the_architecture_is_named_as_the_checkpoint_names_it(tmp_path: Path) -> None:
+    config = dummy("falcon", SMALL_OLD | {"alibi": True, "architectures": ["FalconForCausalLM"]}, tmp_path)
+
+    with pytest.raises(UnsupportedModel, match=r"^FalconForCausalLM cannot be served: it uses ALiBi"):
+        load_model(config)
+
+
+def test_layers_of_different_shapes_are_refused(tmp_path: Path) -> None:
+    head_dims = {"head_dim": 8, "global_head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]}
+    settings = SMALL | head_dims | {"vocab_size_per_layer_input": 300, "hidden_size_per_layer_input": 8}
+
+    with pytest.raises(UnsupportedModel, match="layers differ in"):
+        load_model(dummy("gemma4_text", settings, tmp_path))
+
+
+@pytest.mark.parametrize("model_type", ["gpt_neox", "cohere", "phi", "olmo2", "granite", "gpt_bigcode", "starcoder2"])
+def test_other_causal_models_pass_the_self_check(model_type: str, tmp_path: Path) -> None:
+    old_names = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+
+    loaded = load_model(dummy(model_type, old_names if model_type == "gpt_bigcode" else SMALL, tmp_path))
+
+    assert loaded.geometry.num_layers == 2
+    assert loaded.max_model_len == 128
+
+
+def test_longrope_is_served_up_to_its_original_length_only(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 64,
+    }
+    settings = SMALL | {"rope_parameters": rope, "original_max_position_embeddings": 64}
+
+    assert load_model(dummy("phi3", settings, tmp_path)).max_model_len == 64
+    with pytest.raises(UnsupportedModel, match="max_model_len is 100, but at most 64"):
+        load_model(dummy("phi3", settings, tmp_path, max_model_len=100))
