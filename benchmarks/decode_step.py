@@ -1,0 +1,135 @@
+"""Where does a decode step's time go?
+
+One engine in this process decodes a full batch. Each part of EngineCore.step() is timed with a wrapper around its one
+function; what is left of the step is printed as "rest".
+
+    python -m benchmarks.decode_step --batch 16 --context 384
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from actors.core.request import EngineCoreRequest
+from actors.core.sampling_params import SamplingParams
+from actors.core.scheduler import Scheduler
+from actors.engine_core import EngineCore
+from actors.executor import InProcessExecutor
+from actors.model import model_runner as model_runner_module
+from actors.model.attention.torch_backend import TorchAttention, TorchBatch
+from actors.model.input_batch import InputBatch
+from actors.model.model_runner import ModelRunner
+from actors.worker import Worker
+from cluster.config import DEMO_MODEL
+
+_NUM_WARM_STEPS = 3
+
+
+class Parts:
+    """Times calls by name; a part's time includes what it calls."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self._in_step: dict[str, float] = defaultdict(float)
+
+    def wrap(self, owner: Any, attribute: str, name: str) -> None:  # a class or a module
+        """Time every call of owner.attribute as part `name`."""
+        original: Callable[..., Any] = getattr(owner, attribute)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start_s = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._in_step[name] += time.perf_counter() - start_s
+
+        setattr(owner, attribute, timed)
+
+    def end_step(self, step_s: float) -> None:
+        """Close the books of one step."""
+        for name, seconds in self._in_step.items():
+            self.seconds[name].append(seconds)
+        self.seconds["step"].append(step_s)
+        self._in_step.clear()
+
+
+def run(
+    model: Annotated[Path, typer.Option()] = DEMO_MODEL,
+    dtype: Annotated[str, typer.Option()] = "float32",
+    batch: Annotated[int, typer.Option()] = 16,
+    context: Annotated[int, typer.Option()] = 384,
+    steps: Annotated[int, typer.Option()] = 40,
+    threads: Annotated[int, typer.Option()] = 1,
+) -> None:
+    """Decode and print the breakdown of the median step."""
+    core = _engine(model, dtype, batch, context + steps + 8, threads)
+    parts = Parts()
+    parts.wrap(Scheduler, "schedule", "schedule")
+    parts.wrap(Scheduler, "update_from_output", "update")
+    parts.wrap(InputBatch, "update", "input batch: update")
+    parts.wrap(InputBatch, "prepare", "input batch: prepare")
+    parts.wrap(TorchAttention, "prepare", "attention: step metadata")
+    parts.wrap(TorchBatch, "attend", "attention: all layers (inside forward)")
+    parts.wrap(ModelRunner, "_forward", "forward")
+    parts.wrap(model_runner_module, "sample", "sample")
+    for index in range(batch):
+        prompt = torch.randint(3, 2000, (context,), generator=torch.Generator().manual_seed(index)).tolist()
+        params = SamplingParams(temperature=0.0, max_tokens=steps + 4, ignore_eos=True)
+        core.submit(EngineCoreRequest(request_id=str(index), prompt_token_ids=prompt, sampling_params=params))
+    while core.scheduler.get_request_counts() != (batch, 0) or any(
+        request.num_output_tokens == 0 for request in core.scheduler.running.values()
+    ):
+        core.step()
+    for index in range(steps - _NUM_WARM_STEPS):
+        parts._in_step.clear()
+        start_s = time.perf_counter()
+        core.step()
+        if index >= _NUM_WARM_STEPS:
+            parts.end_step(time.perf_counter() - start_s)
+    Console().print(_table(parts, f"decode step, batch {batch}, context {context}, {dtype}, {threads} thread(s)"))
+
+
+def _engine(model: Path, dtype: str, batch: int, max_model_len: int, threads: int) -> EngineCore:
+    block_size = 16
+    config = EngineConfig.model_validate(
+        {
+            "model": ModelConfig.model_validate({"model": str(model), "dtype": dtype, "device": "cpu"}),
+            "cache": CacheConfig(block_size=block_size, num_blocks=batch * (max_model_len // block_size + 2)),
+            "scheduler": SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=512),
+            "parallel": ParallelConfig(num_threads=threads),
+        }
+    )
+    runner = ModelRunner(config.model, config.cache, config.scheduler, config.parallel)
+    runner.load_model()
+    runner.initialize_kv_cache(runner.determine_num_blocks())
+    runner.warm_up()
+    num_blocks = runner.layout.num_blocks
+    scheduler = Scheduler(config.scheduler, config.cache, num_blocks, runner.max_model_len, clock=time.time)
+    return EngineCore(scheduler, InProcessExecutor(Worker(runner, None)))
+
+
+def _table(parts: Parts, title: str) -> Table:
+    table = Table("part", "median ms", "share", title=title)
+    step_s = statistics.median(parts.seconds.pop("step"))
+    medians = {name: statistics.median(seconds) for name, seconds in parts.seconds.items()}
+    top_level = {name: seconds for name, seconds in medians.items() if "inside" not in name}
+    for name, seconds in sorted(medians.items(), key=lambda item: -item[1]):
+        table.add_row(name, f"{seconds * 1e3:.2f}", f"{seconds / step_s:.0%}")
+    table.add_row("rest", f"{(step_s - sum(top_level.values())) * 1e3:.2f}", "")
+    table.add_row("step", f"{step_s * 1e3:.2f}", "100%")
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(run)
