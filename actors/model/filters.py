@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
-
-# Most distributions have their top_p mass in so many tokens: the rest of the vocabulary needs no sorting.
-_FIRST_TOP = 1024
 
 
 def filter_logits(logits: Tensor, *, top_k: int, top_p: float, min_p: float) -> None:
@@ -34,13 +32,14 @@ def _keep_from(logits: Tensor, lowest: float) -> None:
 
 def _lowest_in_top_p(logits: Tensor, top_p: float) -> float:
     """The last logit, from the top, before which less than top_p of the mass lies. The top one always stays."""
-    mass = torch.softmax(logits, dim=0)
-    num_top = min(_FIRST_TOP, logits.shape[0])
-    while True:
-        values, indices = torch.topk(logits, num_top)
-        num_kept = int((mass[indices].cumsum(0, dtype=torch.float64) < top_p).sum()) + 1
-        if num_kept <= num_top:
-            return float(values[num_kept - 1])
-        if num_top == logits.shape[0]:
-            return float(values[-1])
-        num_top = logits.shape[0]
+    ordered = _sort_descending(logits)
+    mass = torch.softmax(ordered, dim=0).cumsum(0, dtype=torch.float64)
+    num_kept = int((mass < top_p).sum()) + 1
+    return float(ordered[min(num_kept, ordered.shape[0]) - 1])
+
+
+def _sort_descending(logits: Tensor) -> Tensor:
+    """Values only. On the CPU numpy's sort takes a tenth of the time of torch's, which also tracks indices."""
+    if logits.device.type == "cpu":
+        return torch.from_numpy(np.sort(logits.numpy())).flip(0)
+    return torch.sort(logits, descending=True).values
