@@ -6,6 +6,7 @@ Every mistake of a client is found here and named: no engine ever sees an invali
 from __future__ import annotations
 
 import asyncio
+import reprlib
 import secrets
 import time
 from collections.abc import Callable
@@ -95,7 +96,7 @@ class InputProcessor:
     def _check_prompt(self, prompt: Prompt | None, violations: Violations) -> None:
         match prompt:
             case None:
-                violations.require(False, "prompt", None, "one of text, token_ids and chat")
+                violations.add("prompt", "missing", "one of text, token_ids and chat")
             case TextPrompt(text):
                 violations.require(text != "", "text", text, "at least one character")
                 self._check_num_chars("text", len(text), violations)
@@ -109,13 +110,14 @@ class InputProcessor:
 
     def _check_num_chars(self, field: str, num_chars: int, violations: Violations) -> None:
         limit = self._limits.max_prompt_chars
-        violations.require(num_chars <= limit, field, f"{num_chars} characters", f"at most {limit} characters")
+        if num_chars > limit:
+            violations.add(field, f"{num_chars} characters long", f"at most {limit} characters")
 
     def _check_token_ids(self, field: str, token_ids: list[int] | tuple[int, ...], violations: Violations) -> None:
         vocab_size, max_model_len = self.model.vocab_size, self.model.max_model_len
         if len(token_ids) >= max_model_len:
             allowed = f"fewer than the context's {max_model_len} tokens"
-            violations.require(False, field, f"{len(token_ids)} tokens long", allowed)
+            violations.add(field, f"{len(token_ids)} tokens long", allowed)
             return
         is_known = not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
         violations.require(is_known, field, token_ids, f"token ids from 0 to {vocab_size - 1}")
@@ -131,7 +133,7 @@ class InputProcessor:
                     return await _run(num_chars, lambda: tokenizer.encode_chat(messages))
                 except ChatTemplateError as exc:
                     violations = Violations()
-                    violations.require(False, "chat", messages, str(exc))
+                    violations.add("chat", reprlib.repr(messages), str(exc))
                     violations.raise_if_any()
                     raise
             case TokenPrompt(token_ids):
@@ -144,7 +146,8 @@ class InputProcessor:
         violations = Violations()
         field = {TextPrompt: "text", TokenPrompt: "token_ids", ChatPrompt: "chat"}[type(request.prompt)]
         num_prompt_tokens, max_model_len = len(prompt_token_ids), self.model.max_model_len
-        violations.require(num_prompt_tokens > 0, field, "0 tokens long", "a prompt of at least one token")
+        if num_prompt_tokens == 0:
+            violations.add(field, "0 tokens long", "a prompt of at least one token")
         self._check_token_ids(field, prompt_token_ids, violations)
         violations.raise_if_any()
 
@@ -157,7 +160,8 @@ class InputProcessor:
         violations.require(min_tokens <= room, "sampling_params.min_tokens", min_tokens, allowed)
         num_given = len(request.output_token_ids)
         allowed = f"fewer than max_tokens, which is {max_tokens}"
-        violations.require(num_given < max_tokens, "output_token_ids", f"{num_given} tokens long", allowed)
+        if num_given >= max_tokens:
+            violations.add("output_token_ids", f"{num_given} tokens long", allowed)
         violations.raise_if_any()
         return max_tokens
 

@@ -29,10 +29,13 @@ class Violations:
         self._found: list[FieldViolation] = []
 
     def require(self, is_allowed: bool, field: str, value: object, allowed: str) -> None:
-        """Take note of a violation unless is_allowed."""
+        """Take note of a violation unless is_allowed. A long value is shortened."""
         if not is_allowed:
-            shown = reprlib.repr(value)
-            self._found.append(FieldViolation(field, shown, allowed))
+            self.add(field, reprlib.repr(value), allowed)
+
+    def add(self, field: str, shown: str, allowed: str) -> None:
+        """Take note of a violation, in words."""
+        self._found.append(FieldViolation(field, shown, allowed))
 
     def raise_if_any(self) -> None:
         """Raise InvalidRequest with everything that was found."""

@@ -1,0 +1,76 @@
+"""A Serving on fake engines, for the tests of Serving and of the doors."""
+
+from dataclasses import dataclass
+from itertools import count
+
+from actors.core.outputs import RequestTimings, StatusChange
+from actors.core.request import EngineCoreRequest, RequestStatus
+from cluster.engine_connection import EngineRole
+from cluster.input_processor import InputProcessor, ModelDescription
+from cluster.model_tokenizer import ModelTokenizer
+from cluster.router.least_loaded import LeastLoadedPair
+from cluster.serving import Serving
+from kv_transfer.stats import TransferTimings
+from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, FakeEngine, FakePool, byte_tokenizer
+
+MODEL = ModelDescription("tiny", max_model_len=64, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_TOKEN_ID,))
+
+
+@dataclass
+class Pair:
+    """A prefill and a decode engine, and Serving on them."""
+
+    prefill: FakeEngine
+    decode: FakeEngine
+    pool: FakePool
+    serving: Serving
+
+    async def next_requests(self) -> tuple[EngineCoreRequest, EngineCoreRequest]:
+        """What the prefill and the decode engine are asked next."""
+        return await self.prefill.next_request(), await self.decode.next_request()
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        return self.prefill.num_unfinished_requests + self.decode.num_unfinished_requests
+
+
+def make_serving(*engines: FakeEngine, max_requests_in_flight: int = 100) -> Serving:
+    """Serving whose clock goes on by one second with each reading."""
+    ticks = count()
+    return Serving(
+        InputProcessor(MODEL, ModelTokenizer(byte_tokenizer()), wall_clock=lambda: 1000.0),
+        LeastLoadedPair(),
+        FakePool(*engines),
+        max_requests_in_flight=max_requests_in_flight,
+        retry_delay_s=1.5,
+        clock=lambda: float(next(ticks)),
+    )
+
+
+def make_pair(max_requests_in_flight: int = 100) -> Pair:
+    prefill, decode = FakeEngine("p0", EngineRole.PREFILL), FakeEngine("d0", EngineRole.DECODE)
+    serving = make_serving(prefill, decode, max_requests_in_flight=max_requests_in_flight)
+    return Pair(prefill, decode, FakePool(prefill, decode), serving)
+
+
+def prefill_timings() -> RequestTimings:
+    return RequestTimings(
+        queued_s=0.25,
+        prefill_s=0.5,
+        num_prompt_tokens_computed=3,
+        num_cached_tokens=2,
+        num_preemptions=0,
+        status_changes=[StatusChange(RequestStatus.WAITING, 1.0), StatusChange(RequestStatus.RUNNING, 1.25)],
+    )
+
+
+def decode_timings() -> RequestTimings:
+    return RequestTimings(
+        queued_s=0.125,
+        prefill_s=0.0,
+        num_prompt_tokens_computed=0,
+        num_cached_tokens=1,
+        num_preemptions=1,
+        status_changes=[StatusChange(RequestStatus.WAITING_FOR_REMOTE_KVS, 1.125)],
+        transfer=TransferTimings(num_blocks=2, num_bytes=4096, num_chunks=1, transfer_s=0.75, exposed_s=0.0625),
+    )
