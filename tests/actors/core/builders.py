@@ -1,0 +1,102 @@
+"""Schedulers and requests for tests, with a clock that tests set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from actors.config import CacheConfig, SchedulerConfig
+from actors.core.request import EngineCoreRequest, Request
+from actors.core.sampling_params import SamplingParams
+from actors.core.scheduler import Scheduler
+from kv_transfer.connector import KVConnectorScheduler
+from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+
+BLOCK_SIZE = 4
+EOS = 0
+
+
+@dataclass
+class Clock:
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def make_scheduler(
+    *,
+    num_blocks: int = 64,
+    max_model_len: int = 64,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 32,
+    enable_chunked_prefill: bool = True,
+    long_prefill_token_threshold: int = 0,
+    policy: Literal["fcfs", "priority"] = "fcfs",
+    watermark: float = 0.0,
+    enable_prefix_caching: bool = True,
+    connector: KVConnectorScheduler | None = None,
+    load_failure_policy: Literal["recompute", "fail"] = "recompute",
+    handoff_timeout_s: float = 10.0,
+    clock: Clock | None = None,
+) -> Scheduler:
+    return Scheduler(
+        SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            enable_chunked_prefill=enable_chunked_prefill,
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            policy=policy,
+            watermark=watermark,
+        ),
+        CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching),
+        num_blocks,
+        max_model_len,
+        connector=connector,
+        load_failure_policy=load_failure_policy,
+        handoff_timeout_s=handoff_timeout_s,
+        clock=clock or Clock(),
+    )
+
+
+def ticket(role: TransferRole, request_id: str) -> KVTransferParams:
+    return KVTransferParams(f"t-{request_id}", 0, role, EngineAddress("peer", 1, "127.0.0.1:1"))
+
+
+def make_request(
+    request_id: str,
+    prompt: int | Sequence[int] = 8,
+    *,
+    max_tokens: int = 4,
+    min_tokens: int = 0,
+    stop_token_ids: tuple[int, ...] = (),
+    ignore_eos: bool = False,
+    output_token_ids: Sequence[int] = (),
+    priority: int = 0,
+    arrival_time_s: float = 0.0,
+    deadline_s: float | None = None,
+    cache_salt: str | None = None,
+    role: TransferRole | None = None,
+    client_index: int = 0,
+    now_s: float = 1000.0,
+) -> Request:
+    """Make a request. An int as prompt: so many tokens that no other request of another id has."""
+    if isinstance(prompt, int):
+        first = 1000 + sum(ord(char) * 31**i for i, char in enumerate(request_id)) % 1_000_000
+        prompt = range(first, first + prompt)
+    core_request = EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling_params=SamplingParams(
+            max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stop_token_ids, ignore_eos=ignore_eos
+        ),
+        output_token_ids=list(output_token_ids),
+        eos_token_ids=(EOS,),
+        priority=priority,
+        arrival_time_s=arrival_time_s,
+        deadline_s=deadline_s,
+        cache_salt=cache_salt,
+        kv_transfer_params=None if role is None else ticket(role, request_id),
+    )
+    return Request.from_engine_core_request(core_request, client_index, BLOCK_SIZE, now_s=now_s)

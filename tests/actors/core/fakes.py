@@ -1,0 +1,250 @@
+"""A worker that knows what every slot of the KV cache must hold, and a connector that does as it is told.
+
+The fake model's KV of a token is a digest of the prefix that ends with it, and the token that it samples is a function
+of the whole prefix. So a wrong block, a block that was given away too early or a skipped token is seen at once, and a
+request's output is the same however it was scheduled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput
+from actors.core.scheduler import Scheduler
+from kv_transfer.connector import (
+    KVConnectorMetadata,
+    KVConnectorOutput,
+    LoadOutcome,
+    ProducerEnd,
+    ProducerFinish,
+    ProducerProgress,
+    ReceivedKV,
+    Reservation,
+)
+from kv_transfer.params import KVTransferParams, TransferRole
+from tests.actors.core.builders import BLOCK_SIZE
+
+VOCABULARY_SIZE = 24
+
+
+def prefix_digests(token_ids: Sequence[int]) -> list[int]:
+    """The KV of each token: a digest of the tokens up to it."""
+    digests, digest = [], 7
+    for token_id in token_ids:
+        digest = (digest * 1_000_003 + token_id * 7919 + 1) % 2_147_483_647
+        digests.append(digest)
+    return digests
+
+
+def next_token(token_ids: Sequence[int]) -> int:
+    """The token that the fake model samples after a prefix; 0 is EOS."""
+    return prefix_digests(token_ids)[-1] % VOCABULARY_SIZE
+
+
+@dataclass
+class FakeWorker:
+    """Executes steps on slots[block_id * block_size + offset], the KV of one token each."""
+
+    num_blocks: int
+    block_size: int
+    slots: list[int] = field(default_factory=list)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    block_ids: dict[str, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.slots = [-1] * (self.num_blocks * self.block_size)
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        self._learn(output)
+        req_ids = list(output.num_scheduled_tokens)
+        starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        assert set(starts) == set(req_ids)
+        for request_id, num_tokens in output.num_scheduled_tokens.items():
+            self.write(self.block_ids[request_id], self.tokens[request_id], starts[request_id], num_tokens)
+        sampled = []
+        for request_id, num_tokens in output.num_scheduled_tokens.items():
+            sampled.append(self._sample(request_id, starts[request_id] + num_tokens))
+        return ModelRunnerOutput(req_ids, sampled)
+
+    def _learn(self, output: SchedulerOutput) -> None:
+        for request_id in output.finished_req_ids:
+            self.tokens.pop(request_id, None)
+            self.block_ids.pop(request_id, None)
+        for new in output.scheduled_new_reqs:
+            assert new.req_id not in self.tokens, "the worker knows it already"
+            self.tokens[new.req_id] = new.prompt_token_ids + new.output_token_ids
+            self.block_ids[new.req_id] = list(new.block_ids[0])
+        cached = output.scheduled_cached_reqs
+        for request_id, is_resumed, block_ids in zip(
+            cached.req_ids, cached.resumed_from_preemption, cached.new_block_ids, strict=True
+        ):
+            if is_resumed:
+                self.block_ids[request_id] = list(block_ids[0])
+            else:
+                self.block_ids[request_id] += block_ids[0]
+
+    def write(self, block_ids: Sequence[int], token_ids: Sequence[int], start: int, num_tokens: int) -> None:
+        digests = prefix_digests(token_ids)
+        for position in range(start, start + num_tokens):
+            self.slots[self._slot(block_ids, position)] = digests[position]
+
+    def check(self, block_ids: Sequence[int], token_ids: Sequence[int], num_tokens: int) -> None:
+        """Every slot of the first num_tokens tokens must hold what the model would have computed."""
+        digests = prefix_digests(token_ids)
+        for position in range(num_tokens):
+            assert self.slots[self._slot(block_ids, position)] == digests[position], f"wrong KV at {position}"
+
+    def _slot(self, block_ids: Sequence[int], position: int) -> int:
+        return block_ids[position // self.block_size] * self.block_size + position % self.block_size
+
+    def _sample(self, request_id: str, num_computed_tokens: int) -> list[int]:
+        token_ids = self.tokens[request_id]
+        self.check(self.block_ids[request_id], token_ids, num_computed_tokens)
+        if num_computed_tokens < len(token_ids):
+            return []
+        token_ids.append(next_token(token_ids))
+        return [token_ids[-1]]
+
+
+@dataclass
+class FakeConnector:
+    """The scheduler side of a connector. Tests say when READY is in and how loads end."""
+
+    max_reserved_requests: int = 64
+    roles: dict[str, TransferRole] = field(default_factory=dict)
+    num_tokens: dict[str, int] = field(default_factory=dict)
+    ready: set[str] = field(default_factory=set)
+    loading: dict[str, Reservation] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
+    cancelled: list[str] = field(default_factory=list)
+    finished: list[tuple[str, ProducerEnd, int | None]] = field(default_factory=list)
+    metadata: list[KVConnectorMetadata] = field(default_factory=list)
+    _params: dict[str, KVTransferParams] = field(default_factory=dict)
+    _reservations: list[Reservation] = field(default_factory=list)
+    _finishes: list[ProducerFinish] = field(default_factory=list)
+
+    def on_new_request(self, request_id: str, params: KVTransferParams, num_prompt_tokens: int) -> None:
+        self.roles[request_id] = params.role
+        self.num_tokens[request_id] = num_prompt_tokens
+        self._params[request_id] = params
+
+    def get_num_new_matched_tokens(self, request_id: str, num_local_tokens: int) -> tuple[int | None, bool]:
+        if self.roles[request_id] is TransferRole.PRODUCER:
+            return (0 if request_id in self.ready else None), False
+        if len(self.loading) >= self.max_reserved_requests:
+            return None, False
+        return self.num_tokens[request_id] - num_local_tokens, True
+
+    def update_state_after_alloc(self, request_id: str, block_ids: Sequence[int], num_local_tokens: int) -> None:
+        reservation = Reservation(
+            request_id,
+            self._params[request_id],
+            block_ids=tuple(block_ids),
+            num_local_blocks=num_local_tokens // BLOCK_SIZE,
+            num_prompt_tokens=self.num_tokens[request_id],
+        )
+        self.loading[request_id] = reservation
+        self._reservations.append(reservation)
+
+    def build_connector_meta(self, progress: Sequence[ProducerProgress]) -> KVConnectorMetadata:
+        self.begun.update(entry.request_id for entry in progress)
+        metadata = KVConnectorMetadata(
+            reservations=tuple(self._reservations),
+            progress=tuple(progress),
+            producer_finishes=tuple(self._finishes),
+            consumer_cancels=tuple(self.cancelled),
+        )
+        self._reservations, self._finishes, self.cancelled = [], [], []
+        self.metadata.append(metadata)
+        return metadata
+
+    def update_connector_output(self, output: KVConnectorOutput) -> None:
+        self.ready |= output.ready_to_prefill
+        for request_id in output.finished_recving:
+            self.loading.pop(request_id, None)
+
+    def request_finished(self, request_id: str, end: ProducerEnd, first_token_id: int | None = None) -> bool:
+        self.finished.append((request_id, end, first_token_id))
+        if self.roles[request_id] is TransferRole.PRODUCER:
+            self._finishes.append(ProducerFinish(request_id, end, first_token_id))
+            return request_id in self.begun
+        if request_id in self.loading:
+            self.cancelled.append(request_id)
+            return True
+        return False
+
+    def cancel_load(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+    def has_pending(self) -> bool:
+        return bool(self._reservations or self._finishes or self.cancelled)
+
+
+def loaded(num_tokens: int, first_token_id: int) -> ReceivedKV:
+    return ReceivedKV(LoadOutcome.LOADED, num_valid_tokens=num_tokens, first_token_id=first_token_id)
+
+
+@dataclass
+class Driver:
+    """Steps a scheduler with a fake worker."""
+
+    scheduler: Scheduler
+    worker: FakeWorker = field(init=False)
+    outputs: list[EngineCoreOutput] = field(default_factory=list)
+    steps: list[SchedulerOutput] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        num_blocks = self.scheduler.kv_cache_manager.block_pool.num_blocks
+        self.worker = FakeWorker(num_blocks, self.scheduler.block_size)
+
+    def step(self, transfers: KVConnectorOutput | None = None) -> dict[int, EngineCoreOutputs]:
+        """Schedule, execute, update; the connector's worker side reports transfers."""
+        scheduler_output = self.scheduler.schedule()
+        self.steps.append(scheduler_output)
+        model_output = self.worker.execute(scheduler_output)
+        model_output.kv_connector_output = transfers
+        outputs = self.scheduler.update_from_output(scheduler_output, model_output)
+        self.outputs += [output for client in outputs.values() for output in client.outputs]
+        self.scheduler.check_integrity()
+        return outputs
+
+    def run(self, max_steps: int = 500) -> None:
+        """Step until nothing is left."""
+        for _ in range(max_steps):
+            if not self.scheduler.has_requests():
+                return
+            self.step()
+        raise AssertionError(f"unfinished after {max_steps} steps: {sorted(self.scheduler.requests)}")
+
+    def scheduled(self) -> dict[str, int]:
+        """What the last step computed."""
+        return self.steps[-1].num_scheduled_tokens
+
+    def tokens_of(self, request_id: str) -> list[int]:
+        """All tokens that a request's client got, checked to be without gap."""
+        token_ids: list[int] = []
+        first = None
+        for output in self.outputs:
+            if output.request_id == request_id and output.new_token_ids:
+                first = output.first_position if first is None else first
+                assert output.first_position == first + len(token_ids), "a gap or a token twice"
+                token_ids += output.new_token_ids
+        return token_ids
+
+    def end_of(self, request_id: str) -> EngineCoreOutput:
+        """The one output that ended the request."""
+        [end] = [output for output in self.outputs if output.request_id == request_id and output.finished]
+        return end
+
+
+def reference_tokens(prompt: Sequence[int], max_tokens: int, eos: int = 0) -> list[int]:
+    """What a request's output must be, from the fake model alone."""
+    token_ids = list(prompt)
+    while len(token_ids) - len(prompt) < max_tokens:
+        token_ids.append(next_token(token_ids))
+        if token_ids[-1] == eos:
+            break
+    return token_ids[len(prompt) :]

@@ -1,0 +1,282 @@
+"""Whatever comes in whatever order: the invariants hold after every rule, and everything ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from actors.core.outputs import SchedulerOutput
+from actors.core.request import FinishReason, Request, RequestStatus
+from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV, Reservation
+from kv_transfer.params import TransferRole
+from tests.actors.core.builders import BLOCK_SIZE, EOS, Clock, make_request, make_scheduler
+from tests.actors.core.fakes import Driver, FakeConnector, next_token, reference_tokens
+
+GARBAGE = -99
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """One engine that is producer and consumer at once, with peers that do anything that the protocol allows."""
+
+    @initialize(
+        num_blocks=st.integers(6, 20),
+        max_num_seqs=st.integers(1, 4),
+        budget=st.integers(4, 24),
+        chunked=st.booleans(),
+        threshold=st.sampled_from([0, 3]),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        failure=st.sampled_from(["recompute", "fail"]),
+        caching=st.booleans(),
+        watermark=st.sampled_from([0.0, 0.1]),
+        max_reserved=st.integers(1, 3),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        budget: int,
+        chunked: bool,
+        threshold: int,
+        policy: Any,
+        failure: Any,
+        caching: bool,
+        watermark: float,
+        max_reserved: int,
+    ) -> None:
+        self.clock = Clock()
+        self.connector = FakeConnector(max_reserved_requests=max_reserved)
+        self.scheduler = make_scheduler(
+            num_blocks=num_blocks,
+            max_model_len=40,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max(budget, max_num_seqs),
+            enable_chunked_prefill=chunked,
+            long_prefill_token_threshold=threshold,
+            policy=policy,
+            watermark=watermark,
+            enable_prefix_caching=caching,
+            connector=self.connector,
+            load_failure_policy=failure,
+            clock=self.clock,
+        )
+        self.driver = Driver(self.scheduler)
+        self.submitted: dict[str, Request] = {}
+        self.unanswered: set[str] = set()
+        self.in_flight: SchedulerOutput | None = None
+        self.transfers = KVConnectorOutput()
+        self.num_requests = 0
+        # What a peer's link may still touch: reservations until their report, announced blocks until finished_sending.
+        self.links: dict[str, Reservation] = {}
+        self.announced: dict[str, tuple[tuple[int, ...], list[int], int]] = {}
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    @rule(
+        num_shared=st.integers(0, 16),
+        num_own=st.integers(1, 14),
+        max_tokens=st.integers(1, 12),
+        priority=st.integers(0, 2),
+        role=st.sampled_from([None, None, TransferRole.PRODUCER, TransferRole.CONSUMER]),
+        deadline_in_s=st.sampled_from([None, None, None, 5.0]),
+        num_resumed=st.sampled_from([0, 0, 2]),
+    )
+    def arrive(
+        self,
+        num_shared: int,
+        num_own: int,
+        max_tokens: int,
+        priority: int,
+        role: TransferRole | None,
+        deadline_in_s: float | None,
+        num_resumed: int,
+    ) -> None:
+        self.num_requests += 1
+        request_id = f"r{self.num_requests}"
+        own_first = 100 if num_own % 2 else 1000 * self.num_requests
+        prompt = [*range(1, num_shared + 1), *range(own_first, own_first + num_own)]
+        resumed = reference_tokens(prompt, min(num_resumed, max_tokens))
+        request = make_request(
+            request_id,
+            prompt,
+            max_tokens=max_tokens,
+            priority=priority,
+            arrival_time_s=self.clock.now_s,
+            deadline_s=None if deadline_in_s is None else self.clock.now_s + deadline_in_s,
+            output_token_ids=resumed,
+            role=role,
+        )
+        self.submitted[request_id] = request
+        self.scheduler.add_request(request)
+
+    @precondition(lambda self: self.scheduler.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.scheduler.requests)))
+        self.unanswered.add(request_id)
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    @rule(by_s=st.sampled_from([0.5, 4.0, 11.0]))
+    def time_passes(self, by_s: float) -> None:
+        self.clock.now_s += by_s
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.in_flight is None)
+    @rule()
+    def schedule(self) -> None:
+        output = self.scheduler.schedule()
+        assert output.total_num_scheduled_tokens <= self.scheduler.config.max_num_batched_tokens
+        assert len(output.num_scheduled_tokens) <= self.scheduler.config.max_num_seqs
+        assert all(num_tokens > 0 for num_tokens in output.num_scheduled_tokens.values())
+        metadata = self.connector.metadata[-1]
+        for reservation in metadata.reservations:
+            self.links[reservation.request_id] = reservation
+        self.in_flight = output
+        self.model_output = self.driver.worker.execute(output)
+        for progress in metadata.progress:
+            tokens = list(self.scheduler.requests[progress.request_id].all_token_ids)
+            self.announced[progress.request_id] = (progress.block_ids, tokens, progress.num_computed_tokens_after)
+
+    @precondition(lambda self: self.in_flight is not None)
+    @rule()
+    def update(self) -> None:
+        assert self.in_flight is not None
+        self.model_output.kv_connector_output, self.transfers = self.transfers, KVConnectorOutput()
+        outputs = self.scheduler.update_from_output(self.in_flight, self.model_output)
+        self.in_flight = None
+        for client in outputs.values():
+            self.driver.outputs += client.outputs
+        for request_id in self.model_output.finished_sending:
+            self.announced.pop(request_id, None)
+
+    @precondition(lambda self: self.in_flight is None)
+    @rule()
+    def step(self) -> None:
+        self.schedule()
+        self.update()
+
+    # -- peers ---------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: any(r is TransferRole.PRODUCER for r in self.connector.roles.values()))
+    @rule(data=st.data())
+    def peer_is_ready(self, data: st.DataObject) -> None:
+        self.transfers.ready_to_prefill.add(data.draw(st.sampled_from(sorted(self.connector.roles))))
+
+    @precondition(lambda self: self.links)
+    @rule(data=st.data())
+    def link_writes(self, data: st.DataObject) -> None:
+        """A load in transfer may write anything into the blocks that were promised to it."""
+        self._scribble(self.links[data.draw(st.sampled_from(sorted(self.links)))], 0)
+
+    @precondition(lambda self: self.links)
+    @rule(data=st.data(), outcome=st.sampled_from(list(LoadOutcome)), part=st.integers(0, 3))
+    def load_ends(self, data: st.DataObject, outcome: LoadOutcome, part: int) -> None:
+        self._end_load(data.draw(st.sampled_from(sorted(self.links))), outcome, part)
+
+    @precondition(lambda self: self.scheduler.remote.held)
+    @rule(data=st.data())
+    def send_ends(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.scheduler.remote.held)))
+        if self.connector.roles[request_id] is TransferRole.PRODUCER:
+            self.transfers.finished_sending.add(request_id)
+
+    @precondition(lambda self: any(r is TransferRole.PRODUCER for r in self.connector.roles.values()))
+    @rule(data=st.data())
+    def consumer_is_lost(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.connector.roles)))
+        if self.connector.roles[request_id] is TransferRole.PRODUCER:
+            self.transfers.failed_sending[request_id] = "the consumer is gone"
+
+    @rule(data=st.data())
+    def late_completion(self, data: st.DataObject) -> None:
+        """A completion that nothing waits for."""
+        known = {*self.scheduler.requests, *self.scheduler.remote.held, *self.links}
+        request_id = data.draw(st.sampled_from(["nobody", *sorted(set(self.submitted) - known)]))
+        self.transfers.finished_sending.add(request_id)
+        self.transfers.finished_recving[request_id] = ReceivedKV(LoadOutcome.CANCELLED)
+
+    def _scribble(self, reservation: Reservation, num_valid_tokens: int) -> None:
+        first = max(num_valid_tokens, reservation.num_local_blocks * BLOCK_SIZE)
+        for position in range(first, reservation.num_prompt_tokens):
+            block_id = reservation.block_ids[position // BLOCK_SIZE]
+            self.driver.worker.slots[block_id * BLOCK_SIZE + position % BLOCK_SIZE] = GARBAGE
+
+    def _end_load(self, request_id: str, outcome: LoadOutcome, part: int) -> None:
+        reservation = self.links.pop(request_id)
+        tokens = self.submitted[request_id].all_token_ids[: reservation.num_prompt_tokens]
+        first_token_id = next_token(tokens) if outcome is LoadOutcome.LOADED else None
+        if first_token_id == EOS:
+            # A producer would have ended the request itself.
+            outcome, first_token_id = LoadOutcome.RELEASED, None
+        num_local_tokens = reservation.num_local_blocks * BLOCK_SIZE
+        num_valid_tokens = len(tokens) if outcome is LoadOutcome.LOADED else len(tokens) * part // 3
+        num_valid_tokens = max(num_valid_tokens, num_local_tokens)
+        self._scribble(reservation, num_valid_tokens)
+        num_received_tokens = num_valid_tokens - num_local_tokens
+        self.driver.worker.write(reservation.block_ids, tokens, num_local_tokens, num_received_tokens)
+        self.transfers.finished_recving[request_id] = ReceivedKV(outcome, num_valid_tokens, first_token_id)
+        if outcome is LoadOutcome.RELEASED:
+            self.unanswered.add(request_id)
+
+    # -- what always holds ---------------------------------------------------------------------------------------
+
+    @invariant()
+    def blocks_and_places_agree(self) -> None:
+        self.scheduler.check_integrity()
+
+    @invariant()
+    def announced_blocks_keep_their_kv(self) -> None:
+        for block_ids, tokens, num_tokens in self.announced.values():
+            self.driver.worker.check(block_ids, tokens, num_tokens)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        if self.in_flight is not None:
+            self.update()
+        for _ in range(60 * (len(self.submitted) + 1)):
+            if not self.scheduler.has_requests() and not self.links:
+                break
+            self.peers_do_their_part()
+            self.step()
+            self.scheduler.check_integrity()
+        assert not self.scheduler.has_requests(), f"stuck: {self.scheduler.requests}"
+        pool = self.scheduler.kv_cache_manager.block_pool
+        assert pool.num_free_blocks == pool.num_blocks
+        for request in self.submitted.values():
+            self.check_tokens(request)
+
+    def peers_do_their_part(self) -> None:
+        for request_id in sorted(self.links):
+            is_wanted = request_id in self.scheduler.requests
+            self._end_load(request_id, LoadOutcome.LOADED if is_wanted else LoadOutcome.CANCELLED, 0)
+        for request_id, role in self.connector.roles.items():
+            if role is TransferRole.PRODUCER:
+                self.transfers.ready_to_prefill.add(request_id)
+                if request_id in self.scheduler.remote.held:
+                    self.transfers.finished_sending.add(request_id)
+
+    def check_tokens(self, request: Request) -> None:
+        """What the client saw is a gapless part of the only right answer, up to its end if the request ended well."""
+        request_id = request.request_id
+        prompt = request.prompt_token_ids
+        right = reference_tokens(prompt, min(request.max_tokens, 40 - len(prompt)))
+        outputs = [output for output in self.driver.outputs if output.request_id == request_id]
+        seen = self.driver.tokens_of(request_id)
+        first = next((output.first_position for output in outputs if output.new_token_ids), 0)
+        assert seen == right[first : first + len(seen)]
+        ends = [output for output in outputs if output.finished]
+        assert len(ends) == 1 or (not ends and request_id in self.unanswered)
+        if ends and ends[0].finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert request.output_token_ids == right
+        if ends and ends[0].handed_over:
+            assert len(seen) == 1
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)
