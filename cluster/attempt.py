@@ -95,7 +95,11 @@ class Attempt:
             self._decode = EngineStream(decode, self._request)
         else:
             self._decode = EngineStream(decode, self._with_ticket(TransferRole.CONSUMER, prefill))
-            self._prefill = EngineStream(prefill, self._with_ticket(TransferRole.PRODUCER, decode))
+            try:
+                self._prefill = EngineStream(prefill, self._with_ticket(TransferRole.PRODUCER, decode))
+            except BaseException:
+                self._decode.abort()
+                raise
         return self
 
     async def __aexit__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final, Self
@@ -86,7 +86,15 @@ class GenerateClient:
             output_token_ids=output_token_ids,
         )
         _set_prompt(message, prompt)
-        call = self._generate.Generate(message, timeout=timeout_s)
+        async with aclosing(self.send(message, timeout_s)) as responses:
+            async for response in responses:
+                yield response
+
+    async def send(
+        self, request: generate_pb2.GenerateRequest, timeout_s: float | None = None
+    ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
+        """Stream the answer to a request that is made already; otherwise as generate()."""
+        call = self._generate.Generate(request, timeout=timeout_s)
         try:
             async for response in call:
                 yield response
@@ -105,7 +113,7 @@ class GenerateClient:
 
 def generate_blocking(
     address: str, prompt: Prompt, *, timeout_s: float | None = None, **sampling: Any
-) -> Iterator[generate_pb2.GenerateResponse]:
+) -> Generator[generate_pb2.GenerateResponse, None, None]:
     """Stream the answer to a prompt, for programs without an event loop; otherwise as GenerateClient.generate."""
 
     async def connected() -> AsyncGenerator[generate_pb2.GenerateResponse, None]:

@@ -15,7 +15,7 @@ from typing import Final
 
 from actors.core.request import EngineCoreRequest
 from cluster.errors import ModelNotFound
-from cluster.generation import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from cluster.generation import ChatMessage, ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from cluster.input_limits import InputLimits
 from cluster.model_tokenizer import ChatTemplateError, ModelTokenizer
 from cluster.sampling_rules import Violations, check_sampling, resolve_sampling
@@ -106,7 +106,7 @@ class InputProcessor:
             case ChatPrompt(messages):
                 allowed = f"1 to {self._limits.max_chat_messages} messages"
                 violations.require(1 <= len(messages) <= self._limits.max_chat_messages, "chat", messages, allowed)
-                self._check_num_chars("chat", sum(len(message.content) for message in messages), violations)
+                self._check_num_chars("chat", _num_chat_chars(messages), violations)
 
     def _check_num_chars(self, field: str, num_chars: int, violations: Violations) -> None:
         limit = self._limits.max_prompt_chars
@@ -128,9 +128,8 @@ class InputProcessor:
             case TextPrompt(text):
                 return await _run(len(text), lambda: tokenizer.encode(text))
             case ChatPrompt(messages):
-                num_chars = sum(len(message.content) for message in messages)
                 try:
-                    return await _run(num_chars, lambda: tokenizer.encode_chat(messages))
+                    return await _run(_num_chat_chars(messages), lambda: tokenizer.encode_chat(messages))
                 except ChatTemplateError as exc:
                     violations = Violations()
                     violations.add("chat", reprlib.repr(messages), str(exc))
@@ -164,6 +163,10 @@ class InputProcessor:
             violations.add("output_token_ids", f"{num_given} tokens long", allowed)
         violations.raise_if_any()
         return max_tokens
+
+
+def _num_chat_chars(messages: list[ChatMessage]) -> int:
+    return sum(len(message.role) + len(message.content) for message in messages)
 
 
 async def _run(num_chars: int, tokenize: Callable[[], list[int]]) -> list[int]:

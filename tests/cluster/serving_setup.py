@@ -22,7 +22,6 @@ class Pair:
 
     prefill: FakeEngine
     decode: FakeEngine
-    pool: FakePool
     serving: Serving
 
     async def next_requests(self) -> tuple[EngineCoreRequest, EngineCoreRequest]:
@@ -50,7 +49,7 @@ def make_serving(*engines: FakeEngine, max_requests_in_flight: int = 100) -> Ser
 def make_pair(max_requests_in_flight: int = 100) -> Pair:
     prefill, decode = FakeEngine("p0", EngineRole.PREFILL), FakeEngine("d0", EngineRole.DECODE)
     serving = make_serving(prefill, decode, max_requests_in_flight=max_requests_in_flight)
-    return Pair(prefill, decode, FakePool(prefill, decode), serving)
+    return Pair(prefill, decode, serving)
 
 
 def prefill_timings() -> RequestTimings:
