@@ -198,6 +198,36 @@ def test_a_resumed_request_draws_the_tokens_that_it_would_have_drawn(checkpoint:
     assert resumed.run(num_output_tokens=NUM_OUTPUT_TOKENS)["again"] == whole
 
 
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "opt", "qwen3_moe"])
+def test_any_history_of_chunks_preemptions_and_neighbours_gives_the_same_tokens(
+    family: str, checkpoint: CheckpointOf
+) -> None:
+    directory = checkpoint(family)
+    expected = expected_outputs(directory)
+    for seed in range(3):
+        chance = random.Random(seed)
+        runner = make_runner(directory, block_size=chance.choice([2, 8, 16]), num_blocks=128, max_num_seqs=5)
+        stepper = Stepper(runner, seed=seed)
+        add_all(stepper)
+        outputs: dict[str, list[int]] = {}
+        while stepper.sequences:
+            chosen = [req_id for req_id in stepper.sequences if chance.random() < 0.6]
+            chance.shuffle(chosen)
+            waiting = {req_id: stepper.sequences[req_id] for req_id in chosen}
+            stepper.step(
+                {
+                    req_id: chance.randint(1, min(12, sequence.num_tokens - sequence.num_computed))
+                    for req_id, sequence in waiting.items()
+                }
+            )
+            for req_id, sequence in waiting.items():
+                if len(sequence.output) >= NUM_OUTPUT_TOKENS:
+                    outputs[req_id] = stepper.finish(req_id)
+                elif chance.random() < 0.05:
+                    stepper.preempt(req_id)
+        assert outputs == expected, seed
+
+
 def test_warm_up_leaves_the_cache_as_it_was(checkpoint: CheckpointOf) -> None:
     runner = make_runner(checkpoint("llama"))
 

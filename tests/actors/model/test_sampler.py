@@ -65,8 +65,8 @@ def test_tokens_are_drawn_with_their_probabilities() -> None:
 
 
 def test_the_uniform_number_is_inverted_through_the_cumulative_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.tensor([0.1, 0.0, 0.4, 0.5, 0.0]).log()
-    expected = {0.0: 0, 0.0999: 0, 0.1001: 2, 0.4999: 2, 0.5001: 3, 1.0 - 2.0**-53: 3}
+    logits = torch.tensor([0.0, 0.1, 0.0, 0.4, 0.5, 0.0]).log()
+    expected = {0.0: 1, 0.0999: 1, 0.1001: 3, 0.4999: 3, 0.5001: 4, 1.0 - 2.0**-53: 4}
     for number, token_id in expected.items():
         monkeypatch.setattr("actors.model.sampler.uniforms", lambda *_, number=number: np.array([number]))
         assert draws(logits, SamplingParams(), 1) == [token_id]
