@@ -1,0 +1,101 @@
+"""When blocks are short: who loses them, and that nobody's tokens change by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.core.request import RequestStatus
+from tests.actors.core.builders import make_request, make_scheduler
+from tests.actors.core.fakes import Driver, reference_tokens
+
+
+def test_fcfs_preempts_the_one_that_was_admitted_last() -> None:
+    driver = Driver(make_scheduler(num_blocks=4))
+    first = make_request("a", range(1, 8), max_tokens=6, ignore_eos=True)
+    second = make_request("b", range(21, 28), max_tokens=6, ignore_eos=True)
+    driver.scheduler.add_request(first)
+    driver.scheduler.add_request(second)
+    driver.step()
+    driver.step()
+    driver.step()
+    assert driver.steps[-1].preempted_req_ids == {"b"}
+    assert driver.scheduled() == {"a": 1}
+    assert (second.status, second.num_computed_tokens, second.num_preemptions) == (RequestStatus.PREEMPTED, 0, 1)
+    assert driver.scheduler.kv_cache_manager.num_blocks_of("b") == 0
+    driver.run()
+    assert driver.tokens_of("a") == reference_tokens(range(1, 8), 6, eos=-1)
+    assert driver.tokens_of("b") == reference_tokens(range(21, 28), 6, eos=-1)
+    assert driver.scheduler.make_stats().num_preemptions == 1
+
+
+def test_a_resumed_request_replaces_its_blocks_at_the_worker() -> None:
+    driver = Driver(make_scheduler(num_blocks=4))
+    driver.scheduler.add_request(make_request("a", range(1, 8), max_tokens=6, ignore_eos=True))
+    driver.scheduler.add_request(make_request("b", range(21, 28), max_tokens=6, ignore_eos=True))
+    driver.run()
+    resumed = [
+        (cached.new_block_ids[index][0], cached.num_computed_tokens[index])
+        for cached in (step.scheduled_cached_reqs for step in driver.steps)
+        for index, is_resumed in enumerate(cached.resumed_from_preemption)
+        if is_resumed
+    ]
+    [(block_ids, num_computed_tokens)] = resumed
+    assert len(block_ids) >= 3
+    assert num_computed_tokens % 4 == 0
+
+
+def test_a_preempted_request_goes_before_those_that_were_waiting() -> None:
+    driver = Driver(make_scheduler(num_blocks=4))
+    for name, first in (("a", 1), ("b", 21), ("c", 41)):
+        driver.scheduler.add_request(make_request(name, range(first, first + 7), max_tokens=6, ignore_eos=True))
+    for _ in range(3):
+        driver.step()
+    assert [request.request_id for request in driver.scheduler.waiting] == ["b", "c"]
+
+
+def test_priority_preempts_the_least_urgent_and_refunds_what_it_had_in_this_step() -> None:
+    driver = Driver(make_scheduler(num_blocks=4, policy="priority", max_num_batched_tokens=32))
+    low = make_request("low", range(1, 7), max_tokens=9, priority=5, ignore_eos=True)
+    driver.scheduler.add_request(low)
+    driver.step()
+    driver.scheduler.add_request(make_request("high", range(21, 28), max_tokens=6, priority=0, ignore_eos=True))
+    driver.step()
+    assert list(driver.scheduler.running) == ["low", "high"]
+    driver.step()
+    # low comes first in the batch and was scheduled before high needed its third block.
+    assert driver.scheduled() == {"low": 1, "high": 1}
+    driver.step()
+    assert driver.scheduled() == {"high": 1}
+    assert driver.steps[-1].preempted_req_ids == {"low"}
+    driver.run()
+    assert driver.tokens_of("low") == reference_tokens(range(1, 7), 9, eos=-1)
+    assert driver.tokens_of("high") == reference_tokens(range(21, 28), 6, eos=-1)
+
+
+def test_the_least_urgent_request_preempts_itself() -> None:
+    driver = Driver(make_scheduler(num_blocks=4, policy="priority"))
+    driver.scheduler.add_request(make_request("low", range(1, 8), max_tokens=6, priority=5, ignore_eos=True))
+    driver.scheduler.add_request(make_request("high", range(21, 28), max_tokens=4, priority=0, ignore_eos=True))
+    for _ in range(3):
+        driver.step()
+    assert driver.steps[-1].preempted_req_ids == {"low"}
+    assert driver.scheduled() == {"high": 1}
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_tiny_cache_changes_nobodys_tokens(chunked: bool, caching: bool) -> None:
+    driver = Driver(
+        make_scheduler(
+            num_blocks=6, max_num_batched_tokens=12, enable_chunked_prefill=chunked, enable_prefix_caching=caching
+        )
+    )
+    prompts = {f"r{number}": range(number, number + 9) for number in range(1, 9)}
+    for name, prompt in prompts.items():
+        driver.scheduler.add_request(make_request(name, prompt, max_tokens=12, ignore_eos=True))
+    driver.run()
+    assert driver.scheduler.make_stats().num_preemptions > 0
+    for name, prompt in prompts.items():
+        assert driver.tokens_of(name) == reference_tokens(prompt, 12, eos=-1)
+    pool = driver.scheduler.kv_cache_manager.block_pool
+    assert pool.num_free_blocks == pool.num_blocks
