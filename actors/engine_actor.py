@@ -40,9 +40,9 @@ class EngineActor:
 
         self._server = EngineServer(config, engine_id, incarnation)
 
-    async def start(self) -> EngineReady:
-        """Load the model, warm up, listen. Returns once the engine can take requests."""
-        address = await self._server.start(_node_address())
+    async def start(self, host: str | None) -> EngineReady:
+        """Load the model, warm up, listen at `host` or at this node's address. Returns once it can take requests."""
+        address = await self._server.start(host or _node_address())
         return EngineReady(address, self._server.facts)
 
     async def stop(self) -> None:

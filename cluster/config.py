@@ -67,6 +67,11 @@ class ClusterConfig(_Settings):
     decode: EngineGroupConfig = EngineGroupConfig(count=1)
     both: EngineGroupConfig = EngineGroupConfig(count=0)
     ingress: IngressConfig = IngressConfig()
+    engine_host: str | None = Field(
+        None,
+        description="Address that engines listen on, for ingresses and each other; default: their node's as Ray knows "
+        "it, and loopback in a Ray cluster that raypd starts itself.",
+    )
     ray: RayConfig = RayConfig()
     start_timeout_s: float = Field(600, gt=0, description="Until every engine has loaded its weights and is warm.")
     drain_timeout_s: float = Field(30, ge=0, description="How long requests may run on after Ctrl-C or SIGTERM.")

@@ -24,11 +24,7 @@ from cluster.running import running_cluster
 
 _NUM_LIVE = 2
 _MAX_TOKENS = 48
-_HEADS = (
-    "def fibonacci(n):\n",
-    "class Stack:\n    def __init__(self):\n",
-    "import os\nimport sys\n\ndef main(argv):\n",
-)
+_HEADS = ("def fibonacci(n):", "class Stack:\n    def __init__(self, items):", "def read_file(path):")
 
 
 @dataclass(slots=True)
@@ -51,9 +47,15 @@ def run_demo(config: ClusterConfig, num_requests: int, console: Console) -> None
 
 
 def demo_prompts(count: int) -> list[str]:
-    """Prompts of mixed length: a few heads of functions, then pieces of the standard library, longer and longer."""
+    """Prompts of mixed length: a few heads of functions, then pieces of the standard library, longer and longer.
+
+    No two pieces begin alike, so that each one's KV is computed and moved.
+    """
     source = inspect.getsource(textwrap) + inspect.getsource(json)
-    pieces = [source[: 120 * (1 + index)] for index in range(max(0, count - len(_HEADS)))]
+    pieces = []
+    for index in range(max(0, count - len(_HEADS))):
+        start = index * 997 % len(source)
+        pieces.append(source[start : start + 150 * (1 + index)])
     return [*_HEADS, *pieces][:count]
 
 
@@ -66,7 +68,7 @@ async def _ask_all(address: str, answers: Sequence[_Answer], console: Console) -
 
 
 async def _ask(client: GenerateClient, answer: _Answer, redraw: object) -> None:
-    responses = client.generate(answer.prompt, max_tokens=_MAX_TOKENS, temperature=0.0)
+    responses = client.generate(answer.prompt, max_tokens=_MAX_TOKENS, temperature=0.7, top_k=50, seed=7)
     async for response in responses:
         answer.text += response.text
         answer.last = response
@@ -82,24 +84,24 @@ def _panels(answers: Sequence[_Answer]) -> Columns:
 
 
 def _table(answers: Sequence[_Answer]) -> Table:
-    table = Table(title="where the time went (ms)", title_justify="left")
+    table = Table(title="where the time went: tokens, milliseconds, megabytes", title_justify="left", padding=(0, 0))
     columns = (
-        "request",
+        "#",
         "prompt",
         "output",
         "cached",
         "queued",
         "prefill",
-        "KV MB",
+        "KV",
         "transfer",
         "exposed",
         "TTFT",
         "TPOT",
     )
     for column in columns:
-        table.add_column(column, justify="left" if column == "request" else "right")
-    for answer in answers:
-        table.add_row(*_row(answer))
+        table.add_column(column, justify="right", no_wrap=True)
+    for number, answer in enumerate(answers):
+        table.add_row(str(number), *_row(answer))
     return table
 
 
@@ -108,7 +110,6 @@ def _row(answer: _Answer) -> list[str]:
     has_transfer = timings.HasField("transfer")
     exposed_s = exposed_transfer_s(timings)
     return [
-        textwrap.shorten(answer.prompt, 28),
         str(usage.prompt_tokens),
         str(usage.output_tokens),
         str(usage.cached_tokens),

@@ -13,10 +13,10 @@ from cluster.config import ClusterConfig
 _OBJECT_STORE_BYTES = 80 * 2**20
 
 
-def connect(config: ClusterConfig, num_cpus: int) -> None:
+def connect(config: ClusterConfig) -> ClusterConfig:
     """Join the Ray cluster of the configuration or of RAY_ADDRESS; without either start a local one.
 
-    num_cpus: what a local cluster must offer at least
+    Returns the configuration as it is for that cluster: in a local one, engines listen on loopback only.
     A local cluster listens on loopback only and takes a token of its own: Ray 2.60's default would write one into the
     user's home directory, which changes how every later cluster of that user starts.
     """
@@ -24,9 +24,10 @@ def connect(config: ClusterConfig, num_cpus: int) -> None:
     if address:
         import ray
 
-        ray.init(address=address, namespace=config.ray.namespace, log_to_driver=False)
-    else:
-        _start_local(config, num_cpus)
+        ray.init(address=address, namespace=config.ray.namespace, log_to_driver=False, logging_level="WARNING")
+        return config
+    _start_local(config)
+    return config if config.engine_host else config.model_copy(update={"engine_host": "127.0.0.1"})
 
 
 def disconnect() -> None:
@@ -36,7 +37,7 @@ def disconnect() -> None:
     ray.shutdown()
 
 
-def _start_local(config: ClusterConfig, num_cpus: int) -> None:
+def _start_local(config: ClusterConfig) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
@@ -45,9 +46,10 @@ def _start_local(config: ClusterConfig, num_cpus: int) -> None:
 
     ray.init(
         namespace=config.ray.namespace,
-        num_cpus=max(num_cpus, os.cpu_count() or 1),
+        num_cpus=max(config.num_cpus, os.cpu_count() or 1),
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
         log_to_driver=False,
+        logging_level="WARNING",
         _node_ip_address="127.0.0.1",
     )

@@ -43,7 +43,7 @@ def running_cluster(
     stop: if given, SIGINT and SIGTERM set it, instead of interrupting
     The driver owns the controller, the controller owns everything else: if the driver dies, nothing is left behind.
     """
-    local_ray.connect(config, config.num_cpus)
+    config = local_ray.connect(config)
     # After connecting: Ray sets a SIGTERM handler of its own.
     signals = _signals_set(stop) if stop is not None else nullcontext()
     with _disconnect_at_the_end(), signals:

@@ -182,13 +182,12 @@ class Controller:
         slot, incarnation = action.slot, action.incarnation
         group = self._config.group(slot.role)
         actor = (
-            _remote(EngineActor)
+            _remote(EngineActor, concurrency_groups={"control": 4})
             .options(
                 num_cpus=group.num_cpus,
                 num_gpus=group.num_gpus,
                 resources=group.resources or None,
                 scheduling_strategy=self._placement.strategy(slot),
-                concurrency_groups={"control": 4},
             )
             .remote(self._config.engine_config(slot.role), slot.engine_id, incarnation)
         )
@@ -203,7 +202,7 @@ class Controller:
         self._progress.say(f"{name}: starting")
         watch = asyncio.create_task(self._report_progress(engine))
         try:
-            engine.ready = await engine.actor.start.remote()
+            engine.ready = await engine.actor.start.remote(self._config.engine_host)
         except (RayActorError, RayTaskError) as error:
             raise CannotStart(f"{name}: {_one_line(error)}") from error
         finally:
@@ -223,7 +222,7 @@ class Controller:
             self._mark_dead(engine, _one_line(error))
 
     async def _report_progress(self, engine: _Engine) -> None:
-        last = ""
+        last = "starting"
         while True:
             await asyncio.sleep(_ROUND_S)
             now: str = await engine.actor.progress.remote()
@@ -295,8 +294,8 @@ class Controller:
         return replace(facts[0], max_model_len=longest)
 
 
-def _remote(cls: type) -> Any:  # a class that Ray makes at run time
-    return ray.remote(cls)
+def _remote(cls: type, **options: Any) -> Any:  # a class that Ray makes at run time
+    return ray.remote(**options)(cls) if options else ray.remote(cls)
 
 
 async def _in_time(call: Coroutine[Any, Any, Any] | Any, timeout_s: float) -> None:
