@@ -43,7 +43,7 @@ def make_scheduler(
 ) -> Scheduler:
     return Scheduler(
         SchedulerConfig(
-            max_num_seqs=max_num_seqs,
+            max_num_seqs=min(max_num_seqs, max_num_batched_tokens),
             max_num_batched_tokens=max_num_batched_tokens,
             enable_chunked_prefill=enable_chunked_prefill,
             long_prefill_token_threshold=long_prefill_token_threshold,

@@ -219,6 +219,14 @@ class Driver:
             self.step()
         raise AssertionError(f"unfinished after {max_steps} steps: {sorted(self.scheduler.requests)}")
 
+    def run_until_finished(self, request_id: str, max_steps: int = 200) -> None:
+        """Step until a request has ended."""
+        for _ in range(max_steps):
+            if request_id not in self.scheduler.requests:
+                return
+            self.step()
+        raise AssertionError(f"{request_id} unfinished after {max_steps} steps")
+
     def scheduled(self) -> dict[str, int]:
         """What the last step computed."""
         return self.steps[-1].num_scheduled_tokens
