@@ -1,0 +1,153 @@
+"""`ray job submit --working-dir . -- python -m cluster serve …` on a cluster that `ray start --head` made."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster.client import GenerateClient
+from tests.integration.served import ROOT
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+_READY_TIMEOUT_S = 150.0
+_GONE_TIMEOUT_S = 60.0
+_BIN = Path(sys.executable).parent
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RayHead:
+    """A head node of its own, in a directory of its own; ends with SIGTERM, never with `ray stop`."""
+
+    def __init__(self, directory: Path) -> None:
+        gcs_port, dashboard_port = _free_port(), _free_port()
+        self.dashboard = f"http://127.0.0.1:{dashboard_port}"
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        self.environment = environment | {
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}",
+        }
+        command = (
+            f"{_BIN}/ray start --head --block --node-ip-address 127.0.0.1 --port {gcs_port} --num-cpus 4 "
+            f"--dashboard-port {dashboard_port} --temp-dir {directory} --object-store-memory 80000000 "
+            "--include-dashboard true --disable-usage-stats"
+        )
+        self.process = subprocess.Popen(
+            command.split(), env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def run(self, *command: str) -> str:
+        """Run one of Ray's own commands against this cluster."""
+        result = subprocess.run(
+            [str(_BIN / command[0]), *command[1:]],
+            env=self.environment | {"RAY_ADDRESS": self.dashboard},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
+        return result.stdout
+
+    def get(self, path: str) -> object:
+        """What the dashboard answers."""
+        with urllib.request.urlopen(f"{self.dashboard}{path}", timeout=10) as answer:
+            return json.load(answer)
+
+    def wait_until_up(self, deadline_s: float) -> None:
+        while True:
+            assert self.process.poll() is None, "ray start ended"
+            assert time.monotonic() < deadline_s, "the dashboard does not answer"
+            try:
+                self.get("/api/version")
+            except OSError:
+                time.sleep(0.5)
+            else:
+                return
+
+    def stop(self) -> None:
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+        _, alive = psutil.wait_procs(family, timeout=20)
+        for process in alive:
+            process.kill()
+
+
+@pytest.fixture
+def head() -> Iterator[RayHead]:
+    # Ray's socket paths must be short.
+    directory = Path(f"/tmp/raypd-test-{os.getpid()}")
+    cluster = RayHead(directory)
+    try:
+        cluster.wait_until_up(time.monotonic() + 60)
+        yield cluster
+    finally:
+        cluster.stop()
+
+
+def _wait_for(head: RayHead, job: str, pattern: str, timeout_s: float) -> re.Match[str]:
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        logs = head.run("ray", "job", "logs", job)
+        if (found := re.search(pattern, logs)) is not None:
+            return found
+        assert time.monotonic() < deadline_s, logs
+        time.sleep(1.0)
+
+
+def _alive_actors(head: RayHead) -> list[str]:
+    answer = head.get("/api/v0/actors?filter_keys=state&filter_predicates=%3D&filter_values=ALIVE")
+    assert isinstance(answer, dict)
+    actors = answer["data"]["result"]["result"]
+    # The job's own supervisor belongs to Ray.
+    return [actor["class_name"] for actor in actors if actor["class_name"] != "JobSupervisor"]
+
+
+def _wait_until_gone(head: RayHead) -> None:
+    deadline_s = time.monotonic() + _GONE_TIMEOUT_S
+    while alive := _alive_actors(head):
+        assert time.monotonic() < deadline_s, f"left: {alive}"
+        time.sleep(0.5)
+
+
+async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(head: RayHead) -> None:
+    submitted = head.run(
+        *("ray", "job", "submit", "--no-wait", "--working-dir", ".", "--"),
+        *("python", "-m", "cluster", "serve", "--port", "0"),
+    )
+    found = re.search(r"raysubmit_\w+", submitted)
+    assert found is not None, submitted
+    job = found.group(0)
+    address = _wait_for(head, job, r"ready .* at (\S+:\d+)", _READY_TIMEOUT_S).group(1)
+
+    async with GenerateClient(address) as client:
+        responses = [
+            response async for response in client.generate("def fibonacci(n):", max_tokens=16, temperature=0.0)
+        ]
+    assert "".join(response.text for response in responses)
+    assert responses[-1].timings.transfer.kv_bytes > 0
+    assert sorted(_alive_actors(head)) == ["Controller", "EngineActor", "EngineActor", "IngressActor"]
+
+    head.run("ray", "job", "stop", job)
+    _wait_until_gone(head)
