@@ -86,7 +86,8 @@ class FakeEngine:
 
     def let_go(self, request: EngineCoreRequest) -> None:
         """End a request's stream without an output."""
-        self._streams.pop(request.request_id).put_nowait(None)
+        if (queue := self._streams.pop(request.request_id, None)) is not None:
+            queue.put_nowait(None)
 
     def lose(self) -> None:
         """Break the session."""

@@ -1,11 +1,14 @@
 """A Serving on fake engines, for the tests of Serving and of the doors."""
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import count
 
 from actors.core.outputs import RequestTimings, StatusChange
 from actors.core.request import EngineCoreRequest, RequestStatus
 from cluster.engine_connection import EngineRole
+from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TextPrompt
 from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
 from cluster.router.least_loaded import LeastLoadedPair
@@ -14,6 +17,7 @@ from kv_transfer.stats import TransferTimings
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, FakeEngine, FakePool, byte_tokenizer
 
 MODEL = ModelDescription("tiny", max_model_len=64, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_TOKEN_ID,))
+HELLO = GenerateRequest(prompt=TextPrompt("hello"), request_id="r", sampling=SamplingOptions(seed=3))
 
 
 @dataclass
@@ -73,3 +77,19 @@ def decode_timings() -> RequestTimings:
         status_changes=[StatusChange(RequestStatus.WAITING_FOR_REMOTE_KVS, 1.125)],
         transfer=TransferTimings(num_blocks=2, num_bytes=4096, num_chunks=1, transfer_s=0.75, exposed_s=0.0625),
     )
+
+
+async def collect(chunks: AsyncGenerator[GenerateChunk, None]) -> list[GenerateChunk]:
+    """Every chunk until the end."""
+    async with aclosing(chunks):
+        return [chunk async for chunk in chunks]
+
+
+def text_of(chunks: list[GenerateChunk]) -> str:
+    return "".join(chunk.text for chunk in chunks)
+
+
+def assert_nothing_is_left(pair: Pair) -> None:
+    """No engine works on anything, and Serving knows of no request."""
+    assert pair.num_unfinished_requests == 0
+    assert pair.serving.num_requests_in_flight == 0

@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.core.outputs import EngineCoreOutput, TokenLogprobs
 from actors.core.request import FinishReason
@@ -53,3 +55,22 @@ def test_another_token_at_the_same_position_is_an_error() -> None:
 
     with pytest.raises(Diverged, match="position 0 was token 5 and then token 9"):
         order.push(_output(0, [9, 6]))
+
+
+@given(num_early=st.integers(1, 4), data=st.data())
+def test_any_interleaving_of_two_engines_gives_the_same_output(num_early: int, data: st.DataObject) -> None:
+    tokens = list(range(100, 108))
+    first = [_output(position, tokens[position : position + 2]) for position in range(num_early)]
+    second = [_output(position, tokens[position : position + 1]) for position in range(1, len(tokens))]
+    order = OutputOrder([])
+
+    passed: list[EngineCoreOutput] = []
+    while first or second:
+        sources = [source for source in (first, second) if source]
+        passed += order.push(data.draw(st.sampled_from(sources)).pop(0))
+
+    assert [token_id for output in passed for token_id in output.new_token_ids] == tokens
+    assert [output.first_position for output in passed if output.new_token_ids] == sorted(
+        {output.first_position for output in passed if output.new_token_ids}
+    )
+    assert not order.has_gap

@@ -1,6 +1,4 @@
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -10,58 +8,29 @@ from actors.core.request import FinishReason
 from cluster.engine_connection import EngineRole
 from cluster.errors import (
     DeadlineExceeded,
-    EngineFailed,
     InvalidRequest,
     NoEngineAvailable,
-    OutputsDiverged,
     Overloaded,
 )
 from cluster.generation import (
     EngineReport,
     GenerateChunk,
     GenerateEnd,
-    GenerateRequest,
     GenerateTimings,
     SamplingOptions,
-    TextPrompt,
     Usage,
 )
-from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
-from tests.cluster.serving_setup import Pair, decode_timings, make_pair, make_serving, prefill_timings
+from tests.cluster.serving_setup import (
+    HELLO,
+    assert_nothing_is_left,
+    collect,
+    decode_timings,
+    make_pair,
+    make_serving,
+    prefill_timings,
+    text_of,
+)
 from tests.fakes import FakeEngine
-
-HELLO = GenerateRequest(prompt=TextPrompt("hello"), request_id="r", sampling=SamplingOptions(seed=3))
-
-
-async def _collect(chunks: AsyncGenerator[GenerateChunk, None]) -> list[GenerateChunk]:
-    async with aclosing(chunks):
-        return [chunk async for chunk in chunks]
-
-
-def _text(chunks: list[GenerateChunk]) -> str:
-    return "".join(chunk.text for chunk in chunks)
-
-
-def _assert_nothing_is_left(pair: Pair) -> None:
-    assert pair.num_unfinished_requests == 0
-    assert pair.serving.num_requests_in_flight == 0
-
-
-async def test_both_engines_get_the_request_with_a_ticket_for_the_same_transfer() -> None:
-    pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
-
-    producer, consumer = await pair.next_requests()
-
-    ticket = producer.kv_transfer_params
-    assert ticket is not None
-    decode_address = EngineAddress("d0", 7, "d0.example:1")
-    prefill_address = EngineAddress("p0", 7, "p0.example:1")
-    assert ticket == KVTransferParams(ticket.transfer_id, 0, TransferRole.PRODUCER, decode_address)
-    assert consumer.kv_transfer_params == replace(ticket, role=TransferRole.CONSUMER, peer=prefill_address)
-    assert replace(consumer, kv_transfer_params=ticket) == producer
-    collecting.cancel()
-    await asyncio.gather(collecting, return_exceptions=True)
 
 
 async def test_the_first_token_comes_from_prefill_and_the_others_from_decode() -> None:
@@ -91,58 +60,7 @@ async def test_the_first_token_comes_from_prefill_and_the_others_from_decode() -
     )
     await chunks.aclose()
     assert pair.prefill.aborted == pair.decode.aborted == []
-    _assert_nothing_is_left(pair)
-
-
-async def test_a_token_that_overtakes_the_first_one_waits_for_it() -> None:
-    pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
-    producer, consumer = await pair.next_requests()
-
-    pair.decode.send(consumer, 1, "bc", finish_reason=FinishReason.LENGTH)
-    await asyncio.sleep(0)
-    pair.prefill.send(producer, 0, "a", handed_over=True)
-
-    assert [chunk.text for chunk in await collecting] == ["a", "bc"]
-
-
-async def test_a_token_that_both_engines_send_comes_once() -> None:
-    pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
-    producer, consumer = await pair.next_requests()
-
-    pair.prefill.send(producer, 0, "a", handed_over=True)
-    pair.decode.send(consumer, 0, "ab", finish_reason=FinishReason.LENGTH)
-
-    chunks = await collecting
-    assert [(chunk.first_position, chunk.text) for chunk in chunks] == [(0, "a"), (1, "b")]
-
-
-async def test_a_first_token_that_ends_the_request_ends_it_everywhere() -> None:
-    pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
-    producer, consumer = await pair.next_requests()
-
-    pair.prefill.send(producer, 0, "!", finish_reason=FinishReason.STOP, stop_token_id=ord("!"))
-
-    [chunk] = await collecting
-    assert chunk.end is not None
-    assert (chunk.end.finish_reason, chunk.end.stop_reason, chunk.text) == (FinishReason.STOP, ord("!"), "")
-    assert pair.decode.aborted == [consumer.request_id]
-    _assert_nothing_is_left(pair)
-
-
-async def test_a_consumer_that_lets_go_first_does_not_end_the_request() -> None:
-    pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
-    producer, consumer = await pair.next_requests()
-
-    pair.decode.let_go(consumer)
-    await asyncio.sleep(0)
-    pair.prefill.send(producer, 0, "a", finish_reason=FinishReason.LENGTH)
-
-    assert _text(await collecting) == "a"
-    _assert_nothing_is_left(pair)
+    assert_nothing_is_left(pair)
 
 
 async def test_a_stop_string_aborts_the_decode_engine_before_the_client_reads_the_end() -> None:
@@ -161,7 +79,7 @@ async def test_a_stop_string_aborts_the_decode_engine_before_the_client_reads_th
     assert last.end.usage.num_output_tokens == 4
     assert pair.decode.aborted == [consumer.request_id]
     await chunks.aclose()
-    _assert_nothing_is_left(pair)
+    assert_nothing_is_left(pair)
 
 
 @pytest.mark.parametrize("num_tokens_before", [0, 1, 2])
@@ -181,7 +99,7 @@ async def test_a_client_that_leaves_aborts_both_engines(num_tokens_before: int) 
         await reading
 
     assert (pair.prefill.aborted, pair.decode.aborted) == ([producer.request_id], [consumer.request_id])
-    _assert_nothing_is_left(pair)
+    assert_nothing_is_left(pair)
 
 
 async def test_a_client_that_stops_reading_aborts_both_engines() -> None:
@@ -195,110 +113,12 @@ async def test_a_client_that_stops_reading_aborts_both_engines() -> None:
     await chunks.aclose()
 
     assert (pair.prefill.aborted, pair.decode.aborted) == ([producer.request_id], [consumer.request_id])
-    _assert_nothing_is_left(pair)
-
-
-async def test_a_lost_prefill_engine_leaves_the_request_to_the_decode_engine() -> None:
-    pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
-    _, consumer = await pair.next_requests()
-
-    pair.prefill.lose()
-    await asyncio.sleep(0)
-    pair.decode.send(consumer, 0, "ab", finish_reason=FinishReason.LENGTH, timings=decode_timings())
-
-    [chunk] = await collecting
-    assert chunk.text == "ab"
-    assert chunk.end is not None
-    assert chunk.end.timings.prefill == EngineReport("p0", None)
-    assert chunk.end.usage.num_cached_tokens == 1
-    _assert_nothing_is_left(pair)
-
-
-async def test_a_prefill_that_fails_after_its_token_was_sent_leaves_no_trace_in_the_text() -> None:
-    pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
-    producer, consumer = await pair.next_requests()
-
-    pair.prefill.send(producer, 0, "a")
-    pair.prefill.send(producer, 1, "", finish_reason=FinishReason.ERROR, error="out of blocks")
-    pair.decode.send(consumer, 0, "ab", finish_reason=FinishReason.LENGTH)
-
-    assert _text(await collecting) == "ab"
-
-
-async def test_a_lost_decode_engine_ends_the_attempt() -> None:
-    pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
-    producer, _ = await pair.next_requests()
-
-    pair.decode.lose()
-
-    with pytest.raises(EngineFailed, match="engine d0 is lost: connection reset") as raised:
-        await collecting
-    assert (raised.value.can_resume, raised.value.num_new_tokens) == (True, 0)
-    assert pair.prefill.aborted == [producer.request_id]
-    _assert_nothing_is_left(pair)
-
-
-async def test_an_error_of_the_decode_engine_is_the_clients_to_know() -> None:
-    pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
-    producer, consumer = await pair.next_requests()
-
-    pair.prefill.send(producer, 0, "a", handed_over=True)
-    pair.decode.send(consumer, 1, "", finish_reason=FinishReason.ERROR, error="NaN in its logits")
-
-    with pytest.raises(EngineFailed, match="engine d0 gave the request up: NaN in its logits") as raised:
-        await collecting
-    assert not raised.value.can_resume
-    _assert_nothing_is_left(pair)
-
-
-async def test_a_gap_that_nobody_can_fill_is_an_error() -> None:
-    pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
-    _, consumer = await pair.next_requests()
-
-    pair.decode.send(consumer, 1, "b")
-    await asyncio.sleep(0)
-    pair.prefill.lose()
-
-    with pytest.raises(EngineFailed, match="position 0 of the output is missing"):
-        await collecting
-    assert pair.decode.aborted == [consumer.request_id]
-    _assert_nothing_is_left(pair)
-
-
-async def test_engines_that_disagree_on_a_token_are_an_error() -> None:
-    pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
-    producer, consumer = await pair.next_requests()
-
-    pair.prefill.send(producer, 0, "a")
-    pair.decode.send(consumer, 0, "b")
-
-    with pytest.raises(OutputsDiverged, match="position 0"):
-        await collecting
-    _assert_nothing_is_left(pair)
-
-
-async def test_engines_that_both_let_go_are_an_error() -> None:
-    pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
-    producer, consumer = await pair.next_requests()
-
-    pair.prefill.send(producer, 0, "a", handed_over=True)
-    pair.decode.let_go(consumer)
-
-    with pytest.raises(EngineFailed, match="let go of it unfinished"):
-        await collecting
-    _assert_nothing_is_left(pair)
+    assert_nothing_is_left(pair)
 
 
 async def test_a_deadline_aborts_both_engines() -> None:
     pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(replace(HELLO, timeout_s=0.02))))
+    collecting = asyncio.create_task(collect(pair.serving.generate(replace(HELLO, timeout_s=0.02))))
     producer, consumer = await pair.next_requests()
 
     with pytest.raises(DeadlineExceeded):
@@ -306,13 +126,13 @@ async def test_a_deadline_aborts_both_engines() -> None:
 
     assert producer.deadline_s == 1000.02
     assert (pair.prefill.aborted, pair.decode.aborted) == ([producer.request_id], [consumer.request_id])
-    _assert_nothing_is_left(pair)
+    assert_nothing_is_left(pair)
 
 
 async def test_an_engine_that_does_both_gets_the_request_without_a_ticket() -> None:
     engine = FakeEngine("b0", EngineRole.BOTH)
     serving = make_serving(engine)
-    collecting = asyncio.create_task(_collect(serving.generate(HELLO)))
+    collecting = asyncio.create_task(collect(serving.generate(HELLO)))
     request = await engine.next_request()
 
     engine.send(request, 0, "ab", finish_reason=FinishReason.LENGTH, timings=prefill_timings())
@@ -328,7 +148,7 @@ async def test_an_engine_that_does_both_gets_the_request_without_a_ticket() -> N
 async def test_a_resumed_request_goes_on_at_its_position() -> None:
     pair = make_pair()
     request = replace(HELLO, output_token_ids=tuple("€".encode()[:2]))
-    collecting = asyncio.create_task(_collect(pair.serving.generate(request)))
+    collecting = asyncio.create_task(collect(pair.serving.generate(request)))
     producer, consumer = await pair.next_requests()
 
     assert producer.output_token_ids == list("€".encode()[:2])
@@ -343,7 +163,7 @@ async def test_a_resumed_request_goes_on_at_its_position() -> None:
 
 async def test_logprobs_go_with_their_tokens() -> None:
     pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
+    collecting = asyncio.create_task(collect(pair.serving.generate(HELLO)))
     producer, _ = await pair.next_requests()
     logprobs = [TokenLogprobs([97, 98], [-0.5, -1.0], 1)]
 
@@ -354,7 +174,7 @@ async def test_logprobs_go_with_their_tokens() -> None:
 
 async def test_a_full_house_is_told_when_to_come_again() -> None:
     pair = make_pair(max_requests_in_flight=1)
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
+    collecting = asyncio.create_task(collect(pair.serving.generate(HELLO)))
     await pair.next_requests()
 
     with pytest.raises(Overloaded, match="1 requests are in flight") as raised:
@@ -363,12 +183,12 @@ async def test_a_full_house_is_told_when_to_come_again() -> None:
     assert raised.value.retry_delay_s == 1.5
     collecting.cancel()
     await asyncio.gather(collecting, return_exceptions=True)
-    _assert_nothing_is_left(pair)
+    assert_nothing_is_left(pair)
 
 
 async def test_an_id_in_flight_is_refused_and_free_again_afterwards() -> None:
     pair = make_pair()
-    collecting = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
+    collecting = asyncio.create_task(collect(pair.serving.generate(HELLO)))
     producer, _ = await pair.next_requests()
 
     with pytest.raises(InvalidRequest, match="request_id is 'r'; allowed: one that no request in flight has"):
@@ -376,10 +196,10 @@ async def test_an_id_in_flight_is_refused_and_free_again_afterwards() -> None:
 
     pair.prefill.send(producer, 0, "a", finish_reason=FinishReason.LENGTH)
     await collecting
-    again = asyncio.create_task(_collect(pair.serving.generate(HELLO)))
+    again = asyncio.create_task(collect(pair.serving.generate(HELLO)))
     producer, _ = await pair.next_requests()
     pair.prefill.send(producer, 0, "a", finish_reason=FinishReason.LENGTH)
-    assert _text(await again) == "a"
+    assert text_of(await again) == "a"
 
 
 async def test_without_engines_nothing_is_submitted() -> None:
@@ -395,10 +215,10 @@ async def test_a_burst_is_spread_over_the_engines() -> None:
     engines = [FakeEngine(f"b{number}", EngineRole.BOTH) for number in range(4)]
     serving = make_serving(*engines)
     requests = [replace(HELLO, request_id=str(number)) for number in range(8)]
-    collecting = [asyncio.create_task(_collect(serving.generate(request))) for request in requests]
+    collecting = [asyncio.create_task(collect(serving.generate(request))) for request in requests]
 
     for engine in engines:
         for _ in range(2):
             engine.send(await engine.next_request(), 0, "a", finish_reason=FinishReason.LENGTH)
 
-    assert [_text(chunks) for chunks in await asyncio.gather(*collecting)] == ["a"] * 8
+    assert [text_of(chunks) for chunks in await asyncio.gather(*collecting)] == ["a"] * 8
