@@ -4,6 +4,7 @@ ModelError
 |-- CheckpointError    the checkpoint is missing, incomplete or unreadable
 |-- UnsupportedModel   the architecture cannot be served by this engine, and why
 |   `-- SelfCheckFailed  the paged forward does not give the stock model's logits
+|-- DeviceUnavailable  the configured device is not on this machine
 `-- KVCacheTooSmall    the memory budget does not hold a usable KV cache
 """
 
@@ -27,6 +28,10 @@ class UnsupportedModel(ModelError):
 
 class SelfCheckFailed(UnsupportedModel):
     """The engine's own forward disagrees with the stock model's."""
+
+
+class DeviceUnavailable(ModelError):
+    """The configured device is not on this machine."""
 
 
 class KVCacheTooSmall(ModelError):

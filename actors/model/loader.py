@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from actors.config import ModelConfig
 from actors.model.attention.base import ATTENTION_NAME, register_attention
 from actors.model.attention.probe import GeometryProbe, KVGeometry
-from actors.model.errors import CheckpointError, UnsupportedModel
+from actors.model.errors import CheckpointError, DeviceUnavailable, UnsupportedModel
 from actors.model.fingerprint import fingerprint_checkpoint
 from actors.model.forward import FlatForward
 from actors.model.limits import derive_max_model_len
@@ -66,7 +66,9 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     geometry, vocab_size = _probe(forward, architecture)
     _check_windows(config.get_text_config(decoder=True), geometry, architecture, max_model_len)
     check_forward(forward, geometry, vocab_size=vocab_size, max_tokens=max_model_len)
-    logger.info("loaded the model", extra={"architecture": architecture, "seconds": time.monotonic() - started})
+    logger.info(
+        "loaded the model", extra={"architecture": architecture, "elapsed_s": round(time.monotonic() - started, 3)}
+    )
     return LoadedModel(
         forward=forward,
         geometry=geometry,
@@ -144,7 +146,7 @@ def _choose_device(model_config: ModelConfig) -> torch.device:
     if model_config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if model_config.device == "cuda" and not torch.cuda.is_available():
-        raise CheckpointError("device: cuda was asked for, but torch finds no GPU here")
+        raise DeviceUnavailable("device: cuda was asked for, but torch finds no GPU here")
     return torch.device(model_config.device)
 
 

@@ -18,7 +18,7 @@ def change_logits(logits: Tensor, row: SamplingRow) -> None:
     if row.params.has_penalties:
         _penalize(logits, row)
     # A stop token that the model does not have is never sampled anyway.
-    if suppressed := [token_id for token_id in row.suppressed_token_ids if token_id < logits.shape[0]]:
+    if suppressed := [token_id for token_id in row.suppressed_token_ids if 0 <= token_id < logits.shape[0]]:
         logits[torch.tensor(suppressed, device=logits.device)] = float("-inf")
 
 

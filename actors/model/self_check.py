@@ -56,7 +56,7 @@ def check_forward(forward: FlatForward, geometry: KVGeometry, *, vocab_size: int
         )
     logger.info(
         "checked the model's forward against transformers' own",
-        extra={"relative_error": error, "num_tokens": num_tokens, "seconds": round(time.monotonic() - started, 3)},
+        extra={"relative_error": error, "num_tokens": num_tokens, "elapsed_s": round(time.monotonic() - started, 3)},
     )
 
 
