@@ -66,11 +66,10 @@ class Admission:
 
     def _start_load(self, request: Request, queue: RequestQueue, step: Step) -> bool:
         """Reserve a consumer's blocks; it needs neither tokens nor a seat. Returns whether others may follow."""
-        if step.is_load_limit_reached:
+        # What is loaded further ahead than one batch would only take blocks from those that run.
+        num_ahead = len(self._remote.loading) + len(self._places.holding)
+        if step.is_load_limit_reached or num_ahead >= self._config.max_num_seqs:
             decision = LoadDecision.LIMIT_REACHED
-        elif len(self._remote.loading) + len(self._places.holding) >= self._config.max_num_seqs:
-            # What is loaded further ahead than one batch would only take blocks from those that run.
-            decision = LoadDecision.NO_ROOM
         else:
             admitted = chain(self._places.running.values(), self._places.holding)
             decision = self._remote.start_load(request, admitted, self._num_headroom_blocks(), step.now_s)
@@ -99,16 +98,16 @@ class Admission:
         num_new_tokens = step.num_new_tokens(request, num_hit_tokens, self._places)
         if num_new_tokens <= 0:
             return False
-        if not is_holding:
-            # A producer gets its whole prompt's blocks, so it can neither need more nor be preempted half-sent.
-            is_producer = request.transfer_role is TransferRole.PRODUCER
-            num_slots = request.num_tokens - num_hit_tokens if is_producer else num_new_tokens
-            headroom = self._num_headroom_blocks()
-            if (
-                kv.allocate_slots(request, num_slots, hit, full_sequence_must_fit=True, num_headroom_blocks=headroom)
-                is None
-            ):
-                return False
+        # A producer gets its whole prompt's blocks, so it can neither need more nor be preempted half-sent. What is
+        # holding has all its blocks: nothing is taken, so nothing is refused.
+        is_producer = request.transfer_role is TransferRole.PRODUCER
+        num_slots = request.num_tokens - num_hit_tokens if is_producer else num_new_tokens
+        headroom = self._num_headroom_blocks()
+        new_blocks = kv.allocate_slots(
+            request, num_slots, hit, full_sequence_must_fit=True, num_headroom_blocks=headroom
+        )
+        if new_blocks is None:
+            return False
         queue.remove_request(request)
         self._seat(request, num_hit_tokens, step)
         step.take(request, num_new_tokens)

@@ -50,7 +50,8 @@ class SchedulerOutput:
     """One step: which requests compute how many tokens, in which blocks.
 
     num_scheduled_tokens: tokens to compute, by request id; the requests of this step in batch order
-    finished_req_ids: requests that ended since the last step: the worker forgets them
+    finished_req_ids: requests that ended since the last step, known to the worker or not: it forgets them before it
+        looks at anything else, since an id may come back at once
     preempted_req_ids: requests that lost their blocks in this step
     """
 

@@ -2,7 +2,7 @@
 
 Places of such a request, beside the scheduler's own queues:
 - blocked_producers: READY is not in yet; it holds nothing
-- blocked_consumers: as many loads as the connector allows are under way; it holds nothing
+- blocked_consumers: as many loads as are allowed are under way; it holds nothing
 - loading:           WAITING_FOR_REMOTE_KVS; a link may write its blocks
 - held:              finished, and a link may still read or write its blocks
 
@@ -42,7 +42,7 @@ class LoadDecision(enum.Enum):
 
     STARTED = enum.auto()
     LIMIT_REACHED = enum.auto()
-    """The connector grants no further load now: others may pass."""
+    """No further load is granted now: others may pass."""
     NO_ROOM = enum.auto()
     """The blocks are missing: nobody may pass."""
 
@@ -147,13 +147,14 @@ class RemoteKV:
         self.blocked_consumers.remove_request(request)
         self.loading.pop(request.request_id, None)
         self._load_deadlines.remove(request.request_id)
-        has_ticket = self.connector is not None and request.kv_transfer_params is not None
-        if has_ticket and self.connector is not None:
-            is_held = self.connector.request_finished(request.request_id, end, first_token_id)
-            if is_held:
-                self.held[request.request_id] = request
-                return
-        self._kv.free(request)
+        if (
+            self.connector is not None
+            and request.kv_transfer_params is not None
+            and self.connector.request_finished(request.request_id, end, first_token_id)
+        ):
+            self.held[request.request_id] = request
+        else:
+            self._kv.free(request)
 
     def cancel_overdue_loads(self, now_s: float) -> None:
         """Cancel the loads whose deadline has passed; the failure policy applies when they have drained."""

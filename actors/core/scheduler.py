@@ -191,13 +191,21 @@ class Scheduler:
             model_runner_output.req_ids, model_runner_output.sampled_token_ids, strict=True
         ):
             request = self.running.get(request_id)
-            if request is not None and request_id in scheduler_output.num_scheduled_tokens:
-                drafts = scheduler_output.scheduled_spec_decode_tokens.get(request_id)
-                if drafts and token_ids:
-                    # Of each draft that was not accepted the KV is computed over again.
-                    request.num_computed_tokens -= len(drafts) - (len(token_ids) - 1)
+            num_scheduled_tokens = scheduler_output.num_scheduled_tokens.get(request_id)
+            if request is None or num_scheduled_tokens is None:
+                continue
+            drafts = scheduler_output.scheduled_spec_decode_tokens.get(request_id)
+            if drafts and token_ids:
+                # The KV of each draft that was not accepted is computed over.
+                request.num_computed_tokens -= len(drafts) - (len(token_ids) - 1)
+            num_earlier_tokens = request.num_output_tokens
+            stop = _append_until_stop(request, token_ids)
+            if request.num_computed_tokens % self.block_size < num_scheduled_tokens:
+                # The step may have filled a block, and is over now: its KV can be shared.
+                self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
+            if token_ids:
                 logprobs = model_runner_output.logprobs.get(request_id)
-                self._take_tokens(request, token_ids, logprobs, now_s)
+                self._report_tokens(request, num_earlier_tokens, stop, logprobs, now_s)
         return self._outbox.take()
 
     def _update_from_connector(self, model_runner_output: ModelRunnerOutput, now_s: float) -> None:
@@ -215,43 +223,39 @@ class Scheduler:
             request.is_corrupted = True
             self._stats.num_corrupted_reqs += 1
 
-    def _take_tokens(
-        self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None, now_s: float
+    def _report_tokens(
+        self,
+        request: Request,
+        num_earlier_tokens: int,
+        stop: RequestStatus | None,
+        logprobs: list[TokenLogprobs] | None,
+        now_s: float,
     ) -> None:
-        """Append sampled tokens up to the one that ends the request; the blocks that are full now may be shared."""
-        num_earlier_tokens = request.num_output_tokens
-        stop: RequestStatus | None = None
-        for token_id in token_ids:
-            request.append_output_token_ids(token_id)
-            stop = find_stop(request)
-            if stop is not None:
-                break
-        self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
-        kept_token_ids = request.output_token_ids[num_earlier_tokens:]
-        if not kept_token_ids:
-            return
+        """Tell of a request's new tokens, and end it if they complete it or it is to be handed over."""
+        token_ids = request.output_token_ids[num_earlier_tokens:]
+        logprobs = None if logprobs is None else logprobs[: len(token_ids)]
+        self._stats.num_output_tokens += len(token_ids)
         if request.first_token_at_s is None:
             request.first_token_at_s = now_s
-        self._stats.num_output_tokens += len(kept_token_ids)
-        kept_logprobs = None if logprobs is None else logprobs[: len(kept_token_ids)]
-        is_producer = request.transfer_role is TransferRole.PRODUCER
-        if stop is None and not is_producer:
-            self._outbox.add_tokens(request, kept_token_ids, kept_logprobs, num_earlier_tokens)
-            return
-        if stop is not None:
+        is_handed_over = stop is None and request.transfer_role is TransferRole.PRODUCER
+        if is_handed_over:
+            capped = RequestStatus.FINISHED_LENGTH_CAPPED
+            self._finish(request, capped, now_s, ProducerEnd.HANDED_OVER, token_ids[0])
+        elif stop is not None:
             self._finish(request, stop, now_s, ProducerEnd.FINISHED_HERE)
         else:
-            capped = RequestStatus.FINISHED_LENGTH_CAPPED
-            self._finish(request, capped, now_s, ProducerEnd.HANDED_OVER, kept_token_ids[0])
-        self._outbox.add_end(
-            request, now_s, new_token_ids=kept_token_ids, logprobs=kept_logprobs, handed_over=stop is None
-        )
+            self._outbox.add_tokens(request, token_ids, logprobs, num_earlier_tokens)
+            return
+        self._outbox.add_end(request, now_s, new_token_ids=token_ids, logprobs=logprobs, handed_over=is_handed_over)
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Take in a drafter's proposals for running requests: the next step verifies them."""
+        """Take in a drafter's proposals for running requests: the next step verifies them.
+
+        A producer's are ignored: it ends with its next token.
+        """
         for request_id, token_ids in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
             request = self.running.get(request_id)
-            if request is not None:
+            if request is not None and request.transfer_role is not TransferRole.PRODUCER:
                 request.spec_token_ids = token_ids
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -334,3 +338,12 @@ class Scheduler:
         """Raise IntegrityError if blocks, places and statuses contradict each other. Costs O(blocks + requests)."""
         self.kv_cache_manager.check_integrity()
         check_places(self.requests, self._places, self.remote, self.kv_cache_manager)
+
+
+def _append_until_stop(request: Request, token_ids: list[int]) -> RequestStatus | None:
+    """Append sampled tokens up to the one that ends the request; return its end, if any does."""
+    for token_id in token_ids:
+        request.append_output_token_ids(token_id)
+        if (stop := find_stop(request)) is not None:
+            return stop
+    return None

@@ -227,6 +227,14 @@ class Driver:
             self.step()
         raise AssertionError(f"{request_id} unfinished after {max_steps} steps")
 
+    def run_until_preempted(self, max_steps: int = 200) -> None:
+        """Step until a step has preempted."""
+        for _ in range(max_steps):
+            self.step()
+            if self.steps[-1].preempted_req_ids:
+                return
+        raise AssertionError(f"nothing was preempted in {max_steps} steps")
+
     def scheduled(self) -> dict[str, int]:
         """What the last step computed."""
         return self.steps[-1].num_scheduled_tokens

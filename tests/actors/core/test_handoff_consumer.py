@@ -65,6 +65,7 @@ def test_a_loaded_request_runs_in_the_next_step_without_computing_any_prompt_tok
     load(driver, connector, request)
     driver.step(report("c", LoadOutcome.LOADED, 10, RIGHT[0]))
     assert driver.tokens_of("c") == []
+    assert driver.scheduler.next_deadline() is None
     driver.step()
     [new] = driver.steps[-1].scheduled_new_reqs
     assert (new.num_computed_tokens, new.output_token_ids, driver.scheduled()) == (10, [RIGHT[0]], {"c": 1})
@@ -352,3 +353,40 @@ def test_a_refused_consumer_tells_its_producer() -> None:
     driver.step()
     assert driver.end_of("c").finish_reason is FinishReason.ERROR
     assert connector.finished == [("c", ProducerEnd.ABORTED, None)]
+
+
+def test_no_more_is_loaded_ahead_than_one_batch_and_others_may_pass() -> None:
+    driver, connector = make_driver(max_num_seqs=2)
+    for name, first in (("c1", 1), ("c2", 101), ("c3", 201)):
+        driver.scheduler.add_request(consumer(name, range(first, first + 8)))
+    driver.scheduler.add_request(make_request("local", 4))
+    driver.step()
+    assert list(connector.loading) == ["c1", "c2"]
+    assert list(driver.scheduled()) == ["local"]
+
+
+def test_no_load_starts_before_a_preempted_request_is_back() -> None:
+    driver, _ = make_driver(num_blocks=12, limit=1)
+    driver.scheduler.add_request(consumer("c1", range(1, 9), max_tokens=2))
+    driver.scheduler.add_request(consumer("c2", range(101, 109), max_tokens=2))
+    for name in ("a", "b"):
+        driver.scheduler.add_request(make_request(name, 14, max_tokens=9, ignore_eos=True))
+    driver.run_until_preempted()
+    assert [request.request_id for request in driver.scheduler.remote.blocked_consumers] == ["c2"]
+    driver.step(report("c1", LoadOutcome.RELEASED))
+    driver.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    driver.step()
+    assert list(driver.scheduled()) == ["b"]
+
+
+def test_requests_whose_load_is_over_run_as_soon_as_a_preemption_leaves_the_batch_empty() -> None:
+    driver, connector = make_driver(num_blocks=7, max_num_seqs=1)
+    request = consumer(prompt=range(1, 11), max_tokens=3)
+    driver.scheduler.add_request(request)
+    driver.scheduler.add_request(make_request("a", 8, max_tokens=10, ignore_eos=True))
+    driver.step()
+    load(driver, connector, request)
+    driver.step(report("c", LoadOutcome.LOADED, 10, RIGHT[0]))
+    driver.run_until_preempted()
+    assert driver.steps[-1].preempted_req_ids == {"a"}
+    assert driver.scheduled() == {"c": 1}

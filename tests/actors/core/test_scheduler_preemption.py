@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from actors.config import SchedulerConfig
 from actors.core.request import RequestStatus
+from actors.core.step import Step
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver, reference_tokens
 
@@ -70,6 +72,33 @@ def test_priority_preempts_the_least_urgent_and_refunds_what_it_had_in_this_step
     driver.run()
     assert driver.tokens_of("low") == reference_tokens(range(1, 7), 9, eos=-1)
     assert driver.tokens_of("high") == reference_tokens(range(21, 28), 6, eos=-1)
+
+
+def test_a_victim_that_was_scheduled_in_this_step_gives_everything_back() -> None:
+    step = Step(SchedulerConfig(), token_budget=10, now_s=0.0)
+    victim = make_request("a", 4)
+    victim.num_computed_tokens = 3
+    victim.spec_token_ids = [7, 8]
+    step.new_block_ids["a"] = [1]
+    step.take(victim, 3)
+    assert (step.token_budget, step.spec_token_ids) == (7, {"a": [7, 8]})
+    step.refund(victim)
+    step.refund(make_request("never scheduled"))
+    assert (step.token_budget, step.num_scheduled_tokens, step.new_block_ids, step.spec_token_ids) == (10, {}, {}, {})
+
+
+def test_a_step_that_preempted_admits_nobody() -> None:
+    driver = Driver(make_scheduler(num_blocks=4))
+    for name, first in (("a", 1), ("b", 21)):
+        driver.scheduler.add_request(make_request(name, range(first, first + 7), max_tokens=6, ignore_eos=True))
+    driver.step()
+    driver.step()
+    urgent = make_request("urgent", 2, max_tokens=1)
+    driver.scheduler.waiting.prepend_request(urgent)
+    driver.scheduler.requests["urgent"] = urgent
+    driver.step()
+    assert driver.steps[-1].preempted_req_ids == {"b"}
+    assert driver.scheduled() == {"a": 1}
 
 
 def test_the_least_urgent_request_preempts_itself() -> None:
