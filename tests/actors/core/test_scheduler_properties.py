@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.strategies as st
@@ -18,11 +19,36 @@ from tests.actors.core.fakes import Driver, FakeConnector, next_token, reference
 GARBAGE = -99
 
 
+@dataclass(frozen=True)
+class Arrival:
+    num_shared: int
+    num_own: int
+    max_tokens: int
+    priority: int
+    role: TransferRole | None
+    deadline_in_s: float | None
+    num_resumed: int
+    is_ready: bool
+
+
+ARRIVALS = st.builds(
+    Arrival,
+    num_shared=st.sampled_from([0, 4, 7, 8, 12]),
+    num_own=st.integers(0, 10),
+    max_tokens=st.integers(1, 16),
+    priority=st.integers(0, 2),
+    role=st.sampled_from([None, *TransferRole]),
+    deadline_in_s=st.sampled_from([None, None, None, 5.0]),
+    num_resumed=st.sampled_from([0, 0, 2]),
+    is_ready=st.booleans(),
+)
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """One engine that is producer and consumer at once, with peers that do anything that the protocol allows."""
 
     @initialize(
-        num_blocks=st.integers(6, 14),
+        num_blocks=st.integers(8, 14),
         max_num_seqs=st.integers(1, 5),
         budget=st.integers(4, 24),
         chunked=st.booleans(),
@@ -74,44 +100,29 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    @rule(
-        num_shared=st.sampled_from([0, 4, 7, 8, 12]),
-        num_own=st.integers(0, 10),
-        max_tokens=st.integers(1, 16),
-        priority=st.integers(0, 2),
-        role=st.sampled_from([None, *TransferRole]),
-        deadline_in_s=st.sampled_from([None, None, None, 5.0]),
-        num_resumed=st.sampled_from([0, 0, 2]),
-        is_ready=st.booleans(),
-    )
-    def arrive(
-        self,
-        num_shared: int,
-        num_own: int,
-        max_tokens: int,
-        priority: int,
-        role: TransferRole | None,
-        deadline_in_s: float | None,
-        num_resumed: int,
-        is_ready: bool,
-    ) -> None:
+    @rule(arrivals=st.lists(ARRIVALS, min_size=1, max_size=5))
+    def arrive(self, arrivals: list[Arrival]) -> None:
+        for arrival in arrivals:
+            self.submit(arrival)
+
+    def submit(self, arrival: Arrival) -> None:
         self.num_requests += 1
         request_id = f"r{self.num_requests}"
-        own_first = 100 if num_own % 2 else 1000 * self.num_requests
-        prompt = [*range(1, num_shared + 1), *range(own_first, own_first + num_own)] or [1]
-        resumed = reference_tokens(prompt, min(num_resumed, max_tokens))
+        own_first = 100 if arrival.num_own % 2 else 1000 * self.num_requests
+        prompt = [*range(1, arrival.num_shared + 1), *range(own_first, own_first + arrival.num_own)] or [1]
+        resumed = reference_tokens(prompt, min(arrival.num_resumed, arrival.max_tokens))
         request = make_request(
             request_id,
             prompt,
-            max_tokens=max_tokens,
-            priority=priority,
+            max_tokens=arrival.max_tokens,
+            priority=arrival.priority,
             arrival_time_s=self.clock.now_s,
-            deadline_s=None if deadline_in_s is None else self.clock.now_s + deadline_in_s,
+            deadline_s=None if arrival.deadline_in_s is None else self.clock.now_s + arrival.deadline_in_s,
             output_token_ids=resumed,
-            role=role,
+            role=arrival.role,
         )
         self.submitted[request_id] = request
-        if is_ready:
+        if arrival.is_ready:
             self.transfers.ready_to_prefill.add(request_id)
         self.scheduler.add_request(request)
 
@@ -175,7 +186,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.transfers.ready_to_prefill.update(self.submitted)
 
     @precondition(lambda self: self.links)
-    @rule(data=st.data(), outcome=st.sampled_from(list(LoadOutcome)), part=st.integers(0, 3))
+    @rule(data=st.data(), outcome=st.sampled_from([*LoadOutcome, LoadOutcome.FAILED]), part=st.integers(0, 3))
     def load_ends(self, data: st.DataObject, outcome: LoadOutcome, part: int) -> None:
         self._end_load(data.draw(st.sampled_from(sorted(self.links))), outcome, part)
 
@@ -282,5 +293,5 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
