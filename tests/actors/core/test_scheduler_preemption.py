@@ -88,17 +88,18 @@ def test_a_victim_that_was_scheduled_in_this_step_gives_everything_back() -> Non
 
 
 def test_a_step_that_preempted_admits_nobody() -> None:
-    driver = Driver(make_scheduler(num_blocks=4))
-    for name, first in (("a", 1), ("b", 21)):
-        driver.scheduler.add_request(make_request(name, range(first, first + 7), max_tokens=6, ignore_eos=True))
+    driver = Driver(make_scheduler(num_blocks=4, policy="priority"))
+    for priority, (name, first) in enumerate((("a", 1), ("b", 21)), start=1):
+        prompt = range(first, first + 7)
+        driver.scheduler.add_request(make_request(name, prompt, max_tokens=6, priority=priority, ignore_eos=True))
     driver.step()
     driver.step()
-    urgent = make_request("urgent", 2, max_tokens=1)
-    driver.scheduler.waiting.prepend_request(urgent)
-    driver.scheduler.requests["urgent"] = urgent
+    driver.scheduler.add_request(make_request("urgent", 2, max_tokens=1, priority=0))
     driver.step()
     assert driver.steps[-1].preempted_req_ids == {"b"}
     assert driver.scheduled() == {"a": 1}
+    driver.step()
+    assert driver.scheduled() == {"a": 1, "urgent": 2}
 
 
 def test_the_least_urgent_request_preempts_itself() -> None:
@@ -116,15 +117,15 @@ def test_the_least_urgent_request_preempts_itself() -> None:
 def test_a_tiny_cache_changes_nobodys_tokens(chunked: bool, caching: bool) -> None:
     driver = Driver(
         make_scheduler(
-            num_blocks=6, max_num_batched_tokens=12, enable_chunked_prefill=chunked, enable_prefix_caching=caching
+            num_blocks=6, max_num_batched_tokens=9, enable_chunked_prefill=chunked, enable_prefix_caching=caching
         )
     )
-    prompts = {f"r{number}": range(number, number + 9) for number in range(1, 9)}
+    prompts = {f"r{number}": range(number, number + 7) for number in range(1, 9)}
     for name, prompt in prompts.items():
-        driver.scheduler.add_request(make_request(name, prompt, max_tokens=12, ignore_eos=True))
+        driver.scheduler.add_request(make_request(name, prompt, max_tokens=14, ignore_eos=True))
     driver.run()
     assert driver.scheduler.make_stats().num_preemptions > 0
     for name, prompt in prompts.items():
-        assert driver.tokens_of(name) == reference_tokens(prompt, 12, eos=-1)
+        assert driver.tokens_of(name) == reference_tokens(prompt, 14, eos=-1)
     pool = driver.scheduler.kv_cache_manager.block_pool
     assert pool.num_free_blocks == pool.num_blocks
