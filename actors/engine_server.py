@@ -20,7 +20,7 @@ from actors.engine_core import EngineCore
 from actors.engine_thread import EngineThread
 from actors.session_messages import MAX_MESSAGE_BYTES
 from actors.session_server import SessionServer
-from kv_transfer.control import GrpcControl
+from kv_transfer.grpc_control import GrpcControl
 from kv_transfer.params import EngineAddress
 
 logger = logging.getLogger(__name__)

@@ -29,4 +29,3 @@ class KVTransferConfig(BaseModel):
     max_reserved_requests: int = Field(
         64, ge=1, description="How many requests a consumer holds blocks for at once while they are in transfer."
     )
-    checksum: bool = Field(False, description="Send and verify a checksum for every block.")

@@ -15,7 +15,7 @@ from actors.core.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.control import Control, LoopbackHub
+from kv_transfer.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 
 _TIMEOUT_S = 60.0
@@ -76,7 +76,7 @@ class EnginePair:
         }
         configs = {"prefill": prefill, "decode": decode}
         self.engines: dict[str, EngineCore] = {
-            name: build_engine_core(configs[name], address, _control(hub, address), self._wake.set)
+            name: build_engine_core(configs[name], address, hub.control(address), self._wake.set)
             for name, address in self.addresses.items()
         }
         self.answers: dict[str, Answer] = {}
@@ -89,9 +89,7 @@ class EnginePair:
         for engine in self.engines.values():
             engine.shutdown()
 
-    def hand_over(
-        self, request_id: str, prompt: Sequence[int], sampling_params: SamplingParams, **extra: object
-    ) -> None:
+    def hand_over(self, request_id: str, prompt: Sequence[int], sampling_params: SamplingParams) -> None:
         """Submit a request to both engines, the consumer first."""
         self.answers[request_id] = Answer()
         for name, role, peer in (
@@ -150,10 +148,6 @@ class EnginePair:
             engine.scheduler.requests for engine in self.engines.values()
         )
         return is_empty and all(answer.is_finished for answer in self.answers.values())
-
-
-def _control(hub: LoopbackHub, address: EngineAddress) -> Control:
-    return hub.control(address)
 
 
 def _request(

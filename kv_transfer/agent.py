@@ -1,0 +1,224 @@
+"""The transfer agent: one thread that owns every link and every transfer of this engine's rank.
+
+Everything that happens is an event on one queue: what the engine's steps ask for, messages, the ends of streams, chunks
+that moved. The agent feeds them to the transfers' machines and does what they say. What the scheduler has to know is
+collected until take_output(). The engine thread is never waited for and never waits.
+
+Invariant: a transfer on a link is failed only when that link's data thread has ended, so that no block is reported as
+free while a transport may still touch it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput, ProducerProgress
+from kv_transfer.control import Control, ControlStream
+from kv_transfer.errors import ProtocolViolation
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.link import ChunkJob
+from kv_transfer.links import LinkTable
+from kv_transfer.params import EngineAddress
+from kv_transfer.peer_link import PeerLink
+from kv_transfer.transfers import TransferTable
+from kv_transfer.transports.base import Transport
+from kv_transfer.wire import Cancel, Chunk, ControlMessage, Finished, Hello, Ready, Refused, Welcome
+
+logger = logging.getLogger(__name__)
+
+_STOP_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    metadata: KVConnectorMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    progress: tuple[ProducerProgress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    stream: ControlStream
+    message: ControlMessage
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamClosed:
+    stream: ControlStream
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _ChunkMoved:
+    link: PeerLink
+    job: ChunkJob
+
+
+@dataclass(frozen=True, slots=True)
+class _DataDead:
+    link: PeerLink
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+_Event = _Step | _Computed | _Message | _StreamClosed | _ChunkMoved | _DataDead | _Stop
+
+
+class TransferAgent:
+    """start_step(), finish_step(), take_output() and stop() come from the engine thread."""
+
+    def __init__(
+        self,
+        config: KVTransferConfig,
+        identity: EngineAddress,
+        layout: KVCacheLayout,
+        kv_cache: Tensor,
+        transport: Transport,
+        control: Control,
+        on_progress: Callable[[], None],
+    ) -> None:
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._on_progress = on_progress
+        self._links = LinkTable(config, identity, layout, transport, control, self)
+        self._transfers = TransferTable(config, layout, kv_cache, self._links)
+        self._output_lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
+        control.serve(self)
+        self._thread.start()
+
+    # -- from the engine thread ----------------------------------------------------------------------------------
+
+    def start_step(self, metadata: KVConnectorMetadata) -> None:
+        """Queue what a step asks for."""
+        self._events.put(_Step(metadata))
+
+    def finish_step(self, progress: tuple[ProducerProgress, ...]) -> None:
+        """Queue that these requests' KV is computed."""
+        self._events.put(_Computed(progress))
+
+    def take_output(self) -> KVConnectorOutput:
+        """What happened since the last call."""
+        with self._output_lock:
+            return self._transfers.take_output(self._links.num_open)
+
+    def stop(self) -> None:
+        """Close every link and end the thread."""
+        self._events.put(_Stop())
+        self._thread.join(_STOP_TIMEOUT_S)
+
+    # -- from streams and data threads ---------------------------------------------------------------------------
+
+    def on_message(self, stream: ControlStream, message: ControlMessage) -> None:
+        """StreamEvents."""
+        self._events.put(_Message(stream, message))
+
+    def on_closed(self, stream: ControlStream, reason: str) -> None:
+        """StreamEvents."""
+        self._events.put(_StreamClosed(stream, reason))
+
+    def on_chunk_moved(self, link: PeerLink, job: ChunkJob) -> None:
+        """A data thread moved a chunk."""
+        self._events.put(_ChunkMoved(link, job))
+
+    def on_data_dead(self, link: PeerLink, reason: str) -> None:
+        """A data thread has ended."""
+        self._events.put(_DataDead(link, reason))
+
+    # -- the agent's own thread ----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            event = self._next_event()
+            if isinstance(event, _Stop):
+                break
+            now_s = time.monotonic()
+            with self._output_lock:
+                if event is not None:
+                    self._handle(event, now_s)
+                self._on_time(now_s)
+                has_news = not self._transfers.output.is_empty()
+            if has_news:
+                self._on_progress()
+        self._links.close_all(_STOP_TIMEOUT_S)
+
+    def _next_event(self) -> _Event | None:
+        """The next event, or None when a deadline has come."""
+        deadlines = [d for d in (self._links.next_deadline(), self._transfers.next_deadline()) if d is not None]
+        timeout_s = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        try:
+            return self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _handle(self, event: _Event, now_s: float) -> None:
+        match event:
+            case _Step(metadata):
+                self._transfers.on_step(metadata, now_s)
+            case _Computed(progress):
+                self._transfers.on_computed(progress)
+            case _Message(stream, message):
+                self._on_message(stream, message, now_s)
+            case _StreamClosed(stream, reason):
+                if (closed := self._links.find(stream)) is not None:
+                    self._close(closed, reason)
+            case _ChunkMoved(link, job):
+                self._guarded(link, lambda: self._transfers.on_chunk_moved(link, job, now_s))
+            case _DataDead(link, reason):
+                self._close(link, reason)
+                self._links.forget(link)
+                self._transfers.on_link_dead(link)
+            case _Stop():
+                raise AssertionError("the loop ends with it")
+
+    def _on_message(self, stream: ControlStream, message: ControlMessage, now_s: float) -> None:
+        if isinstance(message, Hello):
+            self._links.welcome(stream, message)
+            return
+        link = self._links.find(stream)
+        if link is None:
+            self._transfers.count_dropped("message on a closed link")
+            return
+        match message:
+            case Welcome(rendezvous):
+                self._links.open_consumer_end(link, rendezvous)
+            case Refused(reason):
+                self._close(link, f"refused: {reason}")
+            case Ready() | Cancel():
+                self._guarded(link, lambda: self._transfers.on_consumer_message(link, message, now_s))
+            case Chunk() | Finished():
+                self._guarded(link, lambda: self._transfers.on_producer_message(link, message, now_s))
+
+    def _guarded(self, link: PeerLink, action: Callable[[], None]) -> None:
+        """A peer that breaks the protocol loses its link, and nothing else happens."""
+        try:
+            action()
+        except ProtocolViolation as error:
+            logger.error("a peer broke the protocol", extra={"peer": link.peer, "error": str(error)})
+            self._close(link, str(error))
+
+    def _on_time(self, now_s: float) -> None:
+        for link in self._links.overdue(now_s):
+            self._close(link, "the handshake took too long")
+        for link in self._transfers.on_time(now_s):
+            self._close(link, "the producer did not answer a cancel in time")
+
+    def _close(self, link: PeerLink, reason: str) -> None:
+        """Begin to close a link; one without a data thread is dead at once."""
+        if self._links.close(link, reason):
+            self._links.forget(link)
+            self._transfers.on_link_dead(link)

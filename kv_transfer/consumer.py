@@ -1,0 +1,139 @@
+"""The consumer's end of one transfer. See handoff.py for the protocol.
+
+It is over with its one report: when FINISHED is in and every announced chunk has been received, or the link is dead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kv_transfer.connector import LoadOutcome, ProducerEnd, ReceivedKV
+from kv_transfer.errors import ProtocolViolation
+from kv_transfer.handoff import Instruction, ReceiveBlocks, ReportReceived, Send
+from kv_transfer.stats import TransferTimings
+from kv_transfer.wire import Cancel, Chunk, Finished, Ready
+
+
+@dataclass(slots=True)
+class ConsumerTransfer:
+    """block_ids: the prompt's, those included that are already here. drain_timeout_s: for FINISHED after a cancel."""
+
+    transfer_id: str
+    attempt: int
+    block_ids: tuple[int, ...]
+    num_local_blocks: int
+    num_prompt_tokens: int
+    block_size: int
+    block_size_bytes: int
+    drain_timeout_s: float
+    is_over: bool = False
+    deadline_s: float | None = None
+    """Monotonic. Set by a cancel: without FINISHED by then the link is stuck and has to be closed."""
+    _num_announced_blocks: int = 0
+    _num_announced_chunks: int = 0
+    _num_received_blocks: int = 0
+    _num_received_chunks: int = 0
+    _finished: Finished | None = None
+    _is_cancelled: bool = False
+    _first_chunk_s: float | None = None
+    _prefill_finished_s: float | None = None
+
+    def start(self) -> list[Instruction]:
+        """The blocks are reserved: tell the producer."""
+        return [Send(Ready(self.transfer_id, self.attempt, self.num_local_blocks, self.num_prompt_tokens))]
+
+    def on_chunk(self, message: Chunk, now_s: float) -> list[Instruction]:
+        """Blocks were announced: receive them. Raises ProtocolViolation if they are not the next ones."""
+        first = self.num_local_blocks + self._num_announced_blocks
+        stop = first + message.num_blocks
+        if message.first_block != first or stop > len(self.block_ids) or message.num_blocks < 1 or self._finished:
+            raise ProtocolViolation(
+                f"{self.transfer_id}: blocks {message.first_block} to {message.first_block + message.num_blocks} "
+                f"announced, expected from {first} on, of {len(self.block_ids)}"
+            )
+        if self._first_chunk_s is None:
+            self._first_chunk_s = now_s
+        self._num_announced_blocks += message.num_blocks
+        self._num_announced_chunks += 1
+        return [ReceiveBlocks(self.block_ids[first:stop])]
+
+    def on_chunk_received(self, num_blocks: int, now_s: float) -> list[Instruction]:
+        """The oldest outstanding chunk is in."""
+        self._num_received_blocks += num_blocks
+        self._num_received_chunks += 1
+        return self._report_if_complete(now_s)
+
+    def on_finished(self, message: Finished, now_s: float) -> list[Instruction]:
+        """The producer's last word. Raises ProtocolViolation if it contradicts what was announced."""
+        if self._finished is not None:
+            return []
+        if message.num_chunks != self._num_announced_chunks:
+            raise ProtocolViolation(
+                f"{self.transfer_id}: {message.num_chunks} chunks at the end, {self._num_announced_chunks} announced"
+            )
+        self._finished, self._prefill_finished_s, self.deadline_s = message, now_s, None
+        return self._report_if_complete(now_s)
+
+    def on_cancel(self, now_s: float) -> list[Instruction]:
+        """The load is not wanted any more: say so, and keep receiving what was announced."""
+        if self._is_cancelled or self.is_over:
+            return []
+        self._is_cancelled = True
+        if self._finished is not None:
+            return []
+        self.deadline_s = now_s + self.drain_timeout_s
+        return [Send(Cancel(self.transfer_id, self.attempt))]
+
+    def on_link_lost(self, reason: str) -> list[Instruction]:
+        """The link is dead: what is here is here, and nothing more will be written."""
+        if self.is_over:
+            return []
+        outcome = LoadOutcome.CANCELLED if self._is_cancelled else LoadOutcome.FAILED
+        return self._report(ReceivedKV(outcome, self.num_valid_tokens, reason=reason))
+
+    def is_overdue(self, now_s: float) -> bool:
+        """Whether the producer has not answered a cancel in time."""
+        return self.deadline_s is not None and self.deadline_s <= now_s
+
+    @property
+    def num_valid_tokens(self) -> int:
+        """Chunks come in order, so what has been received is a prefix."""
+        num_blocks = self.num_local_blocks + self._num_received_blocks
+        return min(num_blocks * self.block_size, self.num_prompt_tokens)
+
+    def _report_if_complete(self, now_s: float) -> list[Instruction]:
+        finished = self._finished
+        if self.is_over or finished is None or self._num_received_chunks < finished.num_chunks:
+            return []
+        num_valid_tokens, timings = self.num_valid_tokens, self._timings(now_s)
+        if self._is_cancelled:
+            received = ReceivedKV(LoadOutcome.CANCELLED, num_valid_tokens, timings=timings)
+        elif finished.end is ProducerEnd.FINISHED_HERE:
+            received = ReceivedKV(LoadOutcome.RELEASED, num_valid_tokens, timings=timings)
+        elif finished.end is ProducerEnd.ABORTED:
+            reason = finished.reason or "the producer gave the request up"
+            received = ReceivedKV(LoadOutcome.FAILED, num_valid_tokens, reason=reason, timings=timings)
+        elif num_valid_tokens < self.num_prompt_tokens:
+            raise ProtocolViolation(
+                f"{self.transfer_id}: handed over with {num_valid_tokens} of {self.num_prompt_tokens} tokens' KV"
+            )
+        else:
+            token_id = finished.first_token_id
+            received = ReceivedKV(LoadOutcome.LOADED, num_valid_tokens, first_token_id=token_id, timings=timings)
+        return self._report(received)
+
+    def _report(self, received: ReceivedKV) -> list[Instruction]:
+        self.is_over = True
+        self.deadline_s = None
+        return [ReportReceived(received)]
+
+    def _timings(self, now_s: float) -> TransferTimings:
+        assert self._prefill_finished_s is not None, "timings are for a transfer whose producer has finished"
+        has_chunks = self._first_chunk_s is not None
+        return TransferTimings(
+            num_blocks=self._num_received_blocks,
+            num_bytes=self._num_received_blocks * self.block_size_bytes,
+            num_chunks=self._num_received_chunks,
+            transfer_s=now_s - self._first_chunk_s if self._first_chunk_s is not None else 0.0,
+            exposed_s=now_s - self._prefill_finished_s if has_chunks else 0.0,
+        )

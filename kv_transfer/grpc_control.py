@@ -1,0 +1,127 @@
+"""Control streams over gRPC: one bidirectional call each, on the engine's own server, with msgspec's messages.
+
+Everything gRPC lives on one event loop; send() and close() may come from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from kv_transfer.control import StreamEvents
+from kv_transfer.params import EngineAddress
+from kv_transfer.wire import ControlMessage, decode, encode
+
+CONTROL_METHOD: Final = "/raypd.kv.v1.Control/Stream"
+_CHANNEL_OPTIONS: Final = (
+    # A cut connection must be noticed within seconds, also while nothing is said.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class GrpcStream:
+    """One end of a stream. None in the queue hangs up."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._outgoing: asyncio.Queue[ControlMessage | None] = asyncio.Queue()
+
+    def send(self, message: ControlMessage) -> None:
+        """Queue a message."""
+        self._put(message)
+
+    def close(self) -> None:
+        """Hang up after what is queued."""
+        self._put(None)
+
+    async def outgoing(self) -> AsyncIterator[ControlMessage]:
+        """What is to be sent, until close()."""
+        while (message := await self._outgoing.get()) is not None:
+            yield message
+
+    def _put(self, message: ControlMessage | None) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._outgoing.put_nowait, message)
+
+
+class GrpcControl:
+    """A Control on an event loop. The server that handler() is registered on is the engine's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._events: StreamEvents | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """The gRPC handler for streams that others dial."""
+        service, method = CONTROL_METHOD.strip("/").split("/")
+        serve = grpc.stream_stream_rpc_method_handler(
+            self._answer, request_deserializer=decode, response_serializer=encode
+        )
+        return grpc.method_handlers_generic_handler(service, {method: serve})
+
+    def serve(self, events: StreamEvents) -> None:
+        """Hand what comes on streams that others dial to `events`."""
+        self._events = events
+
+    def dial(self, peer: EngineAddress, events: StreamEvents) -> GrpcStream:
+        """Open a stream, from any thread."""
+        stream = GrpcStream(self._loop)
+        self._loop.call_soon_threadsafe(self._begin_call, stream, peer, events)
+        return stream
+
+    async def close(self) -> None:
+        """Hang up on every stream that was dialled here."""
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    def _begin_call(self, stream: GrpcStream, peer: EngineAddress, events: StreamEvents) -> None:
+        call = self._loop.create_task(self._call(stream, peer, events))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def _call(self, stream: GrpcStream, peer: EngineAddress, events: StreamEvents) -> None:
+        reason = "closed by the peer"
+        try:
+            async with grpc.aio.insecure_channel(peer.control_address, options=_CHANNEL_OPTIONS) as channel:
+                method = channel.stream_stream(CONTROL_METHOD, request_serializer=encode, response_deserializer=decode)
+                async for message in method(stream.outgoing()):
+                    events.on_message(stream, message)
+        except grpc.aio.AioRpcError as error:
+            reason = f"{peer.control_address}: {error.details()}"
+        except asyncio.CancelledError:
+            reason = "closed here"
+        finally:
+            events.on_closed(stream, reason)
+
+    async def _answer(
+        self,
+        messages: AsyncIterator[ControlMessage],
+        context: grpc.aio.ServicerContext[ControlMessage, ControlMessage],
+    ) -> AsyncIterator[ControlMessage]:
+        events = self._events
+        if events is None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "this engine is still starting")
+        stream = GrpcStream(self._loop)
+        reader = asyncio.create_task(self._read(messages, stream, events))
+        try:
+            async for message in stream.outgoing():
+                yield message
+        finally:
+            reader.cancel()
+            events.on_closed(stream, "closed by the peer")
+
+    async def _read(self, messages: AsyncIterator[ControlMessage], stream: GrpcStream, events: StreamEvents) -> None:
+        async for message in messages:
+            events.on_message(stream, message)
+        stream.close()

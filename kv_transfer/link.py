@@ -1,0 +1,102 @@
+"""A link's data thread: opens one end, then moves one chunk after the other, each up to its deadline.
+
+The thread reports through one callback, and its last word is on_dead: once that is out, the transport touches no memory
+of this engine any more. Nobody but this thread uses the transport, except for abort().
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from kv_transfer.errors import KVTransferError
+from kv_transfer.transports.base import DataLink
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkJob:
+    """Blocks to send or to receive for one transfer."""
+
+    transfer_id: str
+    blocks: Sequence[Tensor]
+
+
+class LinkEvents(Protocol):
+    """What a data thread tells its owner; called on the data thread."""
+
+    def on_chunk_moved(self, job: ChunkJob) -> None:
+        """A chunk has left, or has arrived."""
+
+    def on_dead(self, reason: str) -> None:
+        """The data link is closed. Comes exactly once, last."""
+
+
+class DataThread:
+    """One end of a link's data path."""
+
+    def __init__(
+        self,
+        name: str,
+        open_link: Callable[[], DataLink],
+        events: LinkEvents,
+        *,
+        is_sender: bool,
+        chunk_timeout_s: float,
+    ) -> None:
+        """open_link may block up to the connect timeout; it runs on the thread."""
+        self._open_link = open_link
+        self._events = events
+        self._is_sender = is_sender
+        self._chunk_timeout_s = chunk_timeout_s
+        self._jobs: queue.SimpleQueue[ChunkJob | None] = queue.SimpleQueue()
+        self._link: DataLink | None = None
+        self._is_aborted = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, job: ChunkJob) -> None:
+        """Queue a chunk."""
+        self._jobs.put(job)
+
+    def abort(self) -> None:
+        """End as soon as the transport can; from any thread, does not block."""
+        self._is_aborted = True
+        if self._link is not None:
+            self._link.abort()
+        self._jobs.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread's end; returns whether it came."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        reason = "closed"
+        try:
+            self._link = self._open_link()
+            self._move_chunks(self._link)
+        except KVTransferError as error:
+            reason = str(error)
+        except Exception as error:
+            # Whatever it is, the link's transfers must hear of it.
+            logger.exception("a data link broke in an unexpected way")
+            reason = f"{type(error).__name__}: {error}"
+        finally:
+            if self._link is not None:
+                self._link.close()
+                self._link = None
+            self._events.on_dead(reason)
+
+    def _move_chunks(self, link: DataLink) -> None:
+        move = link.send if self._is_sender else link.receive
+        while not self._is_aborted and (job := self._jobs.get()) is not None:
+            move(job.blocks, self._chunk_timeout_s)
+            self._events.on_chunk_moved(job)

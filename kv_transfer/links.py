@@ -1,0 +1,168 @@
+"""Every link of this engine: how they come up, how they go down, who is at the other end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.control import Control, ControlStream, StreamEvents
+from kv_transfer.errors import LinkLost
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.link import ChunkJob, DataThread
+from kv_transfer.params import EngineAddress
+from kv_transfer.peer_link import LinkState, PeerLink, find_disagreement
+from kv_transfer.transports.base import DataLink, Transport
+from kv_transfer.wire import PROTOCOL_VERSION, Hello, Refused, Welcome
+
+
+class AgentEvents(StreamEvents, Protocol):
+    """What streams and data threads tell the agent; from any thread."""
+
+    def on_chunk_moved(self, link: PeerLink, job: ChunkJob) -> None:
+        """A chunk has left, or has arrived."""
+
+    def on_data_dead(self, link: PeerLink, reason: str) -> None:
+        """The link's data thread has ended."""
+
+
+class _DataEvents:
+    """Names the link to the agent."""
+
+    def __init__(self, link: PeerLink, agent: AgentEvents) -> None:
+        self._link = link
+        self._agent = agent
+
+    def on_chunk_moved(self, job: ChunkJob) -> None:
+        self._agent.on_chunk_moved(self._link, job)
+
+    def on_dead(self, reason: str) -> None:
+        self._agent.on_data_dead(self._link, reason)
+
+
+class LinkTable:
+    """Belongs to the agent's thread."""
+
+    def __init__(
+        self,
+        config: KVTransferConfig,
+        identity: EngineAddress,
+        layout: KVCacheLayout,
+        transport: Transport,
+        control: Control,
+        agent: AgentEvents,
+    ) -> None:
+        self._config = config
+        self._identity = identity
+        self._layout = layout
+        self._transport = transport
+        self._control = control
+        self._agent = agent
+        self._links: dict[ControlStream, PeerLink] = {}
+        self.num_lost = 0
+
+    @property
+    def num_open(self) -> int:
+        """Links that are up, or coming up."""
+        return sum(link.is_usable for link in self._links.values())
+
+    def find(self, stream: ControlStream) -> PeerLink | None:
+        """The link of a stream."""
+        return self._links.get(stream)
+
+    def to_producer(self, peer: EngineAddress) -> PeerLink:
+        """The link on which a producer sends to us; dialled if there is none."""
+        key = (peer.engine_id, peer.incarnation)
+        for link in self._links.values():
+            if link.peer == key and not link.is_producer and link.is_usable:
+                return link
+        return self._dial(peer)
+
+    def _dial(self, peer: EngineAddress) -> PeerLink:
+        stream = self._control.dial(peer, self._agent)
+        deadline_s = time.monotonic() + self._config.connect_timeout_s
+        link = PeerLink(stream, False, (peer.engine_id, peer.incarnation), deadline_s)
+        self._links[stream] = link
+        stream.send(
+            Hello(
+                PROTOCOL_VERSION,
+                self._identity.engine_id,
+                self._identity.incarnation,
+                peer.engine_id,
+                peer.incarnation,
+                self._transport.name,
+                self._layout,
+            )
+        )
+        return link
+
+    def welcome(self, stream: ControlStream, hello: Hello) -> None:
+        """Producer: a consumer has dialled. Refuse it with the reason, or open our end."""
+        identity = self._identity
+        disagreement = find_disagreement(
+            hello, identity.engine_id, identity.incarnation, self._transport.name, self._layout
+        )
+        try:
+            pending = self._transport.listen() if disagreement is None else None
+        except LinkLost as error:
+            disagreement, pending = str(error), None
+        if pending is None:
+            stream.send(Refused(disagreement or ""))
+            stream.close()
+            return
+        link = PeerLink(stream, True, (hello.engine_id, hello.incarnation), None)
+        self._links[stream] = link
+        link.open(self._start_data(link, lambda: pending.accept(self._config.connect_timeout_s)))
+        stream.send(Welcome(pending.rendezvous))
+
+    def open_consumer_end(self, link: PeerLink, rendezvous: str) -> None:
+        """Consumer: the producer agrees."""
+        if link.state is LinkState.CONNECTING:
+            timeout_s = self._config.connect_timeout_s
+            link.open(self._start_data(link, lambda: self._transport.connect(rendezvous, timeout_s)))
+
+    def _start_data(self, link: PeerLink, open_link: Callable[[], DataLink]) -> DataThread:
+        return DataThread(
+            f"kv-link-{link.peer[0]}",
+            open_link,
+            _DataEvents(link, self._agent),
+            is_sender=link.is_producer,
+            chunk_timeout_s=self._config.chunk_timeout_s,
+        )
+
+    def close(self, link: PeerLink, reason: str) -> bool:
+        """Begin to close a link; returns whether it is dead already, because no data thread has to end first."""
+        if link.state in {LinkState.CLOSING, LinkState.DEAD}:
+            return False
+        link.state, link.reason, link.deadline_s = LinkState.CLOSING, reason, None
+        self.num_lost += 1
+        link.stream.close()
+        if link.data is None:
+            return True
+        link.data.abort()
+        return False
+
+    def forget(self, link: PeerLink) -> None:
+        """Nothing of the link is left."""
+        link.state = LinkState.DEAD
+        self._links.pop(link.stream, None)
+
+    def overdue(self, now_s: float) -> list[PeerLink]:
+        """Links whose handshake has missed its deadline."""
+        return [link for link in self._links.values() if link.deadline_s is not None and link.deadline_s <= now_s]
+
+    def next_deadline(self) -> float | None:
+        """Monotonic time of the first one."""
+        return min((link.deadline_s for link in self._links.values() if link.deadline_s is not None), default=None)
+
+    def close_all(self, timeout_s: float) -> None:
+        """At the end: hang up everywhere and wait for the data threads."""
+        links = list(self._links.values())
+        for link in links:
+            self.close(link, "this engine is shutting down")
+        deadline_s = time.monotonic() + timeout_s
+        for link in links:
+            if link.data is not None:
+                link.data.join(max(0.0, deadline_s - time.monotonic()))
+        self._links.clear()

@@ -1,0 +1,81 @@
+"""One link as the agent sees it: a control stream, the handshake on it, and a data thread behind it.
+
+CONNECTING -> OPEN -> CLOSING -> DEAD. What is to be said before the link is open is kept. A link is DEAD only when its
+data thread has ended: until then its transport may still read or write blocks, so its transfers are not failed before.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from kv_transfer.control import ControlStream
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.link import DataThread
+from kv_transfer.wire import PROTOCOL_VERSION, ControlMessage, Hello
+
+
+class LinkState(enum.Enum):
+    """Where a link is."""
+
+    CONNECTING = enum.auto()
+    OPEN = enum.auto()
+    CLOSING = enum.auto()
+    DEAD = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class PeerLink:
+    """deadline_s: monotonic, for the handshake; None once it is over. peer: (engine_id, incarnation), from Hello."""
+
+    stream: ControlStream
+    is_producer: bool
+    peer: tuple[str, int]
+    deadline_s: float | None
+    state: LinkState = LinkState.CONNECTING
+    data: DataThread | None = None
+    reason: str = ""
+    unsaid: list[ControlMessage] = field(default_factory=list)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a new transfer may use it."""
+        return self.state in {LinkState.CONNECTING, LinkState.OPEN}
+
+    def say(self, message: ControlMessage) -> None:
+        """Send, or keep until the link is open; a closing link drops it."""
+        if self.state is LinkState.OPEN:
+            self.stream.send(message)
+        elif self.state is LinkState.CONNECTING:
+            self.unsaid.append(message)
+
+    def open(self, data: DataThread) -> None:
+        """The handshake is through."""
+        self.state, self.data, self.deadline_s = LinkState.OPEN, data, None
+        unsaid, self.unsaid = self.unsaid, []
+        for message in unsaid:
+            self.stream.send(message)
+
+
+def find_disagreement(
+    hello: Hello, engine_id: str, incarnation: int, transport: str, layout: KVCacheLayout
+) -> str | None:
+    """What keeps the two ends from being a pair, with both values; None if nothing does.
+
+    The number of blocks is each end's own affair.
+    """
+    theirs, ours = hello.layout, layout
+    pairs = {
+        "protocol version": (hello.protocol_version, PROTOCOL_VERSION),
+        "engine": (hello.peer_engine_id, engine_id),
+        "incarnation": (hello.peer_incarnation, incarnation),
+        "transport": (hello.transport, transport),
+        "model": (theirs.model_fingerprint, ours.model_fingerprint),
+        "dtype": (theirs.dtype, ours.dtype),
+        "block_size": (theirs.block_size, ours.block_size),
+        "num_kv_heads": (theirs.num_kv_heads, ours.num_kv_heads),
+        "num_layers": (theirs.num_layers, ours.num_layers),
+        "head_dim": (theirs.head_dim, ours.head_dim),
+    }
+    differences = [f"{name}: {a!r} at the consumer, {b!r} at the producer" for name, (a, b) in pairs.items() if a != b]
+    return "; ".join(differences) or None

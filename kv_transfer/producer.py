@@ -1,0 +1,144 @@
+"""The producer's end of one transfer. See handoff.py for the protocol.
+
+AWAITING_READY -> SENDING -> (GIVEN_UP) -> OVER. The request's own end in the scheduler (on_finish) can come in any of
+them; OVER is reached once it has come and every announced chunk has left, or the link is dead.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from kv_transfer.connector import ProducerEnd
+from kv_transfer.errors import ProtocolViolation
+from kv_transfer.handoff import (
+    Instruction,
+    ReportFailedSending,
+    ReportFinishedSending,
+    ReportReady,
+    Send,
+    SendBlocks,
+)
+from kv_transfer.wire import Finished, Ready
+
+
+class ProducerState(enum.Enum):
+    """Where a producer's transfer is."""
+
+    AWAITING_READY = enum.auto()
+    SENDING = enum.auto()
+    GIVEN_UP = enum.auto()
+    """The consumer is gone or has let go: nothing more is announced; the scheduler was told."""
+    OVER = enum.auto()
+
+
+@dataclass(slots=True)
+class ProducerTransfer:
+    """deadline_s: monotonic, for READY."""
+
+    transfer_id: str
+    attempt: int
+    num_prompt_tokens: int
+    block_size: int
+    deadline_s: float
+    state: ProducerState = ProducerState.AWAITING_READY
+    num_announced_chunks: int = 0
+    num_outstanding_chunks: int = 0
+    _next_block: int = 0
+    _end: ProducerEnd | None = None
+    _first_token_id: int | None = None
+    _is_silent: bool = True
+    """Nothing can, or need, be said to the consumer: before READY, after FINISHED, on a dead link."""
+
+    @property
+    def is_awaiting_ready(self) -> bool:
+        """Whether deadline_s counts."""
+        return self.state is ProducerState.AWAITING_READY
+
+    def on_ready(self, message: Ready) -> list[Instruction]:
+        """The consumer has reserved its blocks. A second READY changes nothing. Raises ProtocolViolation."""
+        if self.state is not ProducerState.AWAITING_READY:
+            return []
+        if message.num_prompt_tokens != self.num_prompt_tokens:
+            raise ProtocolViolation(
+                f"{self.transfer_id}: the consumer expects {message.num_prompt_tokens} prompt tokens, "
+                f"the producer has {self.num_prompt_tokens}"
+            )
+        self.state = ProducerState.SENDING
+        self._is_silent = False
+        self._next_block = message.first_block
+        return [ReportReady()]
+
+    def on_computed(self, block_ids: tuple[int, ...], num_computed_tokens: int) -> list[Instruction]:
+        """KV is there for so many tokens: whole blocks may leave, and the last one once the prompt is through."""
+        if self.state is not ProducerState.SENDING or self._end is not None:
+            return []
+        num_tokens = min(num_computed_tokens, self.num_prompt_tokens)
+        is_through = num_tokens == self.num_prompt_tokens
+        num_blocks = -(-num_tokens // self.block_size) if is_through else num_tokens // self.block_size
+        if num_blocks <= self._next_block:
+            return []
+        first_block, self._next_block = self._next_block, num_blocks
+        self.num_announced_chunks += 1
+        self.num_outstanding_chunks += 1
+        return [SendBlocks(first_block, block_ids[first_block:num_blocks])]
+
+    def on_finish(self, end: ProducerEnd, first_token_id: int | None) -> list[Instruction]:
+        """The request has ended in the scheduler."""
+        if self._end is not None:
+            return []
+        self._end, self._first_token_id = end, first_token_id
+        return self._wind_up()
+
+    def on_chunk_sent(self) -> list[Instruction]:
+        """An announced chunk has left."""
+        if self.state is ProducerState.OVER:
+            return []
+        self.num_outstanding_chunks -= 1
+        return self._wind_up() if self._end is not None else []
+
+    def on_cancel(self, reason: str) -> list[Instruction]:
+        """The consumer lets go: announce nothing more, say so, tell the scheduler."""
+        if self.state is not ProducerState.SENDING or self._end is not None:
+            return []
+        self.state = ProducerState.GIVEN_UP
+        return [*self._say_finished(ProducerEnd.ABORTED, reason), ReportFailedSending(reason)]
+
+    def on_link_lost(self, reason: str) -> list[Instruction]:
+        """The link is dead: nothing reads its blocks any more."""
+        if self.state is ProducerState.OVER:
+            return []
+        self._is_silent = True
+        self.num_outstanding_chunks = 0
+        if self._end is not None:
+            return self._wind_up()
+        return self._give_up(reason)
+
+    def on_time(self, now_s: float) -> list[Instruction]:
+        """READY has its deadline."""
+        if self.state is not ProducerState.AWAITING_READY or now_s < self.deadline_s:
+            return []
+        return self._give_up("the consumer did not reserve blocks in time")
+
+    def _give_up(self, reason: str) -> list[Instruction]:
+        if self.state is ProducerState.GIVEN_UP:
+            return []
+        self.state = ProducerState.GIVEN_UP
+        return [ReportFailedSending(reason)]
+
+    def _wind_up(self) -> list[Instruction]:
+        """The request has ended: say so once, and let its blocks go when they have left."""
+        assert self._end is not None, "only what has ended winds up"
+        instructions = self._say_finished(self._end, "")
+        if self.num_outstanding_chunks == 0:
+            self.state = ProducerState.OVER
+            instructions.append(ReportFinishedSending())
+        return instructions
+
+    def _say_finished(self, end: ProducerEnd, reason: str) -> list[Instruction]:
+        if self._is_silent:
+            return []
+        self._is_silent = True
+        first_token_id = self._first_token_id if end is ProducerEnd.HANDED_OVER else None
+        message = Finished(self.transfer_id, self.attempt, end, self.num_announced_chunks, first_token_id, reason)
+        return [Send(message)]

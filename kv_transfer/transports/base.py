@@ -1,0 +1,55 @@
+"""What a transport is: a way to open data links, on which runs of bytes go one way, in order.
+
+All calls but abort() come from the link's own thread and may block, each up to its deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class DataLink(Protocol):
+    """One end of a link. After a LinkLost, abort() or close() it is dead, and touches no tensor any more."""
+
+    def send(self, blocks: Sequence[Tensor], timeout_s: float) -> None:
+        """Producer: put these contiguous tensors' bytes on the link; returns once they may be overwritten.
+
+        Raises ChunkTimeout, or LinkLost.
+        """
+
+    def receive(self, blocks: Sequence[Tensor], timeout_s: float) -> None:
+        """Consumer: fill these contiguous tensors with the next bytes. Raises ChunkTimeout, or LinkLost."""
+
+    def abort(self) -> None:
+        """From any thread: wake whoever waits on this end with LinkLost. Does not block."""
+
+    def close(self) -> None:
+        """Release sockets and memory."""
+
+
+class PendingLink(Protocol):
+    """A producer's end that waits for its consumer."""
+
+    @property
+    def rendezvous(self) -> str:
+        """What the consumer needs to know to connect."""
+
+    def accept(self, timeout_s: float) -> DataLink:
+        """Wait for the consumer. Raises LinkLost."""
+
+
+class Transport(Protocol):
+    """Opens links. The producer listens, its rendezvous travels over the control stream, the consumer connects."""
+
+    @property
+    def name(self) -> str:
+        """As in KVTransferConfig.transport; both ends must have the same."""
+
+    def listen(self) -> PendingLink:
+        """Producer: prepare a link. Raises LinkLost."""
+
+    def connect(self, rendezvous: str, timeout_s: float) -> DataLink:
+        """Consumer: join a link. Raises LinkLost."""

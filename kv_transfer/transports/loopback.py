@@ -1,0 +1,109 @@
+"""The loopback transport: engines of one process copy straight from cache to cache."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from kv_transfer.errors import ChunkTimeout, LinkLost
+
+
+class Pipe:
+    """One data link; both ends are the same object. The producer offers, the consumer copies, the producer goes on."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._offered: Sequence[Tensor] | None = None
+        self._is_dead = False
+
+    def send(self, blocks: Sequence[Tensor], timeout_s: float) -> None:
+        """Offer tensors and wait until they have been copied."""
+        with self._changed:
+            self._check()
+            self._offered = blocks
+            self._changed.notify_all()
+            try:
+                self._wait(lambda: self._offered is None, timeout_s)
+            finally:
+                self._offered = None
+
+    def receive(self, blocks: Sequence[Tensor], timeout_s: float) -> None:
+        """Wait for an offer and copy it."""
+        with self._changed:
+            self._wait(lambda: self._offered is not None, timeout_s)
+            assert self._offered is not None
+            assert len(self._offered) == len(blocks), "the header and the bytes disagree"
+            for source, target in zip(self._offered, blocks, strict=True):
+                target.copy_(source)
+            self._offered = None
+            self._changed.notify_all()
+
+    def abort(self) -> None:
+        """Wake both ends."""
+        with self._changed:
+            self._is_dead = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wake the other end, which finds the link dead."""
+        self.abort()
+
+    def _wait(self, is_done: _Condition, timeout_s: float) -> None:
+        is_over = self._changed.wait_for(lambda: self._is_dead or is_done(), timeout_s)
+        if not is_over:
+            self._is_dead = True
+            self._changed.notify_all()
+            raise ChunkTimeout(f"the peer did not move a chunk within {timeout_s:g} s")
+        self._check()
+
+    def _check(self) -> None:
+        if self._is_dead:
+            raise LinkLost("the link was closed")
+
+
+class _Condition(Protocol):
+    def __call__(self) -> bool: ...
+
+
+class PipeSource(Protocol):
+    """Where pipes are made and found: the hub of this process."""
+
+    def make_pipe(self) -> tuple[str, Pipe]:
+        """A new pipe and its name."""
+
+    def take_pipe(self, name: str) -> Pipe | None:
+        """The pipe of that name, once."""
+
+
+class _PendingPipe:
+    def __init__(self, name: str, pipe: Pipe) -> None:
+        self.rendezvous = name
+        self._pipe = pipe
+
+    def accept(self, timeout_s: float) -> Pipe:
+        del timeout_s  # A pipe needs no second end to exist.
+        return self._pipe
+
+
+class LoopbackTransport:
+    """A Transport within one process."""
+
+    name = "loopback"
+
+    def __init__(self, pipes: PipeSource) -> None:
+        self._pipes = pipes
+
+    def listen(self) -> _PendingPipe:
+        """Make a pipe."""
+        return _PendingPipe(*self._pipes.make_pipe())
+
+    def connect(self, rendezvous: str, timeout_s: float) -> Pipe:
+        """Take the other end."""
+        del timeout_s
+        pipe = self._pipes.take_pipe(rendezvous)
+        if pipe is None:
+            raise LinkLost(f"there is no pipe {rendezvous!r} in this process")
+        return pipe

@@ -1,0 +1,83 @@
+"""What two engines say to each other on a link's control stream.
+
+The consumer dials and speaks first: Hello, answered by Welcome or Refused. From then on the consumer says Ready and
+Cancel, the producer says Chunk and Finished, each about one transfer and one attempt. The stream is ordered, and so are
+the bytes on the data link: the k-th Chunk is the k-th run of bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from kv_transfer.connector import ProducerEnd
+from kv_transfer.layout import KVCacheLayout
+
+PROTOCOL_VERSION: Final = 1
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """Consumer: who I am, whom I mean, and what a block is to me."""
+
+    protocol_version: int
+    engine_id: str
+    incarnation: int
+    peer_engine_id: str
+    peer_incarnation: int
+    transport: str
+    layout: KVCacheLayout
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """Producer: we agree. rendezvous: where the data link is to be opened, in the transport's own words."""
+
+    rendezvous: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """Producer: we do not agree, and on what."""
+
+    reason: str
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """Consumer: blocks are reserved; send those from first_block on (0 is the prompt's first)."""
+
+    transfer_id: str
+    attempt: int
+    first_block: int
+    num_prompt_tokens: int
+
+
+class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
+    """Producer: the next bytes on the data link are these blocks."""
+
+    transfer_id: str
+    attempt: int
+    first_block: int
+    num_blocks: int
+
+
+class Finished(msgspec.Struct, frozen=True, tag="finished"):
+    """Producer: my last word. num_chunks were announced in all. first_token_id is set iff end is HANDED_OVER."""
+
+    transfer_id: str
+    attempt: int
+    end: ProducerEnd
+    num_chunks: int
+    first_token_id: int | None
+    reason: str
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Consumer: announce nothing more. What was announced is still received; the answer is Finished."""
+
+    transfer_id: str
+    attempt: int
+
+
+ControlMessage = Hello | Welcome | Refused | Ready | Chunk | Finished | Cancel
+
+encode: Final = msgspec.msgpack.Encoder().encode
+decode: Final = msgspec.msgpack.Decoder(ControlMessage).decode
