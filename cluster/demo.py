@@ -42,6 +42,7 @@ def run_demo(config: ClusterConfig, num_requests: int, console: Console) -> None
         assert address is not None, "only a signal ends a start without an address"
         answers = [_Answer(prompt) for prompt in demo_prompts(num_requests)]
         asyncio.run(_ask_all(address, answers, console))
+        console.print()
         console.print(_table(answers))
     console.print(f"[green]{len(answers)} requests completed; the cluster is stopped[/]")
 

@@ -53,9 +53,7 @@ class ServeProcess:
         family = psutil.Process(self._process.pid).children(recursive=True)
         self._process.send_signal(number)
         status = self._process.wait(_STOP_TIMEOUT_S)
-        self._reader.join(_STOP_TIMEOUT_S)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+        self._close_output()
         _, alive = psutil.wait_procs(family, timeout=20.0)
         assert not alive, f"left running: {[(process.pid, process.name()) for process in alive]}"
         return status
@@ -64,6 +62,12 @@ class ServeProcess:
         """For a test that failed half way."""
         if self._process.poll() is None:
             self.stop(signal.SIGKILL)
+        self._close_output()
+
+    def _close_output(self) -> None:
+        self._reader.join(_STOP_TIMEOUT_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def _next_line(self) -> str | None:
         try:

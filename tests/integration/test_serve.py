@@ -107,7 +107,7 @@ async def test_a_hundred_requests_of_which_a_third_is_cancelled_leave_the_rest_a
 
 def test_a_model_that_cannot_be_served_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}')
-    process = ServeProcess({"model": {"model": str(tmp_path)}}, tmp_path)
+    process = ServeProcess({"model": {"model": str(tmp_path), "load_format": "dummy"}}, tmp_path)
     try:
         with pytest.raises(AssertionError, match="T5ForConditionalGeneration"):
             process.wait_until_ready()
