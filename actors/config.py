@@ -38,7 +38,11 @@ class CacheConfig(_Settings):
     num_blocks: int | None = Field(None, ge=1, description="Number of blocks, for tests and experiments.")
     kv_cache_memory_gib: float | None = Field(None, gt=0)
     memory_fraction: float = Field(
-        0.5, gt=0, le=0.95, description="Of the device's free memory after a profiling run of the largest batch."
+        0.25,
+        gt=0,
+        le=0.95,
+        description="Of the device's free memory after a profiling run of the largest batch. Engines that start together "
+        "on one host see the same free memory: their fractions must add up to less than 1.",
     )
     enable_prefix_caching: bool = True
 

@@ -5,6 +5,7 @@ Ray reads RAY_AUTH_MODE once, when it is imported: nothing in this file imports 
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 
@@ -24,7 +25,7 @@ def connect(config: ClusterConfig) -> ClusterConfig:
     if address:
         import ray
 
-        ray.init(address=address, namespace=config.ray.namespace, log_to_driver=False, logging_level="WARNING")
+        ray.init(address=address, namespace=config.ray.namespace, log_to_driver=False, logging_level=logging.WARNING)
         return config
     _start_local(config)
     return config if config.engine_host else config.model_copy(update={"engine_host": "127.0.0.1"})
@@ -50,6 +51,6 @@ def _start_local(config: ClusterConfig) -> None:
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
         log_to_driver=False,
-        logging_level="WARNING",
+        logging_level=logging.WARNING,
         _node_ip_address="127.0.0.1",
     )

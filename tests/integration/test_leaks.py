@@ -49,7 +49,7 @@ async def _abort_after(cluster: LocalCluster, request_id: str, prompt: list[int]
 
 def _request(request_id: str, prompt: list[int], max_tokens: int) -> GenerateRequest:
     sampling = SamplingOptions(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    return GenerateRequest(request_id=request_id, prompt=TokenPrompt(tuple(prompt)), sampling=sampling)
+    return GenerateRequest(request_id=request_id, prompt=TokenPrompt(prompt), sampling=sampling)
 
 
 async def _storm(cluster: LocalCluster, directory: Path, num_requests: int, seed: int) -> int:
@@ -98,6 +98,16 @@ def _footprint() -> dict[str, int]:
     }
 
 
+async def _until_as_small_as(before: dict[str, int]) -> None:
+    """A heartbeat's timer or a closing call may live for a moment; what stays is a leak."""
+    for _ in range(100):
+        grown = {name: (before[name], count) for name, count in _footprint().items() if count > before[name]}
+        if not grown:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"grew: {grown}")
+
+
 async def test_a_storm_of_requests_and_aborts_leaves_nothing_behind(checkpoint: Callable[[str], Path]) -> None:
     directory = checkpoint("llama")
     config = engine_config(
@@ -118,8 +128,6 @@ async def test_a_storm_of_requests_and_aborts_leaves_nothing_behind(checkpoint: 
         assert stats["decode-0"].num_prompt_tokens_computed == 0
         assert stats["decode-0"].transfer_stats is not None
         assert stats["decode-0"].transfer_stats.num_active_transfers == 0
-        after = _footprint()
-        grown = {name: (before[name], count) for name, count in after.items() if count > before[name]}
-        assert not grown, f"grew: {grown}"
+        await _until_as_small_as(before)
         for engine in cluster.engines.values():
             engine.check_integrity()
