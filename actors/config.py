@@ -41,8 +41,8 @@ class CacheConfig(_Settings):
         0.25,
         gt=0,
         le=0.95,
-        description="Of the device's free memory after a profiling run of the largest batch. Engines that start together "
-        "on one host see the same free memory: their fractions must add up to less than 1.",
+        description="Of the device's free memory after a profiling run of the largest batch. Engines that start "
+        "together on one host see the same free memory: their fractions must add up to less than 1.",
     )
     enable_prefix_caching: bool = True
 

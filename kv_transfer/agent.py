@@ -22,7 +22,7 @@ from torch import Tensor
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput, ProducerProgress
 from kv_transfer.control import Control, ControlStream
-from kv_transfer.errors import ProtocolViolation
+from kv_transfer.errors import KVTransferError, ProtocolViolation
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.link import ChunkJob
 from kv_transfer.links import LinkTable
@@ -97,6 +97,8 @@ class TransferAgent:
         self._links = LinkTable(config, identity, layout, transport, control, self)
         self._transfers = TransferTable(config, layout, kv_cache, self._links)
         self._output_lock = threading.Lock()
+        self._output = KVConnectorOutput()
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
         control.serve(self)
         self._thread.start()
@@ -112,9 +114,12 @@ class TransferAgent:
         self._events.put(_Computed(progress))
 
     def take_output(self) -> KVConnectorOutput:
-        """What happened since the last call."""
+        """What happened since the last call. Raises what the agent died of, if it did."""
+        if self._error is not None:
+            raise KVTransferError(f"the transfer agent died: {self._error}") from self._error
         with self._output_lock:
-            return self._transfers.take_output(self._links.num_open)
+            output, self._output = self._output, KVConnectorOutput(stats=self._output.stats)
+        return output
 
     def stop(self) -> None:
         """Close every link and end the thread."""
@@ -142,19 +147,35 @@ class TransferAgent:
     # -- the agent's own thread ----------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._handle_until_stopped()
+        except BaseException as error:
+            # A broken invariant kills the engine: its thread finds the error in take_output().
+            logger.exception("the transfer agent died")
+            self._error = error
+            self._on_progress()
+        finally:
+            self._links.close_all(_STOP_TIMEOUT_S)
+
+    def _publish(self) -> None:
+        """Hand what the transfers reported to the engine thread, which waits for nothing else of this thread."""
+        news = self._transfers.take_output(self._links.num_open)
+        has_news = not news.is_empty()
+        with self._output_lock:
+            self._output.merge(news)
+        if has_news:
+            self._on_progress()
+
+    def _handle_until_stopped(self) -> None:
         while True:
             event = self._next_event()
             if isinstance(event, _Stop):
                 break
             now_s = time.monotonic()
-            with self._output_lock:
-                if event is not None:
-                    self._handle(event, now_s)
-                self._on_time(now_s)
-                has_news = not self._transfers.output.is_empty()
-            if has_news:
-                self._on_progress()
-        self._links.close_all(_STOP_TIMEOUT_S)
+            if event is not None:
+                self._handle(event, now_s)
+            self._on_time(now_s)
+            self._publish()
 
     def _next_event(self) -> _Event | None:
         """The next event, or None when a deadline has come."""

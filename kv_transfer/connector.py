@@ -130,6 +130,14 @@ class KVConnectorOutput:
         """Whether nothing happened."""
         return not (self.ready_to_prefill or self.finished_sending or self.failed_sending or self.finished_recving)
 
+    def merge(self, later: KVConnectorOutput) -> None:
+        """Add what happened afterwards; its stats take the place of these."""
+        self.ready_to_prefill |= later.ready_to_prefill
+        self.finished_sending |= later.finished_sending
+        self.failed_sending |= later.failed_sending
+        self.finished_recving |= later.finished_recving
+        self.stats = later.stats or self.stats
+
 
 class KVConnectorScheduler(Protocol):
     """The scheduler's side: bookkeeping only, never blocks, no I/O. All calls come from the engine thread."""

@@ -49,6 +49,8 @@ class ProducerTransfer:
     _first_token_id: int | None = None
     _is_silent: bool = True
     """Nothing can, or need, be said to the consumer: before READY, after FINISHED, on a dead link."""
+    _is_answered: bool = False
+    """FINISHED was said, or the link is dead: no READY is owed an answer."""
 
     @property
     def is_awaiting_ready(self) -> bool:
@@ -57,6 +59,10 @@ class ProducerTransfer:
 
     def on_ready(self, message: Ready) -> list[Instruction]:
         """The consumer has reserved its blocks. A second READY changes nothing. Raises ProtocolViolation."""
+        if self.state is ProducerState.GIVEN_UP and not self._is_answered:
+            # It came after its deadline: the consumer must not wait for what will never come.
+            self._is_silent = False
+            return self._say_finished(ProducerEnd.ABORTED, "READY came too late")
         if self.state is not ProducerState.AWAITING_READY:
             return []
         if message.num_prompt_tokens != self.num_prompt_tokens:
@@ -108,7 +114,7 @@ class ProducerTransfer:
         """The link is dead: nothing reads its blocks any more."""
         if self.state is ProducerState.OVER:
             return []
-        self._is_silent = True
+        self._is_silent = self._is_answered = True
         self.num_outstanding_chunks = 0
         if self._end is not None:
             return self._wind_up()
@@ -138,7 +144,7 @@ class ProducerTransfer:
     def _say_finished(self, end: ProducerEnd, reason: str) -> list[Instruction]:
         if self._is_silent:
             return []
-        self._is_silent = True
+        self._is_silent = self._is_answered = True
         first_token_id = self._first_token_id if end is ProducerEnd.HANDED_OVER else None
         message = Finished(self.transfer_id, self.attempt, end, self.num_announced_chunks, first_token_id, reason)
         return [Send(message)]

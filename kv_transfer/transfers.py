@@ -55,7 +55,7 @@ class _Consuming:
 
 
 class TransferTable:
-    """Belongs to the agent's thread; output and stats are read under the agent's lock."""
+    """Belongs to the agent's thread."""
 
     def __init__(self, config: KVTransferConfig, layout: KVCacheLayout, kv_cache: Tensor, links: LinkTable) -> None:
         self._config = config

@@ -7,6 +7,8 @@ into the cache; many are in flight at once, told apart by their tags, which both
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
@@ -18,13 +20,19 @@ from torch.distributed import ProcessGroupGloo
 
 from kv_transfer.errors import ChunkTimeout, LinkLost
 
+logger = logging.getLogger(__name__)
+
 _PRODUCER_RANK: Final = 0
 _CONSUMER_RANK: Final = 1
 _NUM_TAGS: Final = 2**30
+_ABORT_TAG: Final = _NUM_TAGS
+_ABORT_TIMEOUT: Final = timedelta(milliseconds=1)
+_MIN_WAIT_S: Final = 0.001
+"""Zero would mean "no timeout" to torch."""
 
 
 class GlooLink:
-    """One end of a link. timeout_s of a call bounds every message of it."""
+    """One end of a link. timeout_s of a call bounds all its messages together."""
 
     def __init__(
         self, group: Any, store: TCPStore, peer_rank: int
@@ -44,8 +52,19 @@ class GlooLink:
         self._exchange("recv", blocks, timeout_s)
 
     def abort(self) -> None:
-        """End the link before its next chunk: gloo cannot cancel the one that is under way, which has its deadline."""
+        """Wake whoever waits on this link, at both ends.
+
+        ProcessGroupGloo.abort() does not wake a pending wait (torch 2.13); a timeout does, as it closes every pair of
+        the group. So one is provoked, by a receive that nobody will ever answer.
+        """
         self._is_aborted = True
+        group = self._group
+        if group is None:
+            return
+        try:
+            group.recv([torch.empty(1, dtype=torch.uint8)], self._peer_rank, _ABORT_TAG).wait(_ABORT_TIMEOUT)
+        except RuntimeError:
+            logger.debug("a link was aborted")
 
     def close(self) -> None:
         """Drop the group, which closes its connections; the peer hears of it at once."""
@@ -56,12 +75,12 @@ class GlooLink:
         if self._is_aborted:
             raise LinkLost("the link was closed")
         post = getattr(self._group, operation)
-        timeout = timedelta(seconds=timeout_s)
+        deadline_s = time.monotonic() + timeout_s
         views = [block.view(-1).view(torch.uint8) for block in blocks]
         try:
             # The views stay alive until every operation is over.
             for work in [post([view], self._peer_rank, self._take_tag()) for view in views]:
-                work.wait(timeout)
+                work.wait(timedelta(seconds=max(_MIN_WAIT_S, deadline_s - time.monotonic())))
         except RuntimeError as error:
             text = str(error).splitlines()[0]
             if "timeout" in text.lower() or "timed out" in text.lower():
