@@ -127,10 +127,9 @@ class SessionServer:
 
     async def _next_batch(self, session: _Session) -> EngineCoreOutputs:
         """The next batch, or a heartbeat with the engine's counters when none came for a while."""
-        if not session.batches.empty():
-            return session.batches.get_nowait()
         try:
-            return await asyncio.wait_for(session.batches.get(), _HEARTBEAT_S)
+            async with asyncio.timeout(_HEARTBEAT_S):
+                return await session.batches.get()
         except TimeoutError:
             return EngineCoreOutputs(scheduler_stats=self._engine.stats)
 
