@@ -53,7 +53,7 @@ def test_handed_over_tokens_equal_generate(
         assert RequestStatus.WAITING_FOR_REMOTE_KVS in pair.seen_statuses
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_shared_prefix_is_computed_and_moved_once(family: str, checkpoint: _CheckpointOf) -> None:
     directory = checkpoint(family)
     prompts = _prompts(8, shared_prefix=True)
@@ -71,20 +71,22 @@ def test_a_shared_prefix_is_computed_and_moved_once(family: str, checkpoint: _Ch
             assert pair.answers[request_id].timings("prefill").num_cached_tokens >= 40
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "opt", "mixtral"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_preempted_requests_give_the_same_tokens(family: str, checkpoint: _CheckpointOf) -> None:
     directory = checkpoint(family)
-    prompts = {f"r{index}": random_prompt(30 + index, seed=index) for index in range(6)}
+    prompts = {f"r{index}": random_prompt(26 + index, seed=index) for index in range(4)}
+    num_tokens = 40
     prefill = engine_config(directory, block_size=8)
-    # Each request ends with 5 or 6 blocks; the pool holds the prompts of four of them, but not their outputs.
-    decode = engine_config(directory, block_size=8, num_blocks=18)
+    # Each request begins with 4 blocks and ends with 9: the pool holds all the prompts, but not two requests' outputs.
+    decode = engine_config(directory, block_size=8, num_blocks=17)
     with EnginePair(prefill, decode) as pair:
-        params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         for request_id, prompt in prompts.items():
             pair.hand_over(request_id, prompt, params)
         pair.run()
         for request_id, prompt in prompts.items():
-            assert pair.answers[request_id].token_ids == greedy_tokens(directory, tuple(prompt), 16), request_id
+            expected = greedy_tokens(directory, tuple(prompt), num_tokens)
+            assert pair.answers[request_id].token_ids == expected, request_id
         assert pair.engines["decode"].make_stats().num_preemptions > 0
         pair.assert_whole()
 
