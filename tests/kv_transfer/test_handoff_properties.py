@@ -79,7 +79,9 @@ class HandoffMachine(RuleBasedStateMachine):
     def compute(self, num_tokens: int) -> None:
         """The scheduler admits a producer's request only once READY is in."""
         self.num_computed_tokens = min(self.num_computed_tokens + num_tokens, self.num_prompt_tokens)
-        for position in range(-(-self.num_computed_tokens // BLOCK_SIZE)):
+        # A block that is not full yet, although the prompt goes on, is not right yet.
+        num_blocks = len(self.source_ids) if self.is_computed else self.num_computed_tokens // BLOCK_SIZE
+        for position in range(num_blocks):
             self.source[self.source_ids[position]] = position
         self.follow_producer(self.producer.on_computed(self.source_ids, self.num_computed_tokens))
 
