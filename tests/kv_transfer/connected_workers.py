@@ -1,0 +1,233 @@
+"""Two connector workers in one process, joined by loopback or by gRPC and gloo, and driven by the test's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import grpc.aio
+import torch
+from torch import Tensor
+
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.connector import (
+    KVConnectorMetadata,
+    KVConnectorOutput,
+    ProducerEnd,
+    ProducerFinish,
+    ProducerProgress,
+    ReceivedKV,
+    Reservation,
+)
+from kv_transfer.control import Control
+from kv_transfer.grpc_control import GrpcControl
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.loopback import LoopbackHub
+from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+from kv_transfer.stats import TransferStats
+from kv_transfer.worker_connector import ConnectorWorker
+
+Join = Literal["loopback", "gloo"]
+T = TypeVar("T")
+
+_TIMEOUT_S = 10.0
+LAYOUT = KVCacheLayout(
+    num_blocks=32,
+    num_kv_heads=2,
+    num_layers=2,
+    block_size=4,
+    head_dim=8,
+    dtype="float32",
+    dtype_size_bytes=4,
+    model_fingerprint="model-a",
+)
+
+
+class Node:
+    """One engine's worker side. Everything it reports is kept, and must be reported once."""
+
+    def __init__(
+        self, config: KVTransferConfig, address: EngineAddress, layout: KVCacheLayout, control: Control
+    ) -> None:
+        self.address = address
+        self.cache = torch.zeros(layout.shape)
+        self.output = KVConnectorOutput()
+        self._has_news = threading.Event()
+        self.worker = ConnectorWorker(config, address, layout, self.cache, control, self._has_news.set)
+
+    # -- what a scheduler asks for --------------------------------------------------------------------------------
+
+    def produce(self, request_id: str, consumer: EngineAddress, num_prompt_tokens: int, attempt: int = 0) -> None:
+        ticket = KVTransferParams(f"t-{request_id}", attempt, TransferRole.PRODUCER, consumer)
+        self._step(KVConnectorMetadata(new_producers=((request_id, ticket, num_prompt_tokens),)))
+
+    def reserve(
+        self,
+        request_id: str,
+        producer: EngineAddress,
+        block_ids: Sequence[int],
+        num_prompt_tokens: int,
+        num_local_blocks: int = 0,
+    ) -> None:
+        ticket = KVTransferParams(f"t-{request_id}", 0, TransferRole.CONSUMER, producer)
+        reservation = Reservation(request_id, ticket, tuple(block_ids), num_local_blocks, num_prompt_tokens)
+        self._step(KVConnectorMetadata(reservations=(reservation,)))
+
+    def compute(self, request_id: str, block_ids: Sequence[int], num_tokens_before: int, num_tokens_after: int) -> None:
+        progress = ProducerProgress(request_id, tuple(block_ids), num_tokens_before, num_tokens_after)
+        self._step(KVConnectorMetadata(progress=(progress,)))
+
+    def finish(self, request_id: str, end: ProducerEnd, first_token_id: int | None = None) -> None:
+        self._step(KVConnectorMetadata(producer_finishes=(ProducerFinish(request_id, end, first_token_id),)))
+
+    def cancel(self, request_id: str) -> None:
+        self._step(KVConnectorMetadata(consumer_cancels=(request_id,)))
+
+    def _step(self, metadata: KVConnectorMetadata) -> None:
+        self.worker.start_step(metadata)
+        self.worker.finish_step(metadata)
+
+    # -- what comes back ------------------------------------------------------------------------------------------
+
+    def wait_ready(self, request_id: str) -> None:
+        self._wait(lambda output: request_id in output.ready_to_prefill or None)
+
+    def wait_finished_sending(self, request_id: str) -> None:
+        self._wait(lambda output: request_id in output.finished_sending or None)
+
+    def wait_failed_sending(self, request_id: str) -> str:
+        return self._wait(lambda output: output.failed_sending.get(request_id))
+
+    def wait_received(self, request_id: str) -> ReceivedKV:
+        return self._wait(lambda output: output.finished_recving.get(request_id))
+
+    def stats(self) -> TransferStats:
+        self._collect()
+        return self.output.stats or TransferStats()
+
+    def abort_links(self) -> None:
+        """Break every data link of this end, as the network might."""
+        for link in list(self.worker._agent._links._links.values()):
+            if link.data is not None:
+                link.data.abort()
+
+    def _wait(self, find: Callable[[KVConnectorOutput], T | None]) -> T:
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while True:
+            self._has_news.clear()
+            self._collect()
+            if (found := find(self.output)) is not None:
+                return found
+            assert self._has_news.wait(max(0.0, deadline_s - time.monotonic())), f"only this came: {self.output}"
+
+    def _collect(self) -> None:
+        news = self.worker.take_output()
+        for reported, before in (
+            (news.ready_to_prefill, self.output.ready_to_prefill),
+            (news.finished_sending, self.output.finished_sending),
+            (news.failed_sending.keys(), self.output.failed_sending.keys()),
+            (news.finished_recving.keys(), self.output.finished_recving.keys()),
+        ):
+            assert not (reported & before), f"reported twice: {reported & before}"
+        self.output.merge(news)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """P's cache is random and D's is zero."""
+
+    producer: Node
+    consumer: Node
+
+    def hand_over(
+        self, request_id: str, source_ids: Sequence[int], target_ids: Sequence[int], num_prompt_tokens: int
+    ) -> ReceivedKV:
+        """One whole transfer in one chunk, up to both reports."""
+        self.begin(request_id, target_ids, num_prompt_tokens)
+        self.producer.compute(request_id, source_ids, 0, num_prompt_tokens)
+        self.producer.finish(request_id, ProducerEnd.HANDED_OVER, 7)
+        received = self.consumer.wait_received(request_id)
+        self.producer.wait_finished_sending(request_id)
+        return received
+
+    def begin(
+        self, request_id: str, target_ids: Sequence[int], num_prompt_tokens: int, num_local_blocks: int = 0
+    ) -> None:
+        """Both ends know the request, and READY is in."""
+        self.producer.produce(request_id, self.consumer.address, num_prompt_tokens)
+        self.consumer.reserve(request_id, self.producer.address, target_ids, num_prompt_tokens, num_local_blocks)
+        self.producer.wait_ready(request_id)
+
+    def expected_cache(self, source_ids: Sequence[int], target_ids: Sequence[int]) -> Tensor:
+        """D's cache if these blocks were copied and nothing else was touched."""
+        expected = torch.zeros_like(self.consumer.cache)
+        expected[list(target_ids)] = self.producer.cache[list(source_ids)]
+        return expected
+
+
+@contextmanager
+def connected_pair(
+    join: Join,
+    config: KVTransferConfig | None = None,
+    *,
+    consumer_layout: KVCacheLayout = LAYOUT,
+) -> Iterator[Pair]:
+    """P and D, shut down at the end."""
+    config = (config or KVTransferConfig()).model_copy(update={"transport": join})
+    with _loopback_controls() if join == "loopback" else _grpc_controls() as ends:
+        nodes: list[Node] = []
+        try:
+            for (address, control), layout in zip(ends, (LAYOUT, consumer_layout), strict=True):
+                nodes.append(Node(config, address, layout, control))
+            nodes[0].cache.copy_(torch.randn(LAYOUT.shape, generator=torch.Generator().manual_seed(0)))
+            yield Pair(*nodes)
+        finally:
+            for node in nodes:
+                node.worker.shutdown()
+
+
+_Ends = list[tuple[EngineAddress, Control]]
+
+
+@contextmanager
+def _loopback_controls() -> Iterator[_Ends]:
+    hub = LoopbackHub()
+    addresses = [EngineAddress(name, 1, name) for name in ("prefill-0", "decode-0")]
+    yield [(address, hub.control(address)) for address in addresses]
+
+
+@contextmanager
+def _grpc_controls() -> Iterator[_Ends]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="test-loop")
+    thread.start()
+    try:
+        servers = [asyncio.run_coroutine_threadsafe(_serve(loop), loop).result(_TIMEOUT_S) for _ in range(2)]
+        yield [
+            (EngineAddress(name, 1, f"127.0.0.1:{port}"), control)
+            for name, (_, control, port) in zip(("prefill-0", "decode-0"), servers, strict=True)
+        ]
+        for server, control, _ in servers:
+            asyncio.run_coroutine_threadsafe(_stop(server, control), loop).result(_TIMEOUT_S)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_TIMEOUT_S)
+        loop.close()
+
+
+async def _serve(loop: asyncio.AbstractEventLoop) -> tuple[grpc.aio.Server, GrpcControl, int]:
+    control, server = GrpcControl(loop), grpc.aio.server()
+    server.add_generic_rpc_handlers((control.handler(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, control, port
+
+
+async def _stop(server: grpc.aio.Server, control: GrpcControl) -> None:
+    await control.close()
+    await server.stop(0)
