@@ -66,8 +66,8 @@ def run(
         with running_cluster(config, console) as address:
             assert address is not None
             _offer(address, Load(2.0, 6, prompt_tokens, 8, 2000, seed=99))  # warm
-            for rate in (float(rate) for rate in rates.split(",")):
-                summary = _offer(address, Load(rate, requests, prompt_tokens, output_tokens, 2000, seed=1))
+            for seed, rate in enumerate((float(rate) for rate in rates.split(",")), start=1):
+                summary = _offer(address, Load(rate, requests, prompt_tokens, output_tokens, 2000, seed))
                 table.add_row(name, f"{rate:g}", *_cells(summary))
                 console.print(f"{name} at {rate:g}/s: {summary}", soft_wrap=True)
     console.print(table)
