@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from actors.core.sampling_params import SamplingParams
 from tests.actors.model.stepping import Sequence, Stepper, make_runner
 from tests.checkpoints import FAMILIES, VOCAB_SIZE
+from tests.reference import greedy_tokens, random_prompt
 
 CheckpointOf = Callable[[str], Path]
 
@@ -21,32 +19,17 @@ NUM_OUTPUT_TOKENS = 12
 PROMPT_LENGTHS = (1, 7, 16, 33, 40)
 
 
-def prompt_of(length: int, *, seed: int = 0) -> list[int]:
-    return random.Random(f"{seed} {length}").choices(range(3, VOCAB_SIZE), k=length)
-
-
-@functools.cache
 def generate(directory: Path, prompt: tuple[int, ...]) -> list[int]:
-    """What transformers generates greedily, with its own cache and masks."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
-    model.generation_config.eos_token_id = None
-    tokens = model.generate(  # type: ignore[misc]  # transformers annotates self with a protocol of its own
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-        max_new_tokens=NUM_OUTPUT_TOKENS,
-        do_sample=False,
-    )
-    output: list[int] = tokens[0, len(prompt) :].tolist()
-    return output
+    return greedy_tokens(directory, prompt, NUM_OUTPUT_TOKENS)
 
 
 def expected_outputs(directory: Path) -> dict[str, list[int]]:
-    return {f"prompt of {length}": generate(directory, tuple(prompt_of(length))) for length in PROMPT_LENGTHS}
+    return {f"prompt of {length}": generate(directory, tuple(random_prompt(length))) for length in PROMPT_LENGTHS}
 
 
 def add_all(stepper: Stepper) -> None:
     for length in PROMPT_LENGTHS:
-        stepper.add(f"prompt of {length}", Sequence(prompt_of(length)))
+        stepper.add(f"prompt of {length}", Sequence(random_prompt(length)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -78,8 +61,8 @@ def test_one_batch_mixes_prefill_chunks_and_decodes(family: str, checkpoint: Che
 
 def test_nothing_is_sampled_before_the_prompt_is_through(checkpoint: CheckpointOf) -> None:
     stepper = Stepper(make_runner(checkpoint("llama")))
-    stepper.add("long", Sequence(prompt_of(40)))
-    stepper.add("short", Sequence(prompt_of(7)))
+    stepper.add("long", Sequence(random_prompt(40)))
+    stepper.add("short", Sequence(random_prompt(7)))
 
     output = stepper.step({"long": 39, "short": 7})
 
@@ -105,11 +88,11 @@ def test_preempted_request_goes_on_with_the_same_tokens_in_other_blocks(checkpoi
 def test_a_parked_request_leaves_its_row_to_another(checkpoint: CheckpointOf) -> None:
     directory = checkpoint("llama")
     stepper = Stepper(make_runner(directory, max_num_seqs=1))
-    stepper.add("prompt of 33", Sequence(prompt_of(33)))
+    stepper.add("prompt of 33", Sequence(random_prompt(33)))
     stepper.run(num_output_tokens=4)
 
     stepper.preempt("prompt of 33")
-    stepper.add("prompt of 7", Sequence(prompt_of(7)))
+    stepper.add("prompt of 7", Sequence(random_prompt(7)))
     for _ in range(3):
         sequence = stepper.sequences["prompt of 7"]
         stepper.step({"prompt of 7": sequence.num_tokens - sequence.num_computed})
@@ -121,7 +104,7 @@ def test_a_parked_request_leaves_its_row_to_another(checkpoint: CheckpointOf) ->
 
 def test_blocks_computed_elsewhere_are_decoded_from_without_computing_the_prompt(checkpoint: CheckpointOf) -> None:
     directory = checkpoint("qwen3")
-    prompt = prompt_of(33)
+    prompt = random_prompt(33)
     producer = Stepper(make_runner(directory), seed=1)
     producer.add("r", Sequence(prompt))
     producer.step({"r": 33})
@@ -152,8 +135,8 @@ def test_a_nan_left_in_a_block_by_an_earlier_request_reaches_nobody(checkpoint: 
 
 def test_nans_in_logits_are_counted_for_the_request_that_has_them(checkpoint: CheckpointOf) -> None:
     stepper = Stepper(make_runner(checkpoint("llama")))
-    stepper.add("ill", Sequence(prompt_of(20)))
-    stepper.add("well", Sequence(prompt_of(21)))
+    stepper.add("ill", Sequence(random_prompt(20)))
+    stepper.add("well", Sequence(random_prompt(21)))
     stepper.run(num_output_tokens=1)
 
     stepper.runner.kv_cache[stepper.sequences["ill"].blocks[0]] = float("nan")
@@ -166,15 +149,15 @@ def test_sampled_tokens_do_not_depend_on_the_batch(checkpoint: CheckpointOf) -> 
     runner = make_runner(checkpoint("llama"))
     params = SamplingParams(temperature=0.9, top_p=0.95, seed=7, frequency_penalty=0.3, logprobs=2)
     alone = Stepper(runner)
-    alone.add("r", Sequence(prompt_of(33), params))
+    alone.add("r", Sequence(random_prompt(33), params))
     expected = alone.run(num_output_tokens=NUM_OUTPUT_TOKENS)["r"]
     alone.finish("r")
     alone.step({})
 
     crowded = Stepper(runner, seed=3)
     add_all(crowded)
-    crowded.add("random", Sequence(prompt_of(9), SamplingParams(temperature=1.3, seed=8, top_k=5)))
-    crowded.add("r", Sequence(prompt_of(33), params))
+    crowded.add("random", Sequence(random_prompt(9), SamplingParams(temperature=1.3, seed=8, top_k=5)))
+    crowded.add("r", Sequence(random_prompt(33), params))
     outputs = crowded.run(num_output_tokens=NUM_OUTPUT_TOKENS, chunk=10)
 
     assert outputs["r"] == expected
@@ -187,13 +170,13 @@ def test_a_resumed_request_draws_the_tokens_that_it_would_have_drawn(checkpoint:
     runner = make_runner(checkpoint("llama"))
     params = SamplingParams(temperature=1.0, seed=11)
     first = Stepper(runner)
-    first.add("r", Sequence(prompt_of(16), params))
+    first.add("r", Sequence(random_prompt(16), params))
     whole = list(first.run(num_output_tokens=NUM_OUTPUT_TOKENS)["r"])
     first.finish("r")
     first.step({})
 
     resumed = Stepper(runner)
-    resumed.add("again", Sequence(prompt_of(16), params, output=whole[:5]))
+    resumed.add("again", Sequence(random_prompt(16), params, output=whole[:5]))
 
     assert resumed.run(num_output_tokens=NUM_OUTPUT_TOKENS)["again"] == whole
 
@@ -239,7 +222,7 @@ def test_warm_up_leaves_the_cache_as_it_was(checkpoint: CheckpointOf) -> None:
 def test_finished_requests_are_forgotten_even_in_a_step_without_tokens(checkpoint: CheckpointOf) -> None:
     stepper = Stepper(make_runner(checkpoint("llama"), max_num_seqs=1))
     for _ in range(3):
-        stepper.add("r", Sequence(prompt_of(7)))
+        stepper.add("r", Sequence(random_prompt(7)))
         stepper.run(num_output_tokens=2)
         stepper.finish("r")
         assert stepper.step({}).req_ids == []
