@@ -226,14 +226,18 @@ class TransferTable:
             self._follow_producer(producing, producing.machine.on_time(now_s))
         for link, message in self._parked.expire(now_s):
             self._refuse(link, message)
-        return [consuming.link for consuming in self._consuming.values() if consuming.machine.is_overdue(now_s)]
+        return [consuming.link for consuming in self._draining() if consuming.machine.is_overdue(now_s)]
 
     def next_deadline(self) -> float | None:
         """Monotonic time of the first deadline of any transfer."""
         waiting = (p.machine.deadline_s for p in self._producing.values() if p.machine.is_awaiting_ready)
-        draining = (c.machine.deadline_s for c in self._consuming.values() if c.machine.deadline_s is not None)
+        draining = (c.machine.deadline_s for c in self._draining() if c.machine.deadline_s is not None)
         parked = self._parked.next_deadline()
         return min([*waiting, *draining, *([parked] if parked is not None else [])], default=None)
+
+    def _draining(self) -> list[_Consuming]:
+        """Cancelled loads. On a closing link the end of its data thread is awaited, which no deadline brings nearer."""
+        return [c for c in self._consuming.values() if c.machine.deadline_s is not None and c.link.is_usable]
 
     # -- what machines say ---------------------------------------------------------------------------------------
 
