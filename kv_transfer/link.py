@@ -52,14 +52,15 @@ class DataThread:
         chunk_timeout_s: float,
     ) -> None:
         """open_link may block up to the connect timeout; it runs on the thread."""
-        self._open_link = open_link
         self._events = events
         self._is_sender = is_sender
         self._chunk_timeout_s = chunk_timeout_s
         self._jobs: queue.SimpleQueue[ChunkJob | None] = queue.SimpleQueue()
         self._link: DataLink | None = None
         self._is_aborted = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        # open_link may own sockets. The thread lets it go at its end; a field would keep it, because the owner's link
+        # and this object refer to each other, until the garbage collector comes by.
+        self._thread = threading.Thread(target=self._run, args=(open_link,), name=name, daemon=True)
         self._thread.start()
 
     def put(self, job: ChunkJob) -> None:
@@ -78,10 +79,10 @@ class DataThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _run(self) -> None:
+    def _run(self, open_link: Callable[[], DataLink]) -> None:
         reason = "closed"
         try:
-            self._link = self._open_link()
+            self._link = open_link()
             self._move_chunks(self._link)
         except KVTransferError as error:
             reason = str(error)
