@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import LoadOutcome, ProducerEnd
+from kv_transfer.connector import KVConnectorMetadata, LoadOutcome, ProducerEnd, ProducerProgress
 from kv_transfer.layout import KVCacheLayout
 from tests.kv_transfer.connected_workers import LAYOUT, Join, Pair, connected_pair
 
@@ -70,6 +70,19 @@ def test_chunks_leave_as_they_are_computed(pair: Pair) -> None:
     assert received.timings is not None
     assert received.timings.num_chunks == 3
     assert torch.equal(pair.consumer.cache, pair.expected_cache(SOURCE, TARGET))
+
+
+def test_before_the_forward_only_what_is_cached_leaves(pair: Pair) -> None:
+    pair.begin("a", TARGET, NUM_TOKENS)
+    step = KVConnectorMetadata(progress=(ProducerProgress("a", SOURCE, 4, NUM_TOKENS),))
+    pair.producer.worker.start_step(step)
+    # Chunks are ordered: whatever the start of the step has sent is in when this is.
+    pair.hand_over("b", SOURCE, range(12, 16), NUM_TOKENS)
+    assert torch.equal(pair.consumer.cache[TARGET[0]], pair.producer.cache[SOURCE[0]])
+    assert not pair.consumer.cache[list(TARGET[1:])].any()
+    pair.producer.worker.finish_step(step)
+    pair.producer.finish("a", ProducerEnd.HANDED_OVER, 7)
+    assert pair.consumer.wait_received("a").outcome is LoadOutcome.LOADED
 
 
 def test_several_transfers_share_one_link(pair: Pair) -> None:
