@@ -1,6 +1,22 @@
-"""What a block is, byte for byte, and which bytes go where."""
+"""What a block is, byte for byte, and which bytes go where when the two ends of a transfer differ.
 
+The ends may differ in two ways, and both come down to arithmetic on one memory order:
+
+- Tensor-parallel sizes. Each rank holds a range of the model's KV heads, or one head together with other ranks (its
+  replicas) when there are fewer heads than ranks. plan_transfer() says which producer rank sends which heads to which
+  consumer rank.
+- Block sizes, one a multiple of the other. What travels are pieces: the smaller size's tokens, for a range of heads
+  and all layers. Piece p of a cache is the (p % k)-th part of block p // k, with k pieces in a block. On the wire a
+  piece is [heads, num_layers, 2, piece tokens, head_dim]. Where a block is one piece, that is one contiguous run of
+  memory; where it holds several, it is one run per head, layer and key or value, and piece_runs() names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,8 +26,10 @@ class KVCacheLayout:
     The tensor is [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]: a block is one contiguous run of
     bytes for all layers, and so is any range of heads of a block.
 
+    num_kv_heads: on this rank
     dtype: the torch dtype's name, such as "float32"
     model_fingerprint: digest of the model's config and weights; KV of another model is never accepted
+    num_replicas: so many neighbouring ranks hold the same KV head; 1 unless there are fewer heads than ranks
     """
 
     num_blocks: int
@@ -22,13 +40,128 @@ class KVCacheLayout:
     dtype: str
     dtype_size_bytes: int
     model_fingerprint: str
+    tp_rank: int = 0
+    tp_size: int = 1
+    num_replicas: int = 1
 
     @property
     def block_size_bytes(self) -> int:
         """Bytes of one block, all layers and heads of this rank."""
-        return self.num_kv_heads * self.num_layers * 2 * self.block_size * self.head_dim * self.dtype_size_bytes
+        return self.num_kv_heads * self.block_size * self.token_size_bytes
+
+    @property
+    def token_size_bytes(self) -> int:
+        """Bytes of one token's keys and values, all layers of one head."""
+        return self.num_layers * 2 * self.head_dim * self.dtype_size_bytes
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:
         """The tensor's shape."""
         return (self.num_blocks, self.num_kv_heads, self.num_layers, 2, self.block_size, self.head_dim)
+
+    @property
+    def total_num_kv_heads(self) -> int:
+        """KV heads of the model, over all ranks."""
+        return self.num_kv_heads * self.tp_size // self.num_replicas
+
+    @property
+    def kv_heads(self) -> range:
+        """Which of the model's KV heads this rank holds."""
+        return rank_kv_heads(self.total_num_kv_heads, self.tp_size, self.tp_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRoute:
+    """One producer rank sends these of the model's KV heads to one consumer rank, of every block."""
+
+    producer_rank: int
+    consumer_rank: int
+    kv_heads: range
+
+
+def rank_kv_heads(total_num_kv_heads: int, tp_size: int, tp_rank: int) -> range:
+    """Which KV heads a rank holds: an equal share, or one head that it shares with its replicas.
+
+    Raises ValueError if neither of total_num_kv_heads and tp_size divides the other.
+    """
+    if total_num_kv_heads % tp_size == 0:
+        share = total_num_kv_heads // tp_size
+        return range(tp_rank * share, (tp_rank + 1) * share)
+    if tp_size % total_num_kv_heads == 0:
+        head = tp_rank // (tp_size // total_num_kv_heads)
+        return range(head, head + 1)
+    raise ValueError(
+        f"{total_num_kv_heads} KV heads cannot be shared by {tp_size} ranks: one number must divide the other"
+    )
+
+
+def plan_transfer(total_num_kv_heads: int, producer_tp_size: int, consumer_tp_size: int) -> tuple[HeadRoute, ...]:
+    """Who sends which heads to whom, by consumer rank and then by head.
+
+    Every consumer rank gets each of its heads exactly once. Of several producer ranks that hold the same head, the
+    consumer ranks that want it take different ones as far as there are any.
+    Raises ValueError if either side cannot share the heads.
+    """
+    producer_replicas = max(1, producer_tp_size // total_num_kv_heads)
+    consumer_replicas = max(1, consumer_tp_size // total_num_kv_heads)
+    holders = {
+        heads: rank
+        for rank in range(0, producer_tp_size, producer_replicas)
+        for heads in [rank_kv_heads(total_num_kv_heads, producer_tp_size, rank)]
+    }
+    routes = []
+    for consumer_rank in range(consumer_tp_size):
+        wanted = rank_kv_heads(total_num_kv_heads, consumer_tp_size, consumer_rank)
+        replica = consumer_rank % consumer_replicas * producer_replicas // consumer_replicas
+        for held, first_rank in holders.items():
+            shared = range(max(held.start, wanted.start), min(held.stop, wanted.stop))
+            if shared:
+                routes.append(HeadRoute(first_rank + replica, consumer_rank, shared))
+    return tuple(routes)
+
+
+def piece_size(block_size: int, other_block_size: int) -> int:
+    """Tokens of a piece: the smaller block size. Raises ValueError unless it divides the other."""
+    small, large = sorted((block_size, other_block_size))
+    if large % small:
+        raise ValueError(f"block sizes {block_size} and {other_block_size}: one must be a multiple of the other")
+    return small
+
+
+def piece_ids(block_ids: Sequence[int], pieces_per_block: int) -> tuple[int, ...]:
+    """The pieces of these blocks, in order."""
+    if pieces_per_block == 1:
+        return tuple(block_ids)
+    return tuple(block_id * pieces_per_block + index for block_id in block_ids for index in range(pieces_per_block))
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRuns:
+    """Runs of equal size in a rank's cache, in the order in which their bytes travel.
+
+    starts: [n] int64, bytes from the cache's first; each is a multiple of size_bytes
+    """
+
+    starts: np.ndarray
+    size_bytes: int
+
+
+def piece_runs(layout: KVCacheLayout, kv_heads: range, piece_tokens: int, pieces: Sequence[int]) -> ByteRuns:
+    """Where these pieces of some of the model's KV heads, all on this rank, are in its cache.
+
+    pieces: see piece_ids. Returns len(pieces) runs if a block is one piece, else one run per piece, head, layer, and
+    key or value: no fewer are possible, since a block keeps the tokens of one head and layer together.
+    """
+    ids = np.asarray(pieces, dtype=np.int64)
+    first_head = kv_heads.start - layout.kv_heads.start
+    head_size_bytes = layout.block_size * layout.token_size_bytes
+    if piece_tokens == layout.block_size:
+        return ByteRuns(ids * layout.block_size_bytes + first_head * head_size_bytes, len(kv_heads) * head_size_bytes)
+    pieces_per_block = layout.block_size // piece_tokens
+    run_size_bytes = piece_tokens * layout.head_dim * layout.dtype_size_bytes
+    block_starts = ids // pieces_per_block * layout.block_size_bytes
+    # Heads, layers, keys and values follow each other at the same distance.
+    tile_starts = np.arange(len(kv_heads) * layout.num_layers * 2) * (pieces_per_block * run_size_bytes)
+    in_tile = ids % pieces_per_block * run_size_bytes
+    starts = (block_starts + in_tile)[:, None] + tile_starts + first_head * head_size_bytes
+    return ByteRuns(starts.reshape(-1), run_size_bytes)
