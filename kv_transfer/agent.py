@@ -29,7 +29,7 @@ from kv_transfer.links import LinkTable
 from kv_transfer.params import EngineAddress
 from kv_transfer.peer_link import PeerLink
 from kv_transfer.transfers import TransferTable
-from kv_transfer.transports.base import Transport
+from kv_transfer.transports.base import ComputeEvent, Transport
 from kv_transfer.wire import Cancel, Chunk, ControlMessage, Finished, Hello, Ready, Refused, Welcome
 
 logger = logging.getLogger(__name__)
@@ -40,11 +40,13 @@ _STOP_TIMEOUT_S = 5.0
 @dataclass(frozen=True, slots=True)
 class _Step:
     metadata: KVConnectorMetadata
+    after: ComputeEvent | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
     progress: tuple[ProducerProgress, ...]
+    after: ComputeEvent | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +107,13 @@ class TransferAgent:
 
     # -- from the engine thread ----------------------------------------------------------------------------------
 
-    def start_step(self, metadata: KVConnectorMetadata) -> None:
-        """Queue what a step asks for."""
-        self._events.put(_Step(metadata))
+    def start_step(self, metadata: KVConnectorMetadata, after: ComputeEvent | None = None) -> None:
+        """Queue what a step asks for. after: what was computed before the step."""
+        self._events.put(_Step(metadata, after))
 
-    def finish_step(self, progress: tuple[ProducerProgress, ...]) -> None:
-        """Queue that these requests' KV is computed."""
-        self._events.put(_Computed(progress))
+    def finish_step(self, progress: tuple[ProducerProgress, ...], after: ComputeEvent | None = None) -> None:
+        """Queue that these requests' KV is computed, once the device has passed `after`."""
+        self._events.put(_Computed(progress, after))
 
     def take_output(self) -> KVConnectorOutput:
         """What happened since the last call. Raises what the agent died of, if it did."""
@@ -188,10 +190,10 @@ class TransferAgent:
 
     def _handle(self, event: _Event, now_s: float) -> None:
         match event:
-            case _Step(metadata):
-                self._transfers.on_step(metadata, now_s)
-            case _Computed(progress):
-                self._transfers.on_computed(progress)
+            case _Step(metadata, after):
+                self._transfers.on_step(metadata, now_s, after)
+            case _Computed(progress, after):
+                self._transfers.on_computed(progress, after)
             case _Message(stream, message):
                 self._on_message(stream, message, now_s)
             case _StreamClosed(stream, reason):

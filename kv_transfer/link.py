@@ -16,17 +16,18 @@ from typing import Protocol
 from torch import Tensor
 
 from kv_transfer.errors import KVTransferError
-from kv_transfer.transports.base import DataLink
+from kv_transfer.transports.base import ComputeEvent, DataLink
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkJob:
-    """Blocks to send or to receive for one transfer."""
+    """Blocks to send or to receive for one transfer, once the device has passed `after`."""
 
     transfer_id: str
     blocks: Sequence[Tensor]
+    after: ComputeEvent | None = None
 
 
 class LinkEvents(Protocol):
@@ -99,5 +100,5 @@ class DataThread:
     def _move_chunks(self, link: DataLink) -> None:
         move = link.send if self._is_sender else link.receive
         while not self._is_aborted and (job := self._jobs.get()) is not None:
-            move(job.blocks, self._chunk_timeout_s)
+            move(job.blocks, self._chunk_timeout_s, job.after)
             self._events.on_chunk_moved(job)

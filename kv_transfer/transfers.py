@@ -36,22 +36,29 @@ from kv_transfer.parked import ParkedMessages
 from kv_transfer.peer_link import PeerLink
 from kv_transfer.producer import ProducerTransfer
 from kv_transfer.stats import TransferStats
+from kv_transfer.transports.base import ComputeEvent
 from kv_transfer.wire import Cancel, Chunk, Finished, Ready
 
 
 @dataclass(slots=True)
 class _Producing:
+    """computed: on a device, where its latest progress is done."""
+
     request_id: str
     peer: tuple[str, int]
     machine: ProducerTransfer
     link: PeerLink | None = None
+    computed: ComputeEvent | None = None
 
 
 @dataclass(slots=True)
 class _Consuming:
+    """vacated: on a device, where the last use of its blocks by those who had them before is over."""
+
     request_id: str
     machine: ConsumerTransfer
     link: PeerLink
+    vacated: ComputeEvent | None
 
 
 class TransferTable:
@@ -88,12 +95,15 @@ class TransferTable:
 
     # -- what the scheduler asks for -----------------------------------------------------------------------------
 
-    def on_step(self, metadata: KVConnectorMetadata, now_s: float) -> None:
-        """Before a forward. A finish comes after the progress of the step that finished it: the steps' order holds."""
+    def on_step(self, metadata: KVConnectorMetadata, now_s: float, after: ComputeEvent | None = None) -> None:
+        """Before a forward. after: on a device, where what was computed so far is done.
+
+        A finish comes after the progress of the step that finished it: the steps' order holds.
+        """
         for request_id, params, num_prompt_tokens in metadata.new_producers:
             self._begin_producing(request_id, params, num_prompt_tokens, now_s)
         for reservation in metadata.reservations:
-            self._begin_consuming(reservation)
+            self._begin_consuming(reservation, after)
         for finish in metadata.producer_finishes:
             producing = self._producing.get(self._transfer_of_request.get(finish.request_id, ""))
             if producing is not None:
@@ -103,16 +113,18 @@ class TransferTable:
             if consuming is not None:
                 self._follow_consumer(consuming, consuming.machine.on_cancel(now_s))
         # What the prefix cache holds leaves before this step's forward computes the rest.
-        self._on_progress((p.request_id, p.block_ids, p.num_computed_tokens_before) for p in metadata.progress)
+        cached = ((p.request_id, p.block_ids, p.num_computed_tokens_before) for p in metadata.progress)
+        self._on_progress(cached, after)
 
-    def on_computed(self, progress: Iterable[ProducerProgress]) -> None:
-        """After a forward."""
-        self._on_progress((p.request_id, p.block_ids, p.num_computed_tokens_after) for p in progress)
+    def on_computed(self, progress: Iterable[ProducerProgress], after: ComputeEvent | None = None) -> None:
+        """After a forward, which the device has done when it has passed `after`."""
+        self._on_progress(((p.request_id, p.block_ids, p.num_computed_tokens_after) for p in progress), after)
 
-    def _on_progress(self, progress: Iterable[tuple[str, tuple[int, ...], int]]) -> None:
+    def _on_progress(self, progress: Iterable[tuple[str, tuple[int, ...], int]], after: ComputeEvent | None) -> None:
         for request_id, block_ids, num_computed_tokens in progress:
             producing = self._producing.get(self._transfer_of_request.get(request_id, ""))
             if producing is not None:
+                producing.computed = after
                 self._follow_producer(producing, producing.machine.on_computed(block_ids, num_computed_tokens))
 
     def _begin_producing(self, request_id: str, params: KVTransferParams, num_prompt_tokens: int, now_s: float) -> None:
@@ -130,7 +142,7 @@ class TransferTable:
         if parked is not None:
             self._on_ready(producing, *parked)
 
-    def _begin_consuming(self, reservation: Reservation) -> None:
+    def _begin_consuming(self, reservation: Reservation, vacated: ComputeEvent | None) -> None:
         params = reservation.params
         machine = ConsumerTransfer(
             transfer_id=params.transfer_id,
@@ -143,7 +155,7 @@ class TransferTable:
             drain_timeout_s=self._config.chunk_timeout_s,
         )
         link = self._links.to_producer(params.peer)
-        consuming = self._consuming[params.transfer_id] = _Consuming(reservation.request_id, machine, link)
+        consuming = self._consuming[params.transfer_id] = _Consuming(reservation.request_id, machine, link, vacated)
         self._transfer_of_request[reservation.request_id] = params.transfer_id
         self._follow_consumer(consuming, machine.start())
 
@@ -269,7 +281,8 @@ class TransferTable:
         assert link is not None, "nothing is sent before READY"
         assert link.data is not None, "a producer's link is open from the start"
         link.say(Chunk(machine.transfer_id, machine.attempt, first_block, len(block_ids)))
-        link.data.put(ChunkJob(machine.transfer_id, [self._kv_cache[block_id] for block_id in block_ids]))
+        blocks = [self._kv_cache[block_id] for block_id in block_ids]
+        link.data.put(ChunkJob(machine.transfer_id, blocks, producing.computed))
 
     def _follow_consumer(self, consuming: _Consuming, instructions: Sequence[Instruction]) -> None:
         machine, link = consuming.machine, consuming.link
@@ -279,7 +292,8 @@ class TransferTable:
                     link.say(message)
                 case ReceiveBlocks(block_ids):
                     assert link.data is not None, "chunks come on open links"
-                    link.data.put(ChunkJob(machine.transfer_id, [self._kv_cache[block_id] for block_id in block_ids]))
+                    blocks = [self._kv_cache[block_id] for block_id in block_ids]
+                    link.data.put(ChunkJob(machine.transfer_id, blocks, consuming.vacated))
                 case ReportReceived(received):
                     self._count_outcome(received.outcome)
                     self.output.finished_recving[consuming.request_id] = received

@@ -11,16 +11,27 @@ from typing import Protocol
 from torch import Tensor
 
 
-class DataLink(Protocol):
-    """One end of a link. After a LinkLost, abort() or close() it is dead, and touches no tensor any more."""
+class ComputeEvent(Protocol):
+    """A point on a device's compute stream, recorded by the engine thread."""
 
-    def send(self, blocks: Sequence[Tensor], timeout_s: float) -> None:
+    def query(self) -> bool:
+        """Whether the device has done all that was launched before it."""
+
+
+class DataLink(Protocol):
+    """One end of a link. After a LinkLost, abort() or close() it is dead, and touches no tensor any more.
+
+    after: the tensors may be touched once the device has passed this event. None, as always on the CPU: at once. A
+    transport of device memory lets the device wait for it, never the host.
+    """
+
+    def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
         """Producer: put these contiguous tensors' bytes on the link; returns once they may be overwritten.
 
         Raises ChunkTimeout, or LinkLost.
         """
 
-    def receive(self, blocks: Sequence[Tensor], timeout_s: float) -> None:
+    def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
         """Consumer: fill these contiguous tensors with the next bytes. Raises ChunkTimeout, or LinkLost."""
 
     def abort(self) -> None:

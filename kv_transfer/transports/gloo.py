@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import ProcessGroupGloo
 
 from kv_transfer.errors import ChunkTimeout, LinkLost
+from kv_transfer.transports.base import ComputeEvent
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +44,14 @@ class GlooLink:
         self._next_tag = 0
         self._is_aborted = False
 
-    def send(self, blocks: Sequence[Tensor], timeout_s: float) -> None:
+    def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
         """Post all blocks, then wait for them."""
+        del after  # The CPU computes in order.
         self._exchange("send", blocks, timeout_s)
 
-    def receive(self, blocks: Sequence[Tensor], timeout_s: float) -> None:
+    def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
         """Post all receives, then wait for them."""
+        del after
         self._exchange("recv", blocks, timeout_s)
 
     def abort(self) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kv_transfer.errors import ChunkTimeout, LinkLost
+from kv_transfer.transports.base import ComputeEvent
 
 
 class Pipe:
@@ -19,8 +20,9 @@ class Pipe:
         self._offered: Sequence[Tensor] | None = None
         self._is_dead = False
 
-    def send(self, blocks: Sequence[Tensor], timeout_s: float) -> None:
+    def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
         """Offer tensors and wait until they have been copied."""
+        del after  # Copies go to the default stream, where the engines compute.
         with self._changed:
             self._check()
             self._offered = blocks
@@ -30,8 +32,9 @@ class Pipe:
             finally:
                 self._offered = None
 
-    def receive(self, blocks: Sequence[Tensor], timeout_s: float) -> None:
+    def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
         """Wait for an offer and copy it."""
+        del after
         with self._changed:
             self._wait(lambda: self._offered is not None, timeout_s)
             assert self._offered is not None
