@@ -5,7 +5,8 @@ ModelError
 |-- UnsupportedModel   the architecture cannot be served by this engine, and why
 |   `-- SelfCheckFailed  the paged forward does not give the stock model's logits
 |-- DeviceUnavailable  the configured device is not on this machine
-`-- KVCacheTooSmall    the memory budget does not hold a usable KV cache
+|-- KVCacheTooSmall    the memory budget does not hold a usable KV cache
+`-- RankLost           another tensor-parallel rank of this engine is gone, or too late
 """
 
 
@@ -36,3 +37,7 @@ class DeviceUnavailable(ModelError):
 
 class KVCacheTooSmall(ModelError):
     """The memory budget gives fewer blocks than an engine needs; the message says how much is there."""
+
+
+class RankLost(ModelError):
+    """A tensor-parallel rank is gone, or too late. The engine cannot go on: its ranks are no longer in step."""

@@ -30,6 +30,9 @@ def make_layout(
         dtype=str(dtype).removeprefix("torch."),
         dtype_size_bytes=dtype.itemsize,
         model_fingerprint=model_fingerprint,
+        tp_rank=geometry.tp_rank,
+        tp_size=geometry.tp_size,
+        num_replicas=geometry.num_replicas,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,10 @@ from actors.model.forward import FlatForward
 from actors.model.limits import derive_max_model_len
 from actors.model.self_check import check_forward
 from actors.model.support import architecture_name, refuse_unsupported
+from actors.model.tensor_parallel import build_shard
+from actors.model.tensor_parallel_group import TensorParallelGroup
+from actors.model.tensor_parallel_plan import shard_heads
+from actors.model.tensor_parallel_weights import CheckpointWeights, DrawnWeights
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +49,11 @@ class LoadedModel:
     fingerprint: str
 
 
-def load_model(model_config: ModelConfig) -> LoadedModel:
+def load_model(model_config: ModelConfig, group: TensorParallelGroup | None = None) -> LoadedModel:
     """Read the checkpoint with transformers' own loader, offline, and check that it can be served.
 
-    Raises CheckpointError if files are missing or unreadable, UnsupportedModel if it must not be served.
+    group: the ranks that share the model; each reads its own slices and then takes part in the checks
+    Raises CheckpointError if files are missing or unreadable, UnsupportedModel if it must not be served, RankLost.
     """
     started = time.monotonic()
     directory = _checkpoint_directory(model_config)
@@ -56,14 +61,19 @@ def load_model(model_config: ModelConfig) -> LoadedModel:
     refuse_unsupported(config, trust_remote_code=model_config.trust_remote_code)
     max_model_len = derive_max_model_len(config, model_config.max_model_len)
     register_attention()
-    model = _read_model(directory, config, model_config)
+    if group is None:
+        model = _read_model(directory, config, model_config)
+    else:
+        model = _read_shard(directory, config, model_config, group)
     model.train(False)
-    model.to(_choose_device(model_config))  # type: ignore[arg-type]  # transformers' decorator hides the signature
+    model.to(choose_device(model_config))  # type: ignore[arg-type]  # transformers' decorator hides the signature
     # A flattened batch has no padding: a token that happens to be the padding token is like any other.
     model.config.pad_token_id = None
     forward = FlatForward(model)
     architecture = architecture_name(config)
     geometry, vocab_size = _probe(forward, architecture)
+    if group is not None:
+        geometry = _place(geometry, config, group)
     _check_windows(config.get_text_config(decoder=True), geometry, architecture, max_model_len)
     check_forward(forward, geometry, vocab_size=vocab_size, max_tokens=max_model_len)
     logger.info(
@@ -104,7 +114,7 @@ def _read_config(directory: Path, model_config: ModelConfig) -> PretrainedConfig
 
 
 def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelConfig) -> PreTrainedModel:
-    dtype = model_config.dtype if model_config.dtype == "auto" else getattr(torch, model_config.dtype)
+    dtype = _named_dtype(model_config) or "auto"
     if model_config.load_format == "dummy":
         return _make_dummy_model(config, model_config, dtype)
     try:
@@ -142,7 +152,40 @@ def _make_dummy_model(config: PretrainedConfig, model_config: ModelConfig, dtype
     return model
 
 
-def _choose_device(model_config: ModelConfig) -> torch.device:
+def _read_shard(
+    directory: Path, config: PretrainedConfig, model_config: ModelConfig, group: TensorParallelGroup
+) -> PreTrainedModel:
+    """One rank's part of what _read_model gives."""
+    trust_remote_code = model_config.trust_remote_code
+    if model_config.load_format == "dummy":
+        whole = _make_dummy_model(config, model_config, _named_dtype(model_config) or "auto")
+        weights = DrawnWeights(whole.state_dict())
+        return build_shard(config, whole.dtype, weights, group, trust_remote_code=trust_remote_code)
+    with CheckpointWeights(directory) as checkpoint:
+        dtype = _named_dtype(model_config) or getattr(config, "dtype", None) or checkpoint.first_dtype()
+        return build_shard(config, dtype, checkpoint, group, trust_remote_code=trust_remote_code)
+
+
+def _named_dtype(model_config: ModelConfig) -> torch.dtype | None:
+    """None for auto."""
+    dtype: torch.dtype | None = None if model_config.dtype == "auto" else getattr(torch, model_config.dtype)
+    return dtype
+
+
+def _place(geometry: KVGeometry, config: PretrainedConfig, group: TensorParallelGroup) -> KVGeometry:
+    """Say which rank's heads these are. Raises UnsupportedModel if attention is not split by the plan."""
+    expected = shard_heads(config, group.size)
+    if (geometry.num_heads, geometry.num_kv_heads) != (expected.num_heads, expected.num_kv_heads):
+        raise UnsupportedModel(
+            architecture_name(config),
+            f"its plan does not split its attention: each of {group.size} ranks has {geometry.num_heads} heads and "
+            f"{geometry.num_kv_heads} KV heads instead of {expected.num_heads} and {expected.num_kv_heads}",
+        )
+    return replace(geometry, tp_rank=group.rank, tp_size=group.size, num_replicas=expected.num_replicas)
+
+
+def choose_device(model_config: ModelConfig) -> torch.device:
+    """The device that the configuration means on this machine. Raises DeviceUnavailable."""
     if model_config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if model_config.device == "cuda" and not torch.cuda.is_available():

@@ -14,15 +14,19 @@ from actors.model.errors import UnsupportedModel
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """The shape of a model's KV, the same for all of its layers.
+    """The shape of a model's KV on one rank, the same for all of its layers.
 
     layers: what each layer asks of attention, by layer index
+    tp_rank, tp_size, num_replicas: see KVCacheLayout
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     layers: tuple[AttentionLayer, ...]
+    tp_rank: int = 0
+    tp_size: int = 1
+    num_replicas: int = 1
 
     @property
     def num_layers(self) -> int:

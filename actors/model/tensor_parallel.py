@@ -1,0 +1,137 @@
+"""One rank's part of a model, built from transformers' own tensor-parallel plan with plain tensors.
+
+transformers would make every weight a DTensor (benchmarks/RESULTS.md has the cost). Here the model is built without
+memory, its linear layers are cut as the plan says, and each rank reads only its own slices from the checkpoint. A
+forward has one all-reduce after each layer that is split by its inputs, and one all-gather of the logits: so the logits
+have the same bits on every rank, and every rank samples the same tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from actors.model.attention.base import ATTENTION_NAME
+from actors.model.errors import CheckpointError, UnsupportedModel
+from actors.model.support import architecture_name
+from actors.model.tensor_parallel_group import TensorParallelGroup
+from actors.model.tensor_parallel_layers import GatheredLinear, RowParallelLinear
+from actors.model.tensor_parallel_plan import LayerShard, Split, plan_shards, shard_heads
+from actors.model.tensor_parallel_weights import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Which part of a weight a rank holds; rows None: all of it. num_rows: padded with zeros to as many."""
+
+    dim: int = 0
+    rows: range | None = None
+    num_rows: int = 0
+
+
+def build_shard(
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    weights: WeightSource,
+    group: TensorParallelGroup,
+    *,
+    trust_remote_code: bool,
+) -> PreTrainedModel:
+    """This rank's part of the model, on the CPU, with its weights.
+
+    Raises UnsupportedModel, naming what cannot be split, or CheckpointError, naming the weights that are missing.
+    """
+    heads = shard_heads(config, group.size)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # left untyped
+            config, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=trust_remote_code
+        )
+    shards = plan_shards(model, config, group.rank, group.size)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    _compute_buffers(model, config)
+    for name, shard in shards.items():
+        _replace_layer(model, name, shard, group)
+    for module in model.modules():
+        if hasattr(module, "num_key_value_groups"):
+            setattr(module, "num_key_value_groups", heads.num_heads // heads.num_kv_heads)  # noqa: B010  # untyped
+    _fill(model, shapes, shards, weights)
+    return model
+
+
+def _compute_buffers(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    """Give memory and values to what no checkpoint holds: rotary frequencies, embedding scales.
+
+    transformers' own initialisation computes them; a NaN that is left shows a buffer that it does not know.
+    """
+    for name, module in model.named_modules():
+        buffers = {key: buffer for key, buffer in module._buffers.items() if buffer is not None}
+        for key, buffer in buffers.items():
+            module._buffers[key] = torch.full_like(buffer, float("nan"), device="cpu")
+        if not buffers:
+            continue
+        model._init_weights(module)  # type: ignore[no-untyped-call]  # left untyped
+        if unset := [key for key in buffers if torch.isnan(getattr(module, key)).any()]:
+            raise UnsupportedModel(
+                architecture_name(config), f"{name} has values of its own that no checkpoint holds: {', '.join(unset)}"
+            )
+
+
+def _replace_layer(model: nn.Module, name: str, shard: LayerShard, group: TensorParallelGroup) -> None:
+    layer = model.get_submodule(name)
+    assert isinstance(layer, nn.Linear)
+    replacement: nn.Module
+    if shard.split is Split.INPUTS:
+        replacement = RowParallelLinear(shard.num_rows, layer.out_features, group)
+    elif shard.split is Split.GATHERED_OUTPUTS:
+        replacement = GatheredLinear(layer.in_features, layer.out_features, group)
+    else:
+        layer.out_features = shard.num_rows
+        return
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, replacement)
+
+
+def _fill(
+    model: PreTrainedModel, shapes: dict[str, tuple[int, ...]], shards: dict[str, LayerShard], weights: WeightSource
+) -> None:
+    sources = {name: _source(name, model) for name in shapes}
+    wrong = [
+        f"{source} ({weights.shape(source)} instead of {shapes[name]})" if weights.shape(source) else source
+        for name, source in sources.items()
+        if weights.shape(source) != shapes[name]
+    ]
+    if wrong:
+        raise CheckpointError(f"model: weights are missing, or have another shape: {', '.join(sorted(set(wrong)))}")
+    for name, source in sources.items():
+        owner, _, attribute = name.rpartition(".")
+        tensor = _read(weights, source, _part_of(attribute, shards.get(owner)))
+        module = model.get_submodule(owner)
+        module.register_parameter(attribute, nn.Parameter(tensor.to(model.dtype), requires_grad=False))
+
+
+def _source(name: str, model: PreTrainedModel) -> str:
+    """A weight's name in the checkpoint: the output layer's may be that of the embeddings."""
+    tied: dict[str, str] = model.all_tied_weights_keys
+    return tied.get(name, name)
+
+
+def _part_of(attribute: str, shard: LayerShard | None) -> _Part:
+    if shard is None or (shard.split is Split.INPUTS and attribute == "bias"):
+        return _Part()
+    return _Part(1 if shard.split is Split.INPUTS else 0, shard.rows, shard.num_rows)
+
+
+def _read(weights: WeightSource, name: str, part: _Part) -> Tensor:
+    if part.rows is None:
+        return weights.read(name)
+    tensor = weights.read(name, part.dim, part.rows)
+    missing = part.num_rows - len(part.rows)
+    if missing:
+        padding = list(tensor.shape)
+        padding[part.dim] = missing
+        tensor = torch.cat([tensor, tensor.new_zeros(padding)], part.dim)
+    # Column slices are views of the whole weight's rows; kernels are fastest on contiguous ones.
+    return tensor.contiguous()

@@ -1,0 +1,32 @@
+"""The ranks of one engine as threads of the test's process, joined by a real group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from actors.model.tensor_parallel_group import TensorParallelGroup, join_group, open_rendezvous
+
+T = TypeVar("T")
+
+_TIMEOUT_S = 20.0
+
+
+def on_each_rank(size: int, work: Callable[[TensorParallelGroup], T]) -> list[T]:
+    """What the ranks return, by rank. Raises what the lowest rank that failed raised."""
+    store = open_rendezvous("127.0.0.1", _TIMEOUT_S)
+
+    def run(rank: int) -> T:
+        cpu = torch.device("cpu")
+        group = join_group(("127.0.0.1", store.port), rank, size, device=cpu, host="127.0.0.1", timeout_s=_TIMEOUT_S)
+        try:
+            return work(group)
+        finally:
+            group.close()
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(run, rank) for rank in range(size)]
+        return [future.result(2 * _TIMEOUT_S) for future in futures]

@@ -1,0 +1,200 @@
+"""A model split over ranks gives the whole model's logits, bit for bit the same on every rank."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from actors.config import ModelConfig
+from actors.model import loader
+from actors.model.errors import CheckpointError, ModelError, RankLost, UnsupportedModel
+from actors.model.loader import LoadedModel, load_model
+from actors.model.tensor_parallel_group import TensorParallelGroup, join_group, open_rendezvous
+from tests.actors.model.ranks import on_each_rank
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+
+CheckpointOf = Callable[[str], Path]
+
+SPLIT_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3")
+UNEVEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "one KV head for three ranks": (
+        "qwen2",
+        {"num_attention_heads": 6, "num_key_value_heads": 1, "intermediate_size": 66},
+    ),
+    "vocabulary that no rank count divides": ("llama", {"vocab_size": VOCAB_SIZE - 1, "num_key_value_heads": 4}),
+    "tied embeddings": ("llama", {"tie_word_embeddings": True}),
+    "biases before and after the sum": ("llama", {"attention_bias": True, "mlp_bias": True}),
+}
+
+
+def load(directory: Path, size: int, **settings: object) -> list[LoadedModel]:
+    """Every rank's part, which has passed the self-check in lockstep with the others'."""
+    config = ModelConfig.model_validate({"model": str(directory), "device": "cpu"} | settings)
+    return on_each_rank(size, lambda group: load_model(config, group))
+
+
+def logits_of(directory: Path, size: int) -> list[Tensor]:
+    config = ModelConfig(model=str(directory), device="cpu")
+
+    def compute(group: TensorParallelGroup) -> Tensor:
+        model = load_model(config, group).forward.model
+        model.set_attn_implementation("eager")
+        with torch.inference_mode():
+            logits: Tensor = model(input_ids=_tokens(), use_cache=False).logits
+        return logits
+
+    return on_each_rank(size, compute)
+
+
+def _tokens() -> Tensor:
+    return torch.randint(3, VOCAB_SIZE - 1, (1, 40), generator=torch.Generator().manual_seed(0))
+
+
+def assert_equals_whole_model(directory: Path, size: int) -> None:
+    whole = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        expected = whole(_tokens(), use_cache=False).logits
+    parts = logits_of(directory, size)
+    assert (parts[0] - expected).abs().max() < 1e-4
+    assert all(torch.equal(part, parts[0]) for part in parts)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", SPLIT_FAMILIES)
+def test_split_logits_equal_the_whole_models(family: str, size: int, checkpoint: CheckpointOf) -> None:
+    assert_equals_whole_model(checkpoint(family), size)
+
+
+@pytest.mark.parametrize("case", UNEVEN)
+def test_uneven_parts_give_the_same_logits(case: str, tmp_path: Path) -> None:
+    family, overrides = UNEVEN[case]
+    size = 3 if "three" in case else 2
+    assert_equals_whole_model(make_checkpoint(family, tmp_path, **overrides), size)
+
+
+def test_each_rank_holds_its_heads_and_its_share_of_the_weights(checkpoint: CheckpointOf) -> None:
+    loaded = load(checkpoint("llama"), 2)
+    geometries = [(m.geometry.tp_rank, m.geometry.tp_size, m.geometry.num_replicas) for m in loaded]
+    assert geometries == [(0, 2, 1), (1, 2, 1)]
+    assert {(m.geometry.num_heads, m.geometry.num_kv_heads, m.vocab_size) for m in loaded} == {(2, 1, VOCAB_SIZE)}
+    attention = [m.forward.model.get_submodule("model.layers.0.self_attn") for m in loaded]
+    whole = load_file(checkpoint("llama") / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+    held = [part.get_parameter("q_proj.weight").data for part in attention]
+    assert torch.equal(torch.cat(held), whole)
+
+
+def test_few_kv_heads_are_held_by_several_ranks(checkpoint: CheckpointOf) -> None:
+    loaded = load(checkpoint("llama"), 4)
+    assert {(m.geometry.num_heads, m.geometry.num_kv_heads, m.geometry.num_replicas) for m in loaded} == {(1, 1, 2)}
+    keys = [m.forward.model.get_parameter("model.layers.1.self_attn.k_proj.weight") for m in loaded]
+    assert torch.equal(keys[0], keys[1])
+    assert torch.equal(keys[2], keys[3])
+    assert not torch.equal(keys[0], keys[2])
+
+
+def test_only_a_ranks_slices_are_read(checkpoint: CheckpointOf) -> None:
+    whole, parts = load_model(ModelConfig(model=str(checkpoint("llama")), device="cpu")), load(checkpoint("llama"), 4)
+    embeddings = VOCAB_SIZE * 48
+
+    def num_split(model: LoadedModel) -> int:
+        return int(model.forward.model.num_parameters()) - embeddings
+
+    # Two KV heads on four ranks: keys and values are held twice.
+    assert num_split(parts[0]) < 0.3 * num_split(whole)
+
+
+def test_drawn_weights_are_those_of_the_whole_model(checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, draw = threading.Lock(), loader._make_dummy_model
+
+    def draw_alone(*arguments: Any) -> PreTrainedModel:
+        # The ranks of this test are threads, and share the process' random generator; real ones do not.
+        with lock:
+            return draw(*arguments)
+
+    monkeypatch.setattr(loader, "_make_dummy_model", draw_alone)
+    parts = load(checkpoint("llama"), 2, load_format="dummy", seed=3, dtype="float32")
+    config = ModelConfig(model=str(checkpoint("llama")), device="cpu", load_format="dummy", seed=3, dtype="float32")
+    whole = load_model(config)
+    name = "model.layers.2.mlp.down_proj.weight"
+    held = [part.forward.model.get_parameter(name).data for part in parts]
+    assert torch.equal(torch.cat(held, dim=1), whole.forward.model.get_parameter(name))
+    assert parts[0].fingerprint == parts[1].fingerprint == whole.fingerprint
+
+
+def test_half_precision_is_served(checkpoint: CheckpointOf) -> None:
+    assert [part.dtype for part in load(checkpoint("llama"), 2, dtype="bfloat16")] == [torch.bfloat16] * 2
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "reason"),
+    [
+        ("gpt2", 2, "transformers has no tensor-parallel plan for it"),
+        ("phi3", 2, r"model\.layers\.0\.self_attn\.\w+ .*cannot be split over ranks"),
+        ("mixtral", 2, r"model\.layers\.0\.mlp\.experts \(MixtralExperts\) cannot be split over ranks"),
+        ("llama", 3, "its 4 attention heads cannot be shared evenly by 3 ranks"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_by_name(family: str, size: int, reason: str, checkpoint: CheckpointOf) -> None:
+    with pytest.raises(UnsupportedModel, match=reason):
+        load(checkpoint(family), size)
+
+
+def test_kv_heads_that_cannot_be_shared_evenly_are_refused(tmp_path: Path) -> None:
+    directory = make_checkpoint("llama", tmp_path, num_attention_heads=12, num_key_value_heads=6)
+    with pytest.raises(UnsupportedModel, match="6 KV heads cannot be shared by 4 ranks"):
+        load(directory, 4)
+
+
+def test_a_layer_that_cannot_be_split_evenly_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"mlp\.gate_proj cannot be split over 2 ranks: it has 65 features"):
+        load(make_checkpoint("llama", tmp_path, intermediate_size=65), 2)
+
+
+def test_missing_weights_are_named(checkpoint: CheckpointOf, tmp_path: Path) -> None:
+    directory = shutil.copytree(checkpoint("llama"), tmp_path / "model")
+    weights = load_file(directory / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"][:7].clone()
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        CheckpointError, match=r": model\.layers\.1\.mlp\.up_proj\.weight, model\.norm\.weight \(\(7,\)"
+    ):
+        load(directory, 2)
+
+
+def test_the_checkpoints_own_dtype_counts_where_its_config_is_silent(checkpoint: CheckpointOf, tmp_path: Path) -> None:
+    directory = shutil.copytree(checkpoint("llama"), tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    config.pop("dtype", None)
+    (directory / "config.json").write_text(json.dumps(config))
+    weights = {name: weight.half() for name, weight in load_file(directory / "model.safetensors").items()}
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    assert AutoConfig.from_pretrained(directory).dtype is None
+    assert [part.dtype for part in load(directory, 2)] == [torch.float16] * 2
+
+
+def test_a_rank_that_leaves_fails_the_others_at_once() -> None:
+    def work(group: TensorParallelGroup) -> str:
+        if group.rank == 1:
+            return "left"
+        with pytest.raises(RankLost, match="an all-reduce failed"):
+            group.all_reduce(torch.zeros(4))
+        return "noticed"
+
+    assert on_each_rank(2, work) == ["noticed", "left"]
+
+
+def test_a_rank_that_never_comes_is_waited_for_up_to_the_deadline() -> None:
+    store = open_rendezvous("127.0.0.1", 1.0)
+    with pytest.raises(ModelError, match="rank 0 of 2 did not meet the others"):
+        join_group(("127.0.0.1", store.port), 0, 2, device=torch.device("cpu"), host="127.0.0.1", timeout_s=0.2)
