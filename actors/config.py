@@ -45,6 +45,7 @@ class CacheConfig(_Settings):
         "together on one host see the same free memory: their fractions must add up to less than 1.",
     )
     enable_prefix_caching: bool = True
+    enable_kv_events: bool = Field(False, description="Tell which blocks the prefix cache stores and forgets.")
 
 
 class SchedulerConfig(_Settings):
@@ -57,6 +58,10 @@ class SchedulerConfig(_Settings):
         0, ge=0, description="While others wait, a prompt gets at most so many tokens of a step; 0: no such limit."
     )
     policy: Literal["fcfs", "priority"] = "fcfs"
+    num_speculative_tokens: int = Field(0, ge=0, description="Tokens drafted ahead per request; 0: none.")
+    overlap: bool = Field(
+        True, description="Schedule a step while the one before it runs. Tokens are the same either way."
+    )
     watermark: float = Field(
         0.01, ge=0, lt=1, description="Part of the blocks kept free when a new request is admitted beside running ones."
     )

@@ -88,7 +88,7 @@ def run(
         params = SamplingParams(temperature=0.0, max_tokens=steps + 4, ignore_eos=True)
         core.submit(EngineCoreRequest(request_id=str(index), prompt_token_ids=prompt, sampling_params=params))
     while core.scheduler.get_request_counts() != (batch, 0) or any(
-        request.num_output_tokens == 0 for request in core.scheduler.running.values()
+        request.num_output_tokens == 0 for request in core.scheduler.running
     ):
         core.step()
     for index in range(steps - _NUM_WARM_STEPS):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 from actors.config import SchedulerConfig
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.places import Places
@@ -71,8 +69,7 @@ class Admission:
         if step.is_load_limit_reached or num_ahead >= self._config.max_num_seqs:
             decision = LoadDecision.LIMIT_REACHED
         else:
-            admitted = chain(self._places.running.values(), self._places.holding)
-            decision = self._remote.start_load(request, admitted, self._num_headroom_blocks(), step.now_s)
+            decision = self._remote.start_load(request, self._places, self._num_headroom_blocks(), step.now_s)
         if decision is LoadDecision.STARTED:
             queue.remove_request(request)
         elif decision is LoadDecision.LIMIT_REACHED:
@@ -95,7 +92,8 @@ class Admission:
             queue.remove_request(request)
             self._remote.blocked_producers[request.request_id] = request
             return True
-        num_new_tokens = step.num_new_tokens(request, num_hit_tokens, self._places)
+        num_missing_tokens = request.num_tokens - request.num_computed_tokens - num_hit_tokens
+        num_new_tokens = step.num_new_tokens(request, num_missing_tokens, self._places)
         if num_new_tokens <= 0:
             return False
         # A producer gets its whole prompt's blocks, so it can neither need more nor be preempted half-sent. What is
@@ -122,7 +120,15 @@ class Admission:
             request.num_cached_tokens = num_hit_tokens
             self._kv.count_lookup(request, num_hit_tokens)
         request.set_status(RequestStatus.RUNNING, step.now_s)
-        self._places.running[request.request_id] = request
+        num_slots = self._kv.num_blocks_of(request.request_id) * self._kv.block_size
+        self._places.running.add(request, num_slots, runs_ahead=self._may_run_ahead(request))
+
+    def _may_run_ahead(self, request: Request) -> bool:
+        """Whether a step may be scheduled before the token of the one before it is known.
+
+        A producer ends with its first token; and what is drafted goes on from tokens that are known.
+        """
+        return request.transfer_role is not TransferRole.PRODUCER and self._config.num_speculative_tokens == 0
 
     def _num_headroom_blocks(self) -> int:
         """Blocks that a newcomer leaves to those that run and grow."""

@@ -2,48 +2,108 @@
 
 from __future__ import annotations
 
+import enum
+
+import numpy as np
+
 from actors.config import SchedulerConfig
-from actors.core.block_pool import KVCacheBlock
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.places import Places
 from actors.core.request import Request, RequestStatus
+from actors.core.running_rows import RunningRows
 from actors.core.step import Step
 from kv_transfer.params import TransferRole
 
 
-class Batch:
-    """Gives the running requests their tokens and blocks."""
+class _Room(enum.Enum):
+    """Whether there are blocks for a running request."""
 
-    def __init__(self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, places: Places) -> None:
+    NOW = enum.auto()
+    LATER = enum.auto()
+    """Blocks come back when the steps under way are over: there is no need to preempt anybody else."""
+    NEVER = enum.auto()
+    """The request itself was preempted."""
+
+
+class Batch:
+    """Gives the running requests their tokens and blocks.
+
+    Rows that decode one token each come first: they are never slowed down by a prompt. Most of them have a slot left
+    in their last block, so that they cost a few vector operations together.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, places: Places, rows: RunningRows
+    ) -> None:
         self.num_preemptions = 0
         self._config = config
         self._kv = kv_cache_manager
         self._places = places
+        self._rows = rows
 
     def schedule_running(self, step: Step) -> None:
         """Schedule what each running request still has to compute, preempting where blocks are short."""
-        running = self._places.running
-        for request in list(running.values()):
+        steady_rows, others = self._rows.due()
+        step.take_steady(steady_rows)
+        self._grow_steady(step)
+        for request in others:
             if step.token_budget <= 0:
                 break
-            # A request further on may have been preempted for one before it.
-            num_new_tokens = step.num_new_tokens(request, 0, self._places) if request.request_id in running else 0
-            if num_new_tokens <= 0:
-                continue
-            new_blocks = self._allocate_or_preempt(request, num_new_tokens, step)
-            if new_blocks is not None:
-                step.take(request, num_new_tokens)
-                if new_blocks:
-                    step.new_block_ids[request.request_id] = [block.block_id for block in new_blocks]
+            # It may have been preempted for one before it.
+            if request.status is RequestStatus.RUNNING:
+                self._schedule_one(request, step)
 
-    def _allocate_or_preempt(self, request: Request, num_new_tokens: int, step: Step) -> list[KVCacheBlock] | None:
-        """Return the new blocks of a running request, or None if it was itself preempted."""
-        while (new_blocks := self._kv.allocate_slots(request, num_new_tokens)) is None:
+    def _grow_steady(self, step: Step) -> None:
+        """Give a block to each steady row whose last one is full."""
+        rows = self._rows
+        is_full = rows.num_computed[step.steady_rows] == rows.num_slots[step.steady_rows]
+        growing = step.steady_rows[is_full]
+        if len(growing) > self._kv.block_pool.num_free_blocks:
+            self._grow_in_order(growing, step)
+            return
+        for row, request_id in zip(growing.tolist(), rows.req_ids[growing].tolist(), strict=True):
+            step.new_block_ids[row] = [self._kv.grow(request_id)]
+        rows.num_slots[growing] += self._kv.block_size
+
+    def _grow_in_order(self, growing: np.ndarray, step: Step) -> None:
+        """Blocks are short: those that were admitted first get theirs, by preemption if need be."""
+        rows = self._rows
+        for request in rows.requests[growing[np.argsort(rows.epochs[growing])]].tolist():
+            if request.status is not RequestStatus.RUNNING:
+                continue
+            room = self._make_room(request, 1, step)
+            if room is _Room.NOW:
+                step.new_block_ids[request.row] = [self._kv.grow(request.request_id)]
+                rows.num_slots[request.row] += self._kv.block_size
+            elif room is _Room.LATER:
+                step.drop_steady(request.row)
+
+    def _schedule_one(self, request: Request, step: Step) -> None:
+        rows, row = self._rows, request.row
+        num_missing_tokens = int(rows.num_expected[row] - rows.num_computed[row])
+        num_new_tokens = step.num_new_tokens(request, num_missing_tokens, self._places)
+        if num_new_tokens <= 0:
+            return
+        num_slots = request.num_computed_tokens + num_new_tokens
+        num_new_blocks = self._kv.num_blocks_for(num_slots) - rows.num_blocks_of(row)
+        if self._make_room(request, num_new_blocks, step) is not _Room.NOW:
+            return
+        if num_new_blocks > 0:
+            step.new_block_ids[row] = [self._kv.grow(request.request_id) for _ in range(num_new_blocks)]
+            rows.num_slots[row] += num_new_blocks * self._kv.block_size
+        step.take(request, num_new_tokens)
+
+    def _make_room(self, request: Request, num_blocks: int, step: Step) -> _Room:
+        """Preempt until so many blocks are free for a running request."""
+        pool = self._kv.block_pool
+        while num_blocks > pool.num_free_blocks:
+            if num_blocks <= pool.num_free_blocks + self._kv.num_fenced_blocks:
+                return _Room.LATER
             victim = self._choose_victim()
-            self._preempt(victim, step)
+            self.preempt(victim, step)
             if victim is request:
-                return None
-        return new_blocks
+                return _Room.NEVER
+        return _Room.NOW
 
     def _choose_victim(self) -> Request:
         """Choose who loses its blocks, the request that needs them not excepted.
@@ -51,17 +111,16 @@ class Batch:
         Never a producer: its link reads its blocks. It never asks for any either, since it has its whole prompt's, so
         there is always another running request: the one that asks.
         """
-        candidates = (
-            r for r in reversed(self._places.running.values()) if r.transfer_role is not TransferRole.PRODUCER
-        )
+        candidates = (r for r in self._rows.last_admitted() if r.transfer_role is not TransferRole.PRODUCER)
         if self._config.policy == "priority":
             return max(candidates, key=lambda request: request.order)
         return next(candidates)
 
-    def _preempt(self, request: Request, step: Step) -> None:
+    def preempt(self, request: Request, step: Step) -> None:
+        """Take a running request out of the step and of the batch; it starts over when there is room."""
         step.refund(request)
         step.preempted.add(request.request_id)
-        del self._places.running[request.request_id]
+        self._rows.remove(request)
         self._kv.free(request)
         request.num_computed_tokens = 0
         request.spec_token_ids = []

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from actors.core.block_hash import BlockHash
+from actors.core.kv_events import AllBlocksCleared, BlockRemoved, KVEventLog
 from actors.errors import IntegrityError
 
 
@@ -35,7 +36,9 @@ class KVCacheBlock:
 class BlockPool:
     """All blocks of one engine. Every operation costs O(1) per block it names."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, events: KVEventLog | None = None) -> None:
+        """events: where to note what the cache forgets."""
+        self._events = events
         self.blocks = tuple(KVCacheBlock(block_id) for block_id in range(num_blocks))
         self._free: OrderedDict[int, KVCacheBlock] = OrderedDict((block.block_id, block) for block in self.blocks)
         self._cached: dict[BlockHash, KVCacheBlock] = {}
@@ -72,15 +75,17 @@ class BlockPool:
         """
         if num_blocks > len(self._free):
             raise IntegrityError(f"{num_blocks} blocks taken, {len(self._free)} are free")
-        taken = []
-        for _ in range(num_blocks):
-            _, block = self._free.popitem(last=False)
-            if block.block_hash is not None:
-                del self._cached[block.block_hash]
-                block.block_hash = None
-            block.ref_cnt = 1
-            taken.append(block)
-        return taken
+        return [self._take_first() for _ in range(num_blocks)]
+
+    def _take_first(self) -> KVCacheBlock:
+        _, block = self._free.popitem(last=False)
+        if block.block_hash is not None:
+            del self._cached[block.block_hash]
+            if self._events is not None:
+                self._events.add(BlockRemoved([block.block_hash]))
+            block.block_hash = None
+        block.ref_cnt = 1
+        return block
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Take one more hold of each block; a free one leaves the free queue."""
@@ -110,14 +115,13 @@ class BlockPool:
                 block.block_hash = block_hash
                 self._cached[block_hash] = block
 
-    def reset(self) -> bool:
-        """Forget every cached block. Refuses, and returns False, while any block is held."""
-        if len(self._free) != len(self.blocks):
-            return False
+    def reset(self) -> None:
+        """Forget every cached block, those that are held included."""
         for block in self._cached.values():
             block.block_hash = None
         self._cached.clear()
-        return True
+        if self._events is not None:
+            self._events.add(AllBlocksCleared())
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if an invariant of this file does not hold."""

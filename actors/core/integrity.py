@@ -19,10 +19,10 @@ def check_places(
     """Raise IntegrityError unless each request is in exactly one place, with the status and the blocks that fit it."""
     _check_statuses(requests, places, remote)
     with_blocks = kv_cache_manager.holders()
-    may_hold = {*places.running, *remote.loading, *remote.held, *(r.request_id for r in places.holding)}
+    may_hold = {*places.running.by_id, *remote.loading, *remote.held, *(r.request_id for r in places.holding)}
     if not with_blocks <= may_hold:
         raise IntegrityError(f"{sorted(with_blocks - may_hold)} hold blocks, but neither run nor transfer")
-    for request in (*places.running.values(), *places.holding):
+    for request in (*places.running, *places.holding):
         _check_blocks(request, kv_cache_manager)
 
 
@@ -30,7 +30,7 @@ def _check_statuses(requests: Mapping[str, Request], places: Places, remote: Rem
     waiting = {RequestStatus.WAITING, RequestStatus.PREEMPTED}
     found: Counter[str] = Counter()
     for members, statuses in (
-        (places.running.values(), {RequestStatus.RUNNING}),
+        (places.running, {RequestStatus.RUNNING}),
         (places.waiting, waiting),
         (places.holding, {RequestStatus.WAITING}),
         (remote.blocked_producers.values(), {RequestStatus.WAITING}),

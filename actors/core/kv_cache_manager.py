@@ -3,14 +3,19 @@
 A request's blocks stand in the order of its tokens: token i is in slot i % block_size of block i // block_size. A
 failed allocation changes nothing. A block is named in the prefix cache only when a step, or a transfer, that filled it
 is over: see cache_blocks.
+
+A step that is still under way may write the blocks of a request that has ended meanwhile. Nobody else may have them
+before it is over, a link least of all, whose writes the device does not order after the step's: until then they are
+fenced, held by nobody and not free.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 
 from actors.core.block_pool import BlockPool, KVCacheBlock
+from actors.core.kv_events import BlockStored, KVEventLog
 from actors.core.request import Request
 from actors.core.stats import PrefixCacheStats
 from actors.errors import IntegrityError
@@ -20,18 +25,39 @@ from kv_transfer.params import TransferRole
 class KVCacheManager:
     """Blocks by request id, on top of one block pool."""
 
-    def __init__(self, num_blocks: int, block_size: int, enable_caching: bool = True) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, enable_caching: bool = True, events: KVEventLog | None = None
+    ) -> None:
         self.block_size = block_size
-        self.block_pool = BlockPool(num_blocks)
+        self.block_pool = BlockPool(num_blocks, events)
         self.prefix_cache_stats = PrefixCacheStats()
         self._enable_caching = enable_caching
         self._blocks: dict[str, list[KVCacheBlock]] = {}
         self._num_cached_blocks: dict[str, int] = {}
+        self._events = events
+        self._last_step_begun = 0
+        self._last_step_over = 0
+        self._fenced: deque[tuple[int, list[KVCacheBlock]]] = deque()
 
     @property
     def usage(self) -> float:
         """The held part of the pool, 0 to 1."""
         return 1.0 - self.block_pool.num_free_blocks / self.block_pool.num_blocks
+
+    @property
+    def num_fenced_blocks(self) -> int:
+        """Blocks that come back when the steps under way are over; shared ones may be counted twice."""
+        return sum(len(blocks) for _, blocks in self._fenced)
+
+    def begin_step(self, step_index: int) -> None:
+        """A step begins that writes blocks. step_index: 1, 2, 3 …"""
+        self._last_step_begun = step_index
+
+    def end_step(self, step_index: int) -> None:
+        """A step is over, and with it all before it."""
+        self._last_step_over = step_index
+        while self._fenced and self._fenced[0][0] <= step_index:
+            self.block_pool.free(self._fenced.popleft()[1])
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """How many blocks so many tokens fill or begin."""
@@ -49,6 +75,7 @@ class KVCacheManager:
         """
         if not self._enable_caching:
             return []
+        request.extend_block_hashes()
         num_tokens = request.num_tokens - (request.transfer_role is not TransferRole.CONSUMER)
         return self.block_pool.find_longest_prefix(request.block_hashes, num_tokens // self.block_size)
 
@@ -68,7 +95,7 @@ class KVCacheManager:
         num_headroom_blocks: refuse unless so many more stay free
         Returns the new blocks beyond the hit, or None if the pool has not enough: then nothing was touched.
         """
-        blocks = self._blocks.get(request.request_id, [])
+        blocks = self._blocks.get(request.request_id, ())
         num_held = len(blocks) + len(new_computed_blocks)
         num_slots = request.num_computed_tokens + len(new_computed_blocks) * self.block_size + num_new_tokens
         num_new_blocks = self.num_blocks_for(num_slots) - num_held
@@ -85,10 +112,18 @@ class KVCacheManager:
         # The hit is taken first: what get_free_blocks gives away must not be part of it.
         self.block_pool.touch(new_computed_blocks)
         new_blocks = self.block_pool.get_free_blocks(num_new_blocks)
-        self._blocks[request.request_id] = [*blocks, *new_computed_blocks, *new_blocks]
+        held = self._blocks.setdefault(request.request_id, [])
+        held += new_computed_blocks
+        held += new_blocks
         if new_computed_blocks:
             self._num_cached_blocks[request.request_id] = len(new_computed_blocks)
         return new_blocks
+
+    def grow(self, request_id: str) -> int:
+        """Give a running request one more block and return its id. Raises IntegrityError if none is free."""
+        [block] = self.block_pool.get_free_blocks(1)
+        self._blocks[request_id].append(block)
+        return block.block_id
 
     def cache_blocks(self, request: Request, num_final_tokens: int) -> None:
         """Name the request's full blocks in the prefix cache.
@@ -98,11 +133,18 @@ class KVCacheManager:
         if not self._enable_caching:
             return
         request_id = request.request_id
+        request.extend_block_hashes()
+        hashes = request.block_hashes
         first = self._num_cached_blocks.get(request_id, 0)
-        last = min(num_final_tokens // self.block_size, len(request.block_hashes))
-        if last > first:
-            self.block_pool.cache_full_blocks(self._blocks[request_id][first:last], request.block_hashes[first:last])
-            self._num_cached_blocks[request_id] = last
+        last = min(num_final_tokens // self.block_size, len(hashes))
+        if last <= first:
+            return
+        self.block_pool.cache_full_blocks(self._blocks[request_id][first:last], hashes[first:last])
+        self._num_cached_blocks[request_id] = last
+        if self._events is not None:
+            tokens = request.all_token_ids[first * self.block_size : last * self.block_size]
+            parent = hashes[first - 1] if first else None
+            self._events.add(BlockStored(hashes[first:last], parent, tokens, self.block_size))
 
     def count_lookup(self, request: Request, num_hit_tokens: int) -> None:
         """Count a look-up whose request was admitted."""
@@ -112,18 +154,42 @@ class KVCacheManager:
             self.prefix_cache_stats.hits += num_hit_tokens
 
     def free(self, request: Request) -> None:
-        """Let go of all that the request holds, if anything."""
+        """Let go of all that the request holds, if anything; fenced while steps are under way."""
         self._num_cached_blocks.pop(request.request_id, None)
-        self.block_pool.free(self._blocks.pop(request.request_id, []))
+        blocks = self._blocks.pop(request.request_id, None)
+        if not blocks:
+            return
+        if self._last_step_begun > self._last_step_over:
+            self._fenced.append((self._last_step_begun, blocks))
+        else:
+            self.block_pool.free(blocks)
 
     def get_block_ids(self, request_id: str) -> list[int]:
         """Return the ids of the request's blocks, in the order of its tokens; empty if it holds none."""
         return [block.block_id for block in self._blocks.get(request_id, ())]
 
+    def get_num_common_prefix_blocks(self, requests: Iterable[Request]) -> int:
+        """How many blocks from the start all these requests share; 0 for a single one.
+
+        Requests that share a block share all before it: a hit is always a whole prefix.
+        """
+        tables = [self._blocks[request.request_id] for request in requests]
+        if len(tables) < 2:
+            return 0
+        first, num_common = tables[0], len(tables[0])
+        for blocks in tables[1:]:
+            num_common = min(num_common, len(blocks))
+            while num_common and blocks[num_common - 1] is not first[num_common - 1]:
+                num_common -= 1
+            if not num_common:
+                break
+        return num_common
+
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block. Refuses, and returns False, while a request holds any."""
-        if not self.block_pool.reset():
+        if any(self._blocks.values()):
             return False
+        self.block_pool.reset()
         self.prefix_cache_stats.reset = True
         return True
 
@@ -138,6 +204,8 @@ class KVCacheManager:
         for request_id, blocks in self._blocks.items():
             if len({block.block_id for block in blocks}) != len(blocks):
                 raise IntegrityError(f"{request_id} holds a block twice: {self.get_block_ids(request_id)}")
+            num_holds.update(block.block_id for block in blocks)
+        for _, blocks in self._fenced:
             num_holds.update(block.block_id for block in blocks)
         for block in self.block_pool.blocks:
             if block.ref_cnt != num_holds[block.block_id]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs, RequestTimings, TokenLogprobs
+import numpy as np
+
+from actors.core.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, RequestTimings, TokenLogprobs
 from actors.core.request import Request, RequestStatus
 from actors.core.status import FINISH_REASONS
 
@@ -24,7 +26,25 @@ class Outbox:
             first_position=num_earlier_tokens,
             logprobs=logprobs,
         )
-        self._of(request).outputs.append(output)
+        self._of(request.client_index).others.append(output)
+
+    def add_decoded(
+        self, client_index: np.ndarray, req_ids: np.ndarray, attempts: np.ndarray, columns: np.ndarray
+    ) -> None:
+        """Tell of many requests that got one token each and go on.
+
+        client_index, attempts: [n]
+        req_ids: [n] str
+        columns: [2, n] output positions and tokens
+        """
+        clients = (
+            [int(client_index[0])] if (client_index == client_index[0]).all() else np.unique(client_index).tolist()
+        )
+        for client in clients:
+            own = slice(None) if len(clients) == 1 else client_index == client
+            self._of(client).decoded = DecodedTokens(
+                req_ids[own].tolist(), attempts[own].tolist(), columns[0, own].tolist(), columns[1, own].tolist()
+            )
 
     def add_end(
         self,
@@ -38,8 +58,8 @@ class Outbox:
     ) -> None:
         """Tell of a request's end, with its last tokens if there are any."""
         tokens = new_token_ids or []
-        is_stopped = request.status is RequestStatus.FINISHED_STOPPED and bool(request.output_token_ids)
-        stop_token_id = request.output_token_ids[-1] if is_stopped else None
+        is_stopped = request.status is RequestStatus.FINISHED_STOPPED and request.num_output_tokens > 0
+        stop_token_id = request.all_token_ids[-1] if is_stopped else None
         output = EngineCoreOutput(
             request_id=request.request_id,
             attempt=request.attempt,
@@ -52,21 +72,21 @@ class Outbox:
             logprobs=logprobs,
             timings=_timings(request, now_s),
         )
-        self._of(request).outputs.append(output)
+        self._of(request.client_index).others.append(output)
 
     def add_finished_id(self, request: Request) -> None:
         """Name a request that has ended, whether or not its client gets an output for it."""
-        self._of(request).finished_req_ids.add(request.request_id)
+        self._of(request.client_index).finished_req_ids.add(request.request_id)
 
     def take(self) -> dict[int, EngineCoreOutputs]:
         """Hand out everything, by client index."""
         outputs, self._outputs = self._outputs, {}
         return outputs
 
-    def _of(self, request: Request) -> EngineCoreOutputs:
-        outputs = self._outputs.get(request.client_index)
+    def _of(self, client_index: int) -> EngineCoreOutputs:
+        outputs = self._outputs.get(client_index)
         if outputs is None:
-            outputs = self._outputs[request.client_index] = EngineCoreOutputs()
+            outputs = self._outputs[client_index] = EngineCoreOutputs()
         return outputs
 
 

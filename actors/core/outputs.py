@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
 
 from actors.core.request import StatusChange as StatusChange
 from actors.core.sampling_params import SamplingParams
@@ -16,11 +20,13 @@ from kv_transfer.stats import TransferTimings
 class NewRequestData:
     """A request that the worker has not seen, or has forgotten: everything that it needs.
 
+    row: of the persistent batch
     output_token_ids: tokens sampled elsewhere (a resumed or handed-over request)
     block_ids: one list per KV cache group; there is one group today
     """
 
     req_id: str
+    row: int
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     sampling_params: SamplingParams
@@ -29,12 +35,27 @@ class NewRequestData:
     num_computed_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class ResumedRequestData:
+    """A request that the worker knows and that lost its row and its blocks.
+
+    num_tokens: so many of its tokens count; what a step under way sampled after them is void
+    block_ids: all of them
+    """
+
+    req_id: str
+    row: int
+    num_tokens: int
+    block_ids: tuple[list[int], ...]
+
+
 @dataclass(slots=True)
 class CachedRequestData:
     """Requests that the worker knows: only what changed. The lists are parallel.
 
     resumed_from_preemption: new_block_ids replace the request's blocks instead of being appended
     new_token_ids: output tokens that the worker did not sample itself (empty lists today: it sampled them all)
+    num_output_tokens: as the worker has them when it comes to this step
     """
 
     req_ids: list[str] = field(default_factory=list)
@@ -45,26 +66,63 @@ class CachedRequestData:
     num_output_tokens: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StepBatch:
+    """A step's requests in batch order, as arrays [num_requests] of int64.
+
+    rows:    of the persistent batch; epochs says whose they are: a number that is new each time a row is given
+    num_plain: so many from the start decode one token each, and nothing about them needs a look at the request
+    num_new_tokens: tokens to compute, drafts included
+    num_computed_tokens, num_output_tokens: before this step
+    grown_rows, grown_positions, grown_block_ids: blocks that rows get in addition, and their places in the block tables
+    """
+
+    req_ids: list[str]
+    rows: np.ndarray
+    epochs: np.ndarray
+    num_plain: int
+    num_new_tokens: np.ndarray
+    num_computed_tokens: np.ndarray
+    num_output_tokens: np.ndarray
+    grown_rows: np.ndarray
+    grown_positions: np.ndarray
+    grown_block_ids: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.req_ids)
+
+    @classmethod
+    def empty(cls) -> StepBatch:
+        """A step without requests."""
+        none = np.zeros(0, dtype=np.int64)
+        return cls([], none, none, 0, none, none, none, none, none, none)
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """One step: which requests compute how many tokens, in which blocks.
 
-    num_scheduled_tokens: tokens to compute, by request id; the requests of this step in batch order
+    The worker reads batch, scheduled_new_reqs and scheduled_resumed_reqs. num_scheduled_tokens and
+    scheduled_cached_reqs say the same request by request; they are made when they are asked for.
+
+    step_index: 1, 2, 3 … counts the steps that compute; 0 for one that does not
     finished_req_ids: requests that ended since the last step, known to the worker or not: it forgets them before it
         looks at anything else, since an id may come back at once
     preempted_req_ids: requests that lost their blocks in this step
     """
 
+    batch: StepBatch
     scheduled_new_reqs: list[NewRequestData]
-    scheduled_cached_reqs: CachedRequestData
-    num_scheduled_tokens: dict[str, int]
-    total_num_scheduled_tokens: int
     finished_req_ids: set[str]
+    scheduled_resumed_reqs: list[ResumedRequestData] = field(default_factory=list)
+    total_num_scheduled_tokens: int = 0
+    step_index: int = 0
     preempted_req_ids: set[str] = field(default_factory=set)
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
     scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
     num_common_prefix_blocks: list[int] = field(default_factory=lambda: [0])
     free_encoder_input_ids: list[tuple[str, int]] = field(default_factory=list)
+    free_encoder_mm_hashes: list[str] = field(default_factory=list)
     structured_output_request_ids: dict[str, int] = field(default_factory=dict)
     kv_connector_metadata: KVConnectorMetadata | None = None
 
@@ -72,6 +130,34 @@ class SchedulerOutput:
         """Whether the worker has nothing to do, not even to forget or to transfer."""
         no_transfer = self.kv_connector_metadata is None or self.kv_connector_metadata.is_empty()
         return self.total_num_scheduled_tokens == 0 and not self.finished_req_ids and no_transfer
+
+    @property
+    def num_scheduled_tokens(self) -> dict[str, int]:
+        """Tokens to compute, by request id, in batch order."""
+        return dict(zip(self.batch.req_ids, self.batch.num_new_tokens.tolist(), strict=True))
+
+    @property
+    def scheduled_cached_reqs(self) -> CachedRequestData:
+        """The requests of this step that the worker knows."""
+        batch = self.batch
+        grown: dict[int, list[int]] = {}
+        for row, block_id in zip(batch.grown_rows.tolist(), batch.grown_block_ids.tolist(), strict=True):
+            grown.setdefault(row, []).append(block_id)
+        new = {request.req_id for request in self.scheduled_new_reqs}
+        resumed = {request.req_id: request for request in self.scheduled_resumed_reqs}
+        known = [index for index, req_id in enumerate(batch.req_ids) if req_id not in new]
+        req_ids = [batch.req_ids[index] for index in known]
+        return CachedRequestData(
+            req_ids=req_ids,
+            resumed_from_preemption=[req_id in resumed for req_id in req_ids],
+            new_token_ids=[[] for _ in known],
+            new_block_ids=[
+                resumed[req_id].block_ids if req_id in resumed else (grown.get(int(batch.rows[index]), []),)
+                for index, req_id in zip(known, req_ids, strict=True)
+            ],
+            num_computed_tokens=batch.num_computed_tokens[known].tolist(),
+            num_output_tokens=batch.num_output_tokens[known].tolist(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +173,51 @@ class TokenLogprobs:
     rank: int
 
 
-@dataclass(slots=True)
-class ModelRunnerOutput:
-    """What a step computed. sampled_token_ids is parallel to req_ids; empty where the prompt is not through yet.
+NO_TOKEN: Final = -1
 
+
+class ModelRunnerOutput:
+    """What a step computed.
+
+    token_ids: [len(req_ids), most tokens of a request] int64, the sampled tokens of each request, filled up with
+        NO_TOKEN; a request whose prompt is not through yet has none
     logprobs: for each request that asked, one entry per sampled token
     num_nans_in_logits: by request id, only those that have any
+    pooler_output: for each pooling request whose prompt is through, its vector
     """
 
-    req_ids: list[str]
-    sampled_token_ids: list[list[int]]
-    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
-    num_nans_in_logits: dict[str, int] = field(default_factory=dict)
-    kv_connector_output: KVConnectorOutput | None = None
+    __slots__ = ("kv_connector_output", "logprobs", "num_nans_in_logits", "pooler_output", "req_ids", "token_ids")
+
+    def __init__(
+        self,
+        req_ids: list[str],
+        sampled_token_ids: Sequence[Sequence[int]] | np.ndarray,
+        *,
+        logprobs: dict[str, list[TokenLogprobs]] | None = None,
+        num_nans_in_logits: dict[str, int] | None = None,
+        pooler_output: dict[str, list[float]] | None = None,
+        kv_connector_output: KVConnectorOutput | None = None,
+    ) -> None:
+        """sampled_token_ids: parallel to req_ids, as lists or as token_ids has it."""
+        self.req_ids = req_ids
+        self.token_ids = sampled_token_ids if isinstance(sampled_token_ids, np.ndarray) else _pad(sampled_token_ids)
+        self.logprobs = logprobs or {}
+        self.num_nans_in_logits = num_nans_in_logits or {}
+        self.pooler_output = pooler_output or {}
+        self.kv_connector_output = kv_connector_output
+
+    @property
+    def sampled_token_ids(self) -> list[list[int]]:
+        """The sampled tokens, parallel to req_ids; empty where the prompt is not through yet."""
+        return [[token_id for token_id in row if token_id != NO_TOKEN] for row in self.token_ids.tolist()]
+
+    def token_ids_of(self, req_ids: list[str]) -> np.ndarray:
+        """Return token_ids in the order of req_ids; a request that the step did not have has no tokens."""
+        if self.req_ids == req_ids:
+            return self.token_ids
+        index_of = {req_id: index for index, req_id in enumerate(self.req_ids)}
+        none = np.full((1, self.token_ids.shape[1]), NO_TOKEN, dtype=np.int64)
+        return np.concatenate([self.token_ids, none])[[index_of.get(req_id, -1) for req_id in req_ids]]
 
     @property
     def finished_sending(self) -> set[str]:
@@ -110,6 +228,13 @@ class ModelRunnerOutput:
     def finished_recving(self) -> set[str]:
         """Requests whose blocks have arrived in this engine, or never will."""
         return set(self.kv_connector_output.finished_recving) if self.kv_connector_output else set()
+
+
+def _pad(token_ids: Sequence[Sequence[int]]) -> np.ndarray:
+    padded = np.full((len(token_ids), max(map(len, token_ids), default=0) or 1), NO_TOKEN, dtype=np.int64)
+    for row, tokens in zip(padded, token_ids, strict=True):
+        row[: len(tokens)] = tokens
+    return padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +272,9 @@ class EngineCoreOutput:
     first_position: output position of new_token_ids[0], counted over the request's whole life
     handed_over:    this engine is done with the request, whose consumer goes on; finish_reason is None then
     stop_token_id:  the EOS or stop token that ended it
+    stop_reason:    why it stopped, if neither EOS nor a stop token did ("repetition")
     error:          why, if finish_reason is ERROR (or ABORT by the engine's own decision)
+    pooling_output: a pooling request's vector
     """
 
     request_id: str
@@ -157,8 +284,10 @@ class EngineCoreOutput:
     finish_reason: FinishReason | None = None
     handed_over: bool = False
     stop_token_id: int | None = None
+    stop_reason: str | None = None
     error: str | None = None
     logprobs: list[TokenLogprobs] | None = None
+    pooling_output: list[float] | None = None
     timings: RequestTimings | None = None
 
     @property
@@ -167,10 +296,39 @@ class EngineCoreOutput:
         return self.finish_reason is not None or self.handed_over
 
 
+@dataclass(frozen=True, slots=True)
+class DecodedTokens:
+    """Requests that got one token each and go on: the lists are parallel."""
+
+    req_ids: list[str]
+    attempts: list[int]
+    first_positions: list[int]
+    token_ids: list[int]
+
+    def __iter__(self) -> Iterator[EngineCoreOutput]:
+        """Iterate over them one by one."""
+        for req_id, attempt, position, token_id in zip(
+            self.req_ids, self.attempts, self.first_positions, self.token_ids, strict=True
+        ):
+            yield EngineCoreOutput(
+                request_id=req_id, attempt=attempt, new_token_ids=[token_id], first_position=position
+            )
+
+
 @dataclass(slots=True)
 class EngineCoreOutputs:
-    """Everything that one step has for one client: one message."""
+    """Everything that one step has for one client: one message.
 
-    outputs: list[EngineCoreOutput] = field(default_factory=list)
+    decoded: what most requests get in most steps, in columns
+    others:  the outputs of all other requests
+    """
+
+    others: list[EngineCoreOutput] = field(default_factory=list)
     finished_req_ids: set[str] = field(default_factory=set)
     scheduler_stats: SchedulerStats | None = None
+    decoded: DecodedTokens | None = None
+
+    @property
+    def outputs(self) -> list[EngineCoreOutput]:
+        """All outputs, one per request."""
+        return [*(self.decoded or ()), *self.others]

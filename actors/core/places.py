@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
+from actors.config import CacheConfig, SchedulerConfig
 from actors.core.request import Request, RequestStatus
 from actors.core.request_queue import RequestQueue, create_request_queue
+from actors.core.running_rows import RunningRows
 
 
 @dataclass(slots=True)
 class Places:
     """The scheduler's queues. RemoteKV has those of the requests that wait for a peer.
 
-    running: RUNNING, by id, in the order of admission
+    running: RUNNING
     holding: WAITING, with all the blocks that the next token needs: their load is over
     waiting: WAITING or PREEMPTED, without blocks
     """
 
     waiting: RequestQueue
     holding: RequestQueue
-    running: dict[str, Request] = field(default_factory=dict)
+    running: RunningRows
 
     @classmethod
-    def create(cls, policy: Literal["fcfs", "priority"]) -> Places:
+    def create(cls, config: SchedulerConfig, cache_config: CacheConfig) -> Places:
         """Make empty queues of the configured policy."""
-        return cls(create_request_queue(policy), create_request_queue(policy))
+        rows = RunningRows(config.max_num_seqs, cache_config.block_size)
+        return cls(create_request_queue(config.policy), create_request_queue(config.policy), rows)
 
     def remove(self, request: Request) -> None:
         """Take a request out of the place where it is, if it is in any."""
-        if self.running.pop(request.request_id, None) is None and not self.waiting.remove_request(request):
+        if not self.running.remove(request) and not self.waiting.remove_request(request):
             self.holding.remove_request(request)
 
     def others_wait(self, request: Request) -> bool:

@@ -21,7 +21,7 @@ blocks, preempting what can be preempted (_leaves_room): transfers never squeeze
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -98,20 +98,15 @@ class RemoteKV:
         num_tokens, _ = self.connector.get_num_new_matched_tokens(request.request_id, num_local_tokens)
         return num_tokens is not None
 
-    def start_load(
-        self, request: Request, admitted: Iterable[Request], num_headroom_blocks: int, now_s: float
-    ) -> LoadDecision:
-        """Reserve blocks for a consumer's prompt and for its first token's own KV, and ask for the KV.
-
-        admitted: every request that holds blocks and can be preempted
-        """
+    def start_load(self, request: Request, places: Places, num_headroom_blocks: int, now_s: float) -> LoadDecision:
+        """Reserve blocks for a consumer's prompt and for its first token's own KV, and ask for the KV."""
         assert self.connector is not None, "a ticket without a connector is refused at the door"
         hit = self._kv.get_computed_blocks(request)
         num_local_tokens = len(hit) * self._kv.block_size
         num_remote_tokens, _ = self.connector.get_num_new_matched_tokens(request.request_id, num_local_tokens)
         if num_remote_tokens is None:
             return LoadDecision.LIMIT_REACHED
-        if not self._leaves_room(request, admitted):
+        if not self._leaves_room(request, places):
             return LoadDecision.NO_ROOM
         num_new_tokens = request.num_tokens + 1 - num_local_tokens
         if self._kv.allocate_slots(request, num_new_tokens, hit, num_headroom_blocks=num_headroom_blocks) is None:
@@ -126,7 +121,7 @@ class RemoteKV:
         self.connector.update_state_after_alloc(request.request_id, prompt_block_ids, num_local_tokens)
         return LoadDecision.STARTED
 
-    def _leaves_room(self, consumer: Request, admitted: Iterable[Request]) -> bool:
+    def _leaves_room(self, consumer: Request, places: Places) -> bool:
         """Whether each admitted request can reach its full length beside all pinned blocks, this load's included."""
         num_blocks_for, num_blocks_of = self._kv.num_blocks_for, self._kv.num_blocks_of
         num_own = num_blocks_for(consumer.num_tokens + 1)
@@ -134,11 +129,10 @@ class RemoteKV:
         max_growth = num_blocks_for(consumer.max_num_tokens) - num_own
         for request in self.loading.values():
             max_growth = max(max_growth, num_blocks_for(request.max_num_tokens) - num_blocks_of(request.request_id))
-        for request in admitted:
-            if request.transfer_role is TransferRole.PRODUCER:
-                num_pinned += num_blocks_of(request.request_id)
-            else:
-                max_growth = max(max_growth, num_blocks_for(request.max_num_tokens))
+        for request in places.holding:
+            max_growth = max(max_growth, num_blocks_for(request.max_num_tokens))
+        num_pinned += places.running.num_producer_blocks()
+        max_growth = max(max_growth, num_blocks_for(places.running.max_consumer_tokens()))
         return num_pinned + max_growth <= self._kv.block_pool.num_blocks
 
     def release(self, request: Request, end: ProducerEnd, first_token_id: int | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from actors.core.block_hash import BlockHash, BlockHasher
 from actors.core.sampling_params import SamplingParams
@@ -13,6 +14,9 @@ from actors.core.status import RequestStatus as RequestStatus
 from actors.errors import IllegalTransition
 from kv_transfer.params import KVTransferParams, TransferRole
 from kv_transfer.stats import TransferTimings
+
+if TYPE_CHECKING:
+    from actors.core.running_rows import RunningRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +57,17 @@ class Request:
     """A request in the scheduler. Only the scheduler and its parts change it.
 
     Invariants:
-    - all_token_ids == prompt_token_ids + output_token_ids; tokens are only ever appended
+    - all_token_ids is the prompt and the output; tokens are only ever appended, to this very list
     - status changes only through set_status, only along the arrows of docs/states.md
-    - block_hashes names every full block of all_token_ids (or is empty without a block_size)
-    - num_computed_tokens counts what the steps scheduled so far compute, the one in flight included
+    - block_hashes names the first full blocks of all_token_ids, all of them after extend_block_hashes()
+    - num_computed_tokens counts what the steps scheduled so far compute, those under way included; while the request
+      is running it lives in its row
     """
 
     __slots__ = (
         "_hasher",
+        "_num_computed_tokens",
+        "_rows",
         "all_token_ids",
         "arrival_time",
         "attempt",
@@ -75,14 +82,13 @@ class Request:
         "kv_transfer_params",
         "max_num_tokens",
         "num_cached_tokens",
-        "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_prompt_tokens_computed",
-        "output_token_ids",
         "priority",
         "prompt_token_ids",
         "request_id",
+        "row",
         "sampling_params",
         "scheduled_at_s",
         "spec_token_ids",
@@ -111,8 +117,7 @@ class Request:
         """Its part in a handoff that is still to come: None once a consumer's load is over, however it ended."""
 
         self.prompt_token_ids = core_request.prompt_token_ids
-        self.output_token_ids = list(core_request.output_token_ids)
-        self.all_token_ids = self.prompt_token_ids + self.output_token_ids
+        self.all_token_ids = self.prompt_token_ids + core_request.output_token_ids
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.spec_token_ids: list[int] = []
         params = core_request.sampling_params
@@ -121,9 +126,11 @@ class Request:
         self.stop_token_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else self.eos_token_ids))
         self.block_hashes: list[BlockHash] = []
         self._hasher = None if block_size is None else BlockHasher(block_size)
-        self._extend_block_hashes()
+        self.extend_block_hashes()
 
-        self.num_computed_tokens = 0
+        self._rows: RunningRows | None = None
+        self.row = -1
+        self._num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_prompt_tokens_computed = 0
@@ -159,7 +166,38 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         """Output tokens so far, those that it came with included."""
-        return len(self.output_token_ids)
+        return len(self.all_token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """A copy of the output tokens so far."""
+        return self.all_token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV is in place, or will be once the steps under way are over."""
+        return self._num_computed_tokens if self._rows is None else int(self._rows.num_computed[self.row])
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, num_tokens: int) -> None:
+        if self._rows is None:
+            self._num_computed_tokens = num_tokens
+        else:
+            self._rows.num_computed[self.row] = num_tokens
+
+    def enter_row(self, rows: RunningRows, row: int) -> None:
+        """The request runs from now on."""
+        self._rows, self.row = rows, row
+
+    def leave_row(self) -> None:
+        """The request runs no longer."""
+        self._num_computed_tokens = self.num_computed_tokens
+        self._rows, self.row = None, -1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its decode steps need no look at the request itself: its next token is all that comes of them."""
+        return self.transfer_role is not TransferRole.PRODUCER and self.sampling_params.logprobs is None
 
     @property
     def num_tokens_with_spec(self) -> int:
@@ -172,14 +210,17 @@ class Request:
         return self.sampling_params.max_tokens
 
     def append_output_token_ids(self, token_ids: int | Sequence[int]) -> None:
-        """Append sampled tokens, and the hash of each block that they fill."""
+        """Append sampled tokens."""
         if isinstance(token_ids, int):
-            self.output_token_ids.append(token_ids)
             self.all_token_ids.append(token_ids)
         else:
-            self.output_token_ids.extend(token_ids)
             self.all_token_ids.extend(token_ids)
-        self._extend_block_hashes()
+
+    def extend_block_hashes(self) -> None:
+        """Name every full block of all_token_ids that has no hash yet."""
+        hasher = self._hasher
+        if hasher is not None and len(self.all_token_ids) >= (len(self.block_hashes) + 1) * hasher.block_size:
+            hasher.extend(self.block_hashes, self.all_token_ids, self.cache_salt)
 
     def set_status(self, status: RequestStatus, now_s: float) -> None:
         """Enter a status. Raises IllegalTransition if no arrow leads there."""
@@ -200,8 +241,3 @@ class Request:
     def order(self) -> tuple[int, float, str]:
         """Its place in a priority queue."""
         return (self.priority, self.arrival_time, self.request_id)
-
-    def _extend_block_hashes(self) -> None:
-        hasher = self._hasher
-        if hasher is not None and len(self.all_token_ids) >= (len(self.block_hashes) + 1) * hasher.block_size:
-            hasher.extend(self.block_hashes, self.all_token_ids, self.cache_salt)

@@ -6,8 +6,8 @@ tokens, within the step's token budget. RUNNING requests come first, then waitin
 An unfinished request is in exactly one place: running, waiting or holding (places.py), or waiting for its peer
 (remote_kv.py). batch.py gives the running ones their tokens, admission.py chooses who joins them.
 
-Everything is called from one thread. A step is scheduled, executed and taken in before the next one is scheduled;
-requests may be added and finished in between.
+Everything is called from one thread. A step may be scheduled while earlier ones are still under way: they are taken in
+in their order. Requests may be added and finished in between.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from actors.config import CacheConfig, SchedulerConfig
 from actors.core.admission import Admission
 from actors.core.batch import Batch
 from actors.core.door import find_refusal
+from actors.core.intake import Intake
 from actors.core.integrity import check_places
 from actors.core.kv_cache_manager import KVCacheManager
+from actors.core.kv_events import KVEventBatch, KVEventLog
 from actors.core.outbox import Outbox
-from actors.core.outputs import DraftTokenIds, EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from actors.core.outputs import DraftTokenIds, EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput
 from actors.core.places import Places
 from actors.core.remote_kv import RemoteKV
 from actors.core.removable_heap import RemovableHeap
 from actors.core.request import Request, RequestStatus
 from actors.core.request_queue import RequestQueue, create_request_queue
+from actors.core.running_rows import RunningRows
 from actors.core.stats import SchedulerStats
 from actors.core.step import Step
 from actors.core.stop import find_stop
@@ -56,7 +59,10 @@ class Scheduler:
         self.block_size = cache_config.block_size
         self.max_model_len = max_model_len
         self.connector = connector
-        self.kv_cache_manager = KVCacheManager(num_blocks, self.block_size, cache_config.enable_prefix_caching)
+        self._kv_events = KVEventLog() if cache_config.enable_kv_events else None
+        self.kv_cache_manager = KVCacheManager(
+            num_blocks, self.block_size, cache_config.enable_prefix_caching, self._kv_events
+        )
         self.requests: dict[str, Request] = {}
         self.remote = RemoteKV(
             connector,
@@ -66,13 +72,15 @@ class Scheduler:
             handoff_timeout_s=handoff_timeout_s,
         )
         self.finished_req_ids: set[str] = set()
-        self._places = Places.create(scheduler_config.policy)
-        self._batch = Batch(scheduler_config, self.kv_cache_manager, self._places)
+        self._places = Places.create(scheduler_config, cache_config)
+        self._batch = Batch(scheduler_config, self.kv_cache_manager, self._places, self._places.running)
         self._admission = Admission(scheduler_config, self.kv_cache_manager, self._places, self.remote)
         self._clock = clock
         self._outbox = Outbox()
         self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
         self._stats = SchedulerStats(num_blocks=num_blocks)
+        self._intake = Intake(self._places.running, self.kv_cache_manager, self._outbox, self._stats, self._finish)
+        self._common_prefix = (0, 0)
 
     # -- requests come and go ------------------------------------------------------------------------------------
 
@@ -87,7 +95,7 @@ class Scheduler:
         self.requests[request.request_id] = request
         self.remote.add_request(request)
         now_s = self._clock()
-        if request.output_token_ids and (stop := find_stop(request)) is not None:
+        if request.num_output_tokens and (stop := find_stop(request)) is not None:
             self._finish(request, stop, now_s)
             self._outbox.add_end(request, now_s)
         elif (refusal := self._find_refusal(request)) is not None:
@@ -149,14 +157,14 @@ class Scheduler:
         """Decide the next step.
 
         If it is empty, and update_from_output then has no outputs, nothing can be done before something happens: a
-        request is added, the connector reports, or next_deadline() passes.
+        request is added, the connector reports, a step under way ends, or next_deadline() passes.
         """
         now_s = self._clock()
         self._end_overdue_requests(now_s)
         self.remote.cancel_overdue_loads(now_s)
         step = Step(self.config, token_budget=self.config.max_num_batched_tokens, now_s=now_s)
         self._batch.schedule_running(step)
-        if not step.preempted or not step.num_scheduled_tokens:
+        if not step.preempted or step.is_empty:
             self._admission.schedule_waiting(step)
         return self._build_output(step)
 
@@ -166,12 +174,23 @@ class Scheduler:
 
     def _build_output(self, step: Step) -> SchedulerOutput:
         finished_req_ids, self.finished_req_ids = self.finished_req_ids, set()
-        output = step.build_output(self.requests, self.kv_cache_manager, finished_req_ids)
+        output = step.build_output(self.running, self.kv_cache_manager, finished_req_ids)
+        output.num_common_prefix_blocks = [self._count_common_prefix_blocks()]
         self._stats.num_prompt_tokens_computed += step.num_prompt_tokens
-        self._stats.num_steps += bool(step.num_scheduled_tokens)
+        if output.total_num_scheduled_tokens:
+            self._stats.num_steps += 1
+            output.step_index = self._stats.num_steps
+            self.kv_cache_manager.begin_step(output.step_index)
         if self.connector is not None:
             output.kv_connector_metadata = self.connector.build_connector_meta(step.producer_progress)
         return output
+
+    def _count_common_prefix_blocks(self) -> int:
+        """Count anew only when a request has come or gone: what runs grows at its end."""
+        if self._common_prefix[0] != self.running.num_changes:
+            num_blocks = self.kv_cache_manager.get_num_common_prefix_blocks(self.running)
+            self._common_prefix = (self.running.num_changes, num_blocks)
+        return self._common_prefix[1]
 
     # -- a step is taken in --------------------------------------------------------------------------------------
 
@@ -180,32 +199,18 @@ class Scheduler:
     ) -> dict[int, EngineCoreOutputs]:
         """Append what the step sampled, end what is complete, and return all news by client index.
 
-        Requests that were finished since the step was scheduled get nothing of it.
+        Steps come back in the order in which they were scheduled. Requests that ended, or were preempted, since the
+        step was scheduled get nothing of it.
         """
         now_s = self._clock()
+        if scheduler_output.step_index:
+            self.kv_cache_manager.end_step(scheduler_output.step_index)
         # Before the tokens: a producer whose consumer is gone must not be handed over to it.
         self._update_from_connector(model_runner_output, now_s)
         for request_id in model_runner_output.num_nans_in_logits:
             self._count_corrupted(request_id)
-        for request_id, token_ids in zip(
-            model_runner_output.req_ids, model_runner_output.sampled_token_ids, strict=True
-        ):
-            request = self.running.get(request_id)
-            num_scheduled_tokens = scheduler_output.num_scheduled_tokens.get(request_id)
-            if request is None or num_scheduled_tokens is None:
-                continue
-            drafts = scheduler_output.scheduled_spec_decode_tokens.get(request_id)
-            if drafts and token_ids:
-                # The KV of each draft that was not accepted is computed over.
-                request.num_computed_tokens -= len(drafts) - (len(token_ids) - 1)
-            num_earlier_tokens = request.num_output_tokens
-            stop = _append_until_stop(request, token_ids)
-            if request.num_computed_tokens % self.block_size < num_scheduled_tokens:
-                # The step may have filled a block, and is over now: its KV can be shared.
-                self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
-            if token_ids:
-                logprobs = model_runner_output.logprobs.get(request_id)
-                self._report_tokens(request, num_earlier_tokens, stop, logprobs, now_s)
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        self._intake.take_in(scheduler_output.batch, drafts, model_runner_output, now_s)
         return self._outbox.take()
 
     def _update_from_connector(self, model_runner_output: ModelRunnerOutput, now_s: float) -> None:
@@ -223,46 +228,22 @@ class Scheduler:
             request.is_corrupted = True
             self._stats.num_corrupted_reqs += 1
 
-    def _report_tokens(
-        self,
-        request: Request,
-        num_earlier_tokens: int,
-        stop: RequestStatus | None,
-        logprobs: list[TokenLogprobs] | None,
-        now_s: float,
-    ) -> None:
-        """Tell of a request's new tokens, and end it if they complete it or it is to be handed over."""
-        token_ids = request.output_token_ids[num_earlier_tokens:]
-        logprobs = None if logprobs is None else logprobs[: len(token_ids)]
-        self._stats.num_output_tokens += len(token_ids)
-        if request.first_token_at_s is None:
-            request.first_token_at_s = now_s
-        is_handed_over = stop is None and request.transfer_role is TransferRole.PRODUCER
-        if is_handed_over:
-            capped = RequestStatus.FINISHED_LENGTH_CAPPED
-            self._finish(request, capped, now_s, ProducerEnd.HANDED_OVER, token_ids[0])
-        elif stop is not None:
-            self._finish(request, stop, now_s, ProducerEnd.FINISHED_HERE)
-        else:
-            self._outbox.add_tokens(request, token_ids, logprobs, num_earlier_tokens)
-            return
-        self._outbox.add_end(request, now_s, new_token_ids=token_ids, logprobs=logprobs, handed_over=is_handed_over)
-
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Take in a drafter's proposals for running requests: the next step verifies them.
 
         A producer's are ignored: it ends with its next token.
         """
         for request_id, token_ids in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
-            request = self.running.get(request_id)
+            request = self.running.by_id.get(request_id)
             if request is not None and request.transfer_role is not TransferRole.PRODUCER:
                 request.spec_token_ids = token_ids
+                self.running.has_drafts[request.row] = bool(token_ids)
 
     # -- questions -----------------------------------------------------------------------------------------------
 
     @property
-    def running(self) -> dict[str, Request]:
-        """RUNNING requests by id, in the order of admission."""
+    def running(self) -> RunningRows:
+        """RUNNING requests, in the order of admission."""
         return self._places.running
 
     @property
@@ -330,6 +311,10 @@ class Scheduler:
         """Forget all cached blocks, for instance after new weights. Refuses, and returns False, while any is held."""
         return self.kv_cache_manager.reset_prefix_cache()
 
+    def take_kv_events(self) -> KVEventBatch | None:
+        """What the prefix cache has stored and forgotten since the last time; None if nothing, or if it is not on."""
+        return None if self._kv_events is None else self._kv_events.take(self._clock())
+
     def shutdown(self) -> None:
         """End every request; the next update_from_output tells their clients."""
         self.finish_requests(list(self.requests), RequestStatus.FINISHED_ABORTED, error="the engine shuts down")
@@ -338,12 +323,3 @@ class Scheduler:
         """Raise IntegrityError if blocks, places and statuses contradict each other. Costs O(blocks + requests)."""
         self.kv_cache_manager.check_integrity()
         check_places(self.requests, self._places, self.remote, self.kv_cache_manager)
-
-
-def _append_until_stop(request: Request, token_ids: list[int]) -> RequestStatus | None:
-    """Append sampled tokens up to the one that ends the request; return its end, if any does."""
-    for token_id in token_ids:
-        request.append_output_token_ids(token_id)
-        if (stop := find_stop(request)) is not None:
-            return stop
-    return None

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from actors.config import SchedulerConfig
 from actors.core.kv_cache_manager import KVCacheManager
-from actors.core.outputs import CachedRequestData, NewRequestData, SchedulerOutput
+from actors.core.outputs import NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
 from actors.core.places import Places
 from actors.core.request import Request
+from actors.core.running_rows import RunningRows
 from kv_transfer.connector import ProducerProgress
 from kv_transfer.params import TransferRole
-
-_NO_BLOCK_IDS: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class Step:
     """What a step may still take, and what it has taken.
 
-    Invariant: token_budget + sum(num_scheduled_tokens) is what the step began with.
+    Invariant: token_budget, the steady rows and the sum of num_scheduled_tokens are what the step began with.
+
+    steady_rows: decode one token each
+    num_scheduled_tokens: of all other requests, in batch order
+    new_block_ids: what a row gets beyond the blocks that the worker knows of
     """
 
     config: SchedulerConfig
     token_budget: int
     now_s: float
+    steady_rows: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
-    new_block_ids: dict[str, list[int]] = field(default_factory=dict)
+    new_block_ids: dict[int, list[int]] = field(default_factory=dict)
     spec_token_ids: dict[str, list[int]] = field(default_factory=dict)
     resumed: set[str] = field(default_factory=set)
     preempted: set[str] = field(default_factory=set)
@@ -35,14 +40,33 @@ class Step:
     num_prompt_tokens: int = 0
     producer_progress: list[ProducerProgress] = field(default_factory=list)
 
-    def num_new_tokens(self, request: Request, num_hit_tokens: int, places: Places) -> int:
-        """How many tokens the request gets in this step; 0 if it has to wait for an emptier one."""
-        num_computed_tokens = request.num_computed_tokens + num_hit_tokens
-        num_new_tokens = request.num_tokens_with_spec - num_computed_tokens
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is scheduled so far."""
+        return not self.num_scheduled_tokens and not len(self.steady_rows)
+
+    def take_steady(self, rows: np.ndarray) -> None:
+        """Schedule one token of each of these rows. There is always budget: one for each row that can be."""
+        self.steady_rows = rows
+        self.token_budget -= len(rows)
+
+    def drop_steady(self, row: int) -> None:
+        """Take a row back out, if it is in the step."""
+        is_other = self.steady_rows != row
+        self.token_budget += len(is_other) - int(is_other.sum())
+        self.steady_rows = self.steady_rows[is_other]
+
+    def num_new_tokens(self, request: Request, num_missing_tokens: int, places: Places) -> int:
+        """How many tokens the request gets in this step; 0 if it has to wait for an emptier one.
+
+        num_missing_tokens: that it has and has not computed, drafts not included
+        """
+        num_new_tokens = num_missing_tokens + len(request.spec_token_ids)
         if num_new_tokens <= 1:
             return min(num_new_tokens, self.token_budget)
         config = self.config
         if request.spec_token_ids:
+            num_computed_tokens = request.num_tokens - num_missing_tokens
             num_new_tokens = min(num_new_tokens, request.max_num_tokens - num_computed_tokens)
         if not config.enable_chunked_prefill:
             # What no step could hold in one piece is the recomputation of a prompt with its outputs: it is cut.
@@ -64,37 +88,75 @@ class Step:
             request.spec_token_ids = []
 
     def refund(self, request: Request) -> None:
-        """Take a victim back out of the step, if it is in it."""
+        """Take a victim back out of the step, if it is in it. It still has its row."""
+        self.drop_steady(request.row)
         self.token_budget += self.num_scheduled_tokens.pop(request.request_id, 0)
-        self.new_block_ids.pop(request.request_id, None)
+        self.new_block_ids.pop(request.row, None)
         self.spec_token_ids.pop(request.request_id, None)
 
     def build_output(
-        self, requests: Mapping[str, Request], kv_cache_manager: KVCacheManager, finished_req_ids: set[str]
+        self, rows: RunningRows, kv_cache_manager: KVCacheManager, finished_req_ids: set[str]
     ) -> SchedulerOutput:
         """Say what is to be computed, and count it as computed: the step is on its way."""
+        others = [rows.by_id[request_id] for request_id in self.num_scheduled_tokens]
+        batch = self._build_batch(rows, others)
         new: list[NewRequestData] = []
-        cached = CachedRequestData()
-        for request_id, num_new_tokens in self.num_scheduled_tokens.items():
-            request = requests[request_id]
-            if request.is_known_to_worker:
-                self._add_cached(cached, request, kv_cache_manager)
-            else:
+        resumed: list[ResumedRequestData] = []
+        for request, num_new_tokens in zip(others, self.num_scheduled_tokens.values(), strict=True):
+            if not request.is_known_to_worker:
                 new.append(_describe(request, kv_cache_manager))
                 request.is_known_to_worker = True
+            elif request.request_id in self.resumed:
+                resumed.append(_describe_resumed(request, kv_cache_manager))
             if request.transfer_role is TransferRole.PRODUCER:
                 self._add_progress(request, num_new_tokens, kv_cache_manager)
             self._count_prompt_tokens(request, num_new_tokens)
-            request.num_computed_tokens += num_new_tokens
+        self._advance(rows, batch)
         return SchedulerOutput(
+            batch=batch,
             scheduled_new_reqs=new,
-            scheduled_cached_reqs=cached,
-            num_scheduled_tokens=self.num_scheduled_tokens,
-            total_num_scheduled_tokens=sum(self.num_scheduled_tokens.values()),
+            scheduled_resumed_reqs=resumed,
+            total_num_scheduled_tokens=int(batch.num_new_tokens.sum()),
             finished_req_ids=finished_req_ids,
             preempted_req_ids=self.preempted,
             scheduled_spec_decode_tokens=self.spec_token_ids,
         )
+
+    def _build_batch(self, rows: RunningRows, others: list[Request]) -> StepBatch:
+        num_plain = len(self.steady_rows)
+        indices = np.concatenate([self.steady_rows, np.array([request.row for request in others], dtype=np.int64)])
+        num_new_tokens = np.ones(len(indices), dtype=np.int64)
+        num_new_tokens[num_plain:] = list(self.num_scheduled_tokens.values())
+        num_tokens = rows.num_expected[indices]
+        grown = self.new_block_ids
+        # The worker has the blocks before these, so they are the last ones that the row has slots for.
+        positions = [
+            position
+            for row, block_ids in grown.items()
+            for position in range(rows.num_blocks_of(row) - len(block_ids), rows.num_blocks_of(row))
+        ]
+        return StepBatch(
+            req_ids=rows.req_ids[indices].tolist(),
+            rows=indices,
+            epochs=rows.epochs[indices],
+            num_plain=num_plain,
+            num_new_tokens=num_new_tokens,
+            num_computed_tokens=rows.num_computed[indices],
+            num_output_tokens=num_tokens - rows.num_prompt[indices],
+            grown_rows=np.repeat(list(grown), [len(ids) for ids in grown.values()]).astype(np.int64),
+            grown_positions=np.array(positions, dtype=np.int64),
+            grown_block_ids=np.array([block_id for ids in grown.values() for block_id in ids], dtype=np.int64),
+        )
+
+    @staticmethod
+    def _advance(rows: RunningRows, batch: StepBatch) -> None:
+        indices = batch.rows
+        num_computed = batch.num_computed_tokens + batch.num_new_tokens
+        rows.num_computed[indices] = num_computed
+        # Whose last token is in the step gets another one, and may go on from it before it is known.
+        gets_token = rows.runs_ahead[indices] & (num_computed == rows.num_expected[indices])
+        rows.num_expected[indices] += gets_token
+        rows.has_drafts[indices] = False
 
     def _count_prompt_tokens(self, request: Request, num_new_tokens: int) -> None:
         num_left = request.num_prompt_tokens - request.num_computed_tokens
@@ -102,21 +164,6 @@ class Step:
             num_computed = min(num_left, num_new_tokens)
             request.num_prompt_tokens_computed += num_computed
             self.num_prompt_tokens += num_computed
-
-    def _add_cached(self, cached: CachedRequestData, request: Request, kv_cache_manager: KVCacheManager) -> None:
-        request_id = request.request_id
-        is_resumed = request_id in self.resumed
-        block_ids = (
-            kv_cache_manager.get_block_ids(request_id)
-            if is_resumed
-            else list(self.new_block_ids.get(request_id, _NO_BLOCK_IDS))
-        )
-        cached.req_ids.append(request_id)
-        cached.resumed_from_preemption.append(is_resumed)
-        cached.new_token_ids.append([])
-        cached.new_block_ids.append((block_ids,))
-        cached.num_computed_tokens.append(request.num_computed_tokens)
-        cached.num_output_tokens.append(len(request.output_token_ids))
 
     def _add_progress(self, request: Request, num_new_tokens: int, kv_cache_manager: KVCacheManager) -> None:
         self.producer_progress.append(
@@ -132,10 +179,16 @@ class Step:
 def _describe(request: Request, kv_cache_manager: KVCacheManager) -> NewRequestData:
     return NewRequestData(
         req_id=request.request_id,
+        row=request.row,
         prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=list(request.output_token_ids),
+        output_token_ids=request.output_token_ids,
         sampling_params=request.sampling_params,
         eos_token_ids=request.eos_token_ids,
         block_ids=(kv_cache_manager.get_block_ids(request.request_id),),
         num_computed_tokens=request.num_computed_tokens,
     )
+
+
+def _describe_resumed(request: Request, kv_cache_manager: KVCacheManager) -> ResumedRequestData:
+    block_ids = kv_cache_manager.get_block_ids(request.request_id)
+    return ResumedRequestData(request.request_id, request.row, request.num_tokens, (block_ids,))

@@ -12,8 +12,9 @@ def find_stop(request: Request) -> RequestStatus | None:
     EOS and stop tokens come before the length, so a last token that is both counts as a stop. Below min_tokens neither
     of them stops; the sampler should not have sampled them.
     """
-    output = request.output_token_ids
-    if output and output[-1] in request.stop_token_ids and len(output) >= request.sampling_params.min_tokens:
+    num_output_tokens = request.num_output_tokens
+    is_stop_token = num_output_tokens > 0 and request.all_token_ids[-1] in request.stop_token_ids
+    if is_stop_token and num_output_tokens >= request.sampling_params.min_tokens:
         return RequestStatus.FINISHED_STOPPED
     if len(request.all_token_ids) >= request.max_num_tokens:
         return RequestStatus.FINISHED_LENGTH_CAPPED

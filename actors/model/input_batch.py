@@ -5,7 +5,8 @@ A request is
     batched   it holds a row of the arrays: its tokens, its block table
     parked    it was preempted: its tokens are kept, its blocks are not
     forgotten it finished
-A row is bound to one request until that is parked or forgotten. Rows are never moved; a step picks those that it needs.
+A row is bound to one request until that is parked or forgotten; the scheduler says which. Rows are never moved; a step
+picks those that it needs.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.core.outputs import CachedRequestData, NewRequestData, SchedulerOutput
+from actors.core.outputs import NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
 from actors.core.sampling_params import SamplingParams
 from actors.model.attention.base import BatchShape
-from actors.model.sampling_batch import SamplingRow
+from actors.model.sampling_batch import SamplingBatch, SamplingRow, SamplingTable
 
 
 @dataclass(slots=True)
@@ -27,7 +28,6 @@ class CachedRequest:
     params: SamplingParams
     eos_token_ids: tuple[int, ...]
     num_prompt_tokens: int
-    num_tokens: int
     row: int | None = None
     parked_token_ids: np.ndarray | None = None
 
@@ -36,153 +36,134 @@ class CachedRequest:
 class StepInputs:
     """One step's batch in arrays.
 
-    req_ids:        in batch order
     token_ids, positions: [num_tokens] int64
-    sampled:        [num_sampled] int64, indices into req_ids of the requests whose last token is in this step
+    sampled:        [num_sampled] int64, which requests of the batch have their last token in this step
+    sampled_rows:   [num_sampled] int64, their rows
     logits_indices: [num_sampled] int64, where their last tokens are
     """
 
-    req_ids: list[str]
     token_ids: np.ndarray
     positions: np.ndarray
     shape: BatchShape
     sampled: np.ndarray
+    sampled_rows: np.ndarray
     logits_indices: np.ndarray
 
 
 class InputBatch:
-    """The persistent batch: rows of tokens and block tables, updated by differences."""
+    """The persistent batch: rows of tokens and block tables, updated by differences. The scheduler chooses the rows."""
 
     def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         self._requests: dict[str, CachedRequest] = {}
-        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._by_row: list[CachedRequest | None] = [None] * max_num_seqs
         self._token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self._block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
-        self._num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
-        self._num_computed = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_prompt = np.zeros(max_num_seqs, dtype=np.int64)
+        self._sampling = SamplingTable(max_num_seqs)
+        self._block_size = block_size
 
     def __len__(self) -> int:
         """Requests known, parked ones included."""
         return len(self._requests)
 
     def update(self, scheduler_output: SchedulerOutput) -> None:
-        """Take in one step's differences. Rows are freed before new requests need them."""
+        """Take in one step's differences. Rows are freed before others need them."""
         for req_id in scheduler_output.finished_req_ids:
             self._forget(req_id)
         for req_id in scheduler_output.preempted_req_ids:
             self._park(req_id)
-        self._update_cached(scheduler_output.scheduled_cached_reqs)
+        for resumed in scheduler_output.scheduled_resumed_reqs:
+            self._resume(resumed)
         for new in scheduler_output.scheduled_new_reqs:
             self._add(new)
+        batch = scheduler_output.batch
+        self._block_tables[batch.grown_rows, batch.grown_positions] = batch.grown_block_ids
 
-    def prepare(self, num_scheduled_tokens: dict[str, int]) -> StepInputs:
-        """The arrays of one step, its requests in the given order."""
-        req_ids = list(num_scheduled_tokens)
-        rows = np.array([self._row(req_id) for req_id in req_ids], dtype=np.int64)
-        query_lens = np.array(list(num_scheduled_tokens.values()), dtype=np.int64)
+    def prepare(self, batch: StepBatch) -> StepInputs:
+        """The arrays of one step."""
+        rows, query_lens, num_computed = batch.rows, batch.num_new_tokens, batch.num_computed_tokens
+        num_tokens = self._num_tokens[rows]
+        assert (num_tokens == self._num_prompt[rows] + batch.num_output_tokens).all(), (
+            "the scheduler says that a request has another number of output tokens"
+        )
         query_starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(query_lens)])
-        num_computed = self._num_computed[rows]
-        token_rows = np.repeat(rows, query_lens)
-        positions = np.arange(query_starts[-1]) + np.repeat(num_computed - query_starts[:-1], query_lens)
-        num_missing = self._num_tokens[rows] - (num_computed + query_lens)
+        seq_lens = num_computed + query_lens
+        if len(rows) == query_starts[-1]:
+            token_rows, positions = rows, num_computed
+        else:
+            token_rows = np.repeat(rows, query_lens)
+            positions = np.arange(query_starts[-1]) + np.repeat(num_computed - query_starts[:-1], query_lens)
+        num_missing = num_tokens - seq_lens
         assert (num_missing >= 0).all(), "more tokens were scheduled than the requests have"
         sampled = np.flatnonzero(num_missing == 0)
-        used_blocks = int(self._num_blocks[rows].max())
+        num_blocks = -(-int(seq_lens.max()) // self._block_size)
         return StepInputs(
-            req_ids=req_ids,
             token_ids=self._token_ids[token_rows, positions].astype(np.int64),
             positions=positions,
-            shape=BatchShape(query_starts, num_computed, self._block_tables[rows, :used_blocks].astype(np.int64)),
+            shape=BatchShape(query_starts, num_computed, self._block_tables[rows, :num_blocks].astype(np.int64)),
             sampled=sampled,
+            sampled_rows=rows[sampled],
             logits_indices=query_starts[sampled + 1] - 1,
         )
 
-    def sampling_row(self, req_id: str) -> SamplingRow:
-        """What the sampler needs of a request."""
-        request, row = self._requests[req_id], self._row(req_id)
-        tokens = self._token_ids[row]
+    def sampling_batch(self, rows: np.ndarray) -> SamplingBatch:
+        """What the sampler needs of these rows."""
+        num_output_tokens = self._num_tokens[rows] - self._num_prompt[rows]
+        return SamplingBatch(self._sampling, rows, num_output_tokens, lambda index: self.sampling_row(int(rows[index])))
+
+    def sampling_row(self, row: int) -> SamplingRow:
+        """What the sampler needs of a row that it has to look at."""
+        request = self._by_row[row]
+        assert request is not None, "a row is sampled that no request has"
+        tokens, num_prompt = self._token_ids[row], request.num_prompt_tokens
         return SamplingRow(
             params=request.params,
-            prompt_token_ids=tokens[: request.num_prompt_tokens],
-            output_token_ids=tokens[request.num_prompt_tokens : request.num_tokens],
+            prompt_token_ids=tokens[:num_prompt],
+            output_token_ids=tokens[num_prompt : self._num_tokens[row]],
             eos_token_ids=request.eos_token_ids,
         )
 
-    def append(self, req_id: str, token_id: int) -> None:
-        """Add a sampled token. A request at max_model_len takes none: the scheduler ends it with this token."""
-        request, row = self._requests[req_id], self._row(req_id)
-        if request.num_tokens < self._token_ids.shape[1]:
-            self._token_ids[row, request.num_tokens] = token_id
-            self._set_num_tokens(request, row, request.num_tokens + 1)
+    def append(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        """Add a sampled token to each row. One at max_model_len takes none: the scheduler ends it with this token."""
+        has_room = self._num_tokens[rows] < self._token_ids.shape[1]
+        rows = rows[has_room]
+        self._token_ids[rows, self._num_tokens[rows]] = token_ids[has_room]
+        self._num_tokens[rows] += 1
 
     def _add(self, new: NewRequestData) -> None:
         self._forget(new.req_id)
-        tokens = np.array(new.prompt_token_ids + new.output_token_ids, dtype=np.int32)
-        request = CachedRequest(
-            params=new.sampling_params,
-            eos_token_ids=new.eos_token_ids,
-            num_prompt_tokens=len(new.prompt_token_ids),
-            num_tokens=len(tokens),
-            parked_token_ids=tokens,
-        )
+        request = CachedRequest(new.sampling_params, new.eos_token_ids, len(new.prompt_token_ids))
         self._requests[new.req_id] = request
-        row = self._unpark(request)
-        self._set_blocks(row, new.block_ids[0])
-        self._num_computed[row] = new.num_computed_tokens
+        tokens = np.array(new.prompt_token_ids + new.output_token_ids, dtype=np.int32)
+        self._enter(request, new.row, tokens, new.block_ids[0])
 
-    def _update_cached(self, cached: CachedRequestData) -> None:
-        for index, req_id in enumerate(cached.req_ids):
-            request = self._requests[req_id]
-            row = self._unpark(request)
-            if cached.resumed_from_preemption[index]:
-                self._num_blocks[row] = 0
-            self._append_blocks(row, cached.new_block_ids[index][0])
-            for token_id in cached.new_token_ids[index] if cached.new_token_ids else ():
-                self.append(req_id, token_id)
-            known = request.num_tokens - request.num_prompt_tokens
-            assert known == cached.num_output_tokens[index], (
-                f"{req_id}: {known} output tokens, scheduler says otherwise"
-            )
-            self._num_computed[row] = cached.num_computed_tokens[index]
+    def _resume(self, resumed: ResumedRequestData) -> None:
+        request = self._requests[resumed.req_id]
+        tokens = request.parked_token_ids
+        assert tokens is not None, f"{resumed.req_id} is resumed, but was not preempted"
+        assert len(tokens) >= resumed.num_tokens, f"{resumed.req_id} has more tokens than the worker knows"
+        request.parked_token_ids = None
+        self._enter(request, resumed.row, tokens[: resumed.num_tokens], resumed.block_ids[0])
+
+    def _enter(self, request: CachedRequest, row: int, tokens: np.ndarray, block_ids: list[int]) -> None:
+        assert self._by_row[row] is None, f"row {row} is given away twice"
+        self._by_row[row] = request
+        request.row = row
+        self._token_ids[row, : len(tokens)] = tokens
+        self._num_tokens[row] = len(tokens)
+        self._num_prompt[row] = request.num_prompt_tokens
+        self._block_tables[row, : len(block_ids)] = block_ids
+        self._sampling.set(row, request.params)
 
     def _forget(self, req_id: str) -> None:
         request = self._requests.pop(req_id, None)
         if request is not None and request.row is not None:
-            self._free_rows.append(request.row)
+            self._by_row[request.row] = None
 
     def _park(self, req_id: str) -> None:
         request = self._requests.get(req_id)
         if request is not None and request.row is not None:
-            request.parked_token_ids = self._token_ids[request.row, : request.num_tokens].copy()
-            self._free_rows.append(request.row)
+            request.parked_token_ids = self._token_ids[request.row, : self._num_tokens[request.row]].copy()
+            self._by_row[request.row] = None
             request.row = None
-
-    def _unpark(self, request: CachedRequest) -> int:
-        """The request's row; takes a free one if it has none."""
-        if request.row is None:
-            assert request.parked_token_ids is not None
-            request.row = self._free_rows.pop()
-            self._token_ids[request.row, : request.num_tokens] = request.parked_token_ids
-            request.parked_token_ids = None
-            self._num_blocks[request.row] = 0
-            self._set_num_tokens(request, request.row, request.num_tokens)
-        return request.row
-
-    def _row(self, req_id: str) -> int:
-        row = self._requests[req_id].row
-        assert row is not None, f"{req_id} was preempted and not resumed"
-        return row
-
-    def _set_num_tokens(self, request: CachedRequest, row: int, num_tokens: int) -> None:
-        request.num_tokens = num_tokens
-        self._num_tokens[row] = num_tokens
-
-    def _set_blocks(self, row: int, block_ids: list[int]) -> None:
-        self._num_blocks[row] = 0
-        self._append_blocks(row, block_ids)
-
-    def _append_blocks(self, row: int, block_ids: list[int]) -> None:
-        start = int(self._num_blocks[row])
-        self._block_tables[row, start : start + len(block_ids)] = block_ids
-        self._num_blocks[row] = start + len(block_ids)

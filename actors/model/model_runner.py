@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
+from actors.core.outputs import NO_TOKEN, ModelRunnerOutput, SchedulerOutput
 from actors.core.sampling_params import SamplingParams
 from actors.model.attention.base import BatchShape
 from actors.model.attention.probe import GeometryProbe
 from actors.model.attention.torch_backend import TorchAttention
-from actors.model.input_batch import InputBatch, StepInputs
+from actors.model.input_batch import InputBatch
 from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks, make_layout
 from actors.model.loader import LoadedModel, load_model
 from actors.model.memory import free_memory_bytes, peak_memory_bytes
@@ -104,16 +104,17 @@ class ModelRunner:
         batch = self._input_batch
         batch.update(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens == 0:
-            return ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
-        inputs = batch.prepare(scheduler_output.num_scheduled_tokens)
+            return ModelRunnerOutput([], [])
+        req_ids = scheduler_output.batch.req_ids
+        inputs = batch.prepare(scheduler_output.batch)
         logits = self._forward(inputs.token_ids, inputs.positions, inputs.shape, inputs.logits_indices)
-        sampled_req_ids = [inputs.req_ids[index] for index in inputs.sampled.tolist()]
-        if not sampled_req_ids:
-            return _collect(inputs, sampled_req_ids, None)
-        sampled = sample(logits, SamplingBatch([batch.sampling_row(req_id) for req_id in sampled_req_ids]))
-        for req_id, token_id in zip(sampled_req_ids, sampled.token_ids, strict=True):
-            batch.append(req_id, token_id)
-        return _collect(inputs, sampled_req_ids, sampled)
+        token_ids = np.full((len(req_ids), 1), NO_TOKEN, dtype=np.int64)
+        if not len(inputs.sampled):
+            return ModelRunnerOutput(req_ids, token_ids)
+        sampled = sample(logits, batch.sampling_batch(inputs.sampled_rows))
+        token_ids[inputs.sampled, 0] = sampled.token_ids
+        batch.append(inputs.sampled_rows, token_ids[inputs.sampled, 0])
+        return _collect(req_ids, token_ids, inputs.sampled, sampled)
 
     @property
     def kv_cache(self) -> Tensor:
@@ -193,18 +194,15 @@ class ModelRunner:
         )
         no_tokens = np.zeros(0, dtype=np.int64)
         row = SamplingRow(SamplingParams(), no_tokens, no_tokens, loaded.eos_token_ids)
-        sample(logits, SamplingBatch([row] * num_rows))
+        sample(logits, SamplingBatch.of_rows([row] * num_rows))
 
 
-def _collect(inputs: StepInputs, sampled_req_ids: list[str], sampled: SamplerOutput | None) -> ModelRunnerOutput:
-    """Spread the sampled rows over the step's requests."""
-    output = ModelRunnerOutput(req_ids=inputs.req_ids, sampled_token_ids=[[] for _ in inputs.req_ids])
-    if sampled is None:
-        return output
-    for row, (index, req_id) in enumerate(zip(inputs.sampled.tolist(), sampled_req_ids, strict=True)):
-        output.sampled_token_ids[index].append(sampled.token_ids[row])
-        if (logprobs := sampled.logprobs[row]) is not None:
-            output.logprobs[req_id] = [logprobs]
-        if sampled.num_nans[row]:
-            output.num_nans_in_logits[req_id] = sampled.num_nans[row]
-    return output
+def _collect(
+    req_ids: list[str], token_ids: np.ndarray, sampled: np.ndarray, output: SamplerOutput
+) -> ModelRunnerOutput:
+    """Name the requests of what was sampled. sampled: which of them were."""
+    logprobs = {
+        req_ids[index]: [entry] for index, entry in zip(sampled.tolist(), output.logprobs, strict=True) if entry
+    }
+    num_nans = {req_ids[index]: count for index, count in zip(sampled.tolist(), output.num_nans, strict=True) if count}
+    return ModelRunnerOutput(req_ids, token_ids, logprobs=logprobs, num_nans_in_logits=num_nans)

@@ -19,7 +19,7 @@ from actors.core.outputs import TokenLogprobs
 from actors.model.filters import filter_logits
 from actors.model.penalties import change_logits
 from actors.model.philox import uniforms
-from actors.model.sampling_batch import SamplingBatch
+from actors.model.sampling_batch import NO_LOGPROBS, SamplingBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def _sample_rows(raw: Tensor, greedy: Tensor, batch: SamplingBatch) -> Tensor:
     logits = raw[torch.from_numpy(involved).to(raw.device)]
     for index, row in enumerate(involved.tolist()):
         if batch.has_changes[row]:
-            change_logits(logits[index], batch.rows[row])
+            change_logits(logits[index], batch.row_of(row))
     token_ids = logits.argmax(dim=-1)
     is_random = torch.from_numpy(batch.is_random[involved]).to(raw.device)
     if batch.is_random.any():
@@ -69,7 +69,7 @@ def _draw_rows(logits: Tensor, batch: SamplingBatch) -> Tensor:
     logits -= logits.amax(dim=-1, keepdim=True)
     logits /= torch.from_numpy(batch.temperature[rows]).to(logits)[:, None].clamp_min(torch.finfo(logits.dtype).tiny)
     for index, row in enumerate(rows.tolist()):
-        params = batch.rows[row].params
+        params = batch.row_of(row).params
         filter_logits(logits[index], top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
     seeds, positions = batch.seeds_and_positions()
     return _draw(logits, torch.from_numpy(uniforms(seeds[rows], positions[rows])).to(logits.device))
@@ -86,10 +86,10 @@ def _draw(logits: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _take_logprobs(raw: Tensor, chosen: list[int], batch: SamplingBatch) -> list[TokenLogprobs | None]:
-    return [
-        None if num_top is None else _logprobs_of_row(raw[index], chosen[index], num_top)
-        for index, num_top in enumerate(batch.num_logprobs)
-    ]
+    logprobs: list[TokenLogprobs | None] = [None] * len(chosen)
+    for index in np.flatnonzero(batch.num_logprobs != NO_LOGPROBS).tolist():
+        logprobs[index] = _logprobs_of_row(raw[index], chosen[index], int(batch.num_logprobs[index]))
+    return logprobs
 
 
 def _logprobs_of_row(raw: Tensor, token_id: int, num_top: int) -> TokenLogprobs:

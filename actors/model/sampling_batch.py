@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from actors.core.sampling_params import SamplingParams
 
+NO_LOGPROBS: Final = -1
 _SEED_MASK = (1 << 64) - 1
 
 
@@ -32,27 +35,58 @@ class SamplingRow:
         return [*self.eos_token_ids, *self.params.stop_token_ids]
 
 
+class SamplingTable:
+    """The sampling parameters of the persistent batch's rows, [max_num_seqs] each: set once, read in every step."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.temperature = np.zeros(max_num_seqs)
+        self.seed = np.zeros(max_num_seqs, dtype=np.uint64)
+        self.min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int64)
+        self.changes_logits = np.zeros(max_num_seqs, dtype=bool)
+
+    def set(self, row: int, params: SamplingParams) -> None:
+        """Take in a request's parameters."""
+        self.temperature[row] = params.temperature
+        self.seed[row] = params.seed & _SEED_MASK
+        self.min_tokens[row] = params.min_tokens
+        self.num_logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
+        self.changes_logits[row] = bool(params.logit_bias) or params.has_penalties
+
+
 class SamplingBatch:
     """The rows of one step and, as arrays, what the sampler computes with.
 
     is_plain: every row is greedy and nothing touches its logits, so an argmax is all
+    num_logprobs: per row, NO_LOGPROBS where none are wanted
     """
 
-    def __init__(self, rows: list[SamplingRow]) -> None:
-        self.rows = rows
-        parameters = [row.params for row in rows]
-        self.temperature = np.array([params.temperature for params in parameters])
+    def __init__(
+        self,
+        table: SamplingTable,
+        rows: np.ndarray,
+        num_output_tokens: np.ndarray,
+        row_of: Callable[[int], SamplingRow],
+    ) -> None:
+        """rows, num_output_tokens: [n]; row_of: makes the n-th row, for those that need a look."""
+        self.row_of = row_of
+        self.temperature = table.temperature[rows]
         self.is_random = self.temperature > 0.0
-        self.has_changes = np.array([_changes_logits(row) for row in rows], dtype=bool)
-        self.num_logprobs = [params.logprobs for params in parameters]
+        self.has_changes = table.changes_logits[rows] | (num_output_tokens < table.min_tokens[rows])
+        self.num_logprobs = table.num_logprobs[rows]
         self.is_plain = not (self.is_random.any() or self.has_changes.any())
+        self._seeds = table.seed[rows]
+        self._num_output_tokens = num_output_tokens
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[SamplingRow]) -> SamplingBatch:
+        """Make a batch of rows that stand in no table."""
+        table = SamplingTable(len(rows))
+        for index, row in enumerate(rows):
+            table.set(index, row.params)
+        num_output_tokens = np.array([len(row.output_token_ids) for row in rows], dtype=np.int64)
+        return cls(table, np.arange(len(rows)), num_output_tokens, rows.__getitem__)
 
     def seeds_and_positions(self) -> tuple[np.ndarray, np.ndarray]:
         """What decides each row's uniform number, both [n] uint64."""
-        seeds = np.array([row.params.seed & _SEED_MASK for row in self.rows], dtype=np.uint64)
-        positions = np.array([len(row.output_token_ids) for row in self.rows], dtype=np.uint64)
-        return seeds, positions
-
-
-def _changes_logits(row: SamplingRow) -> bool:
-    return bool(row.params.logit_bias or row.params.has_penalties or row.suppressed_token_ids)
+        return self._seeds, self._num_output_tokens.astype(np.uint64)

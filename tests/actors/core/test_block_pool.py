@@ -84,14 +84,14 @@ def test_a_second_block_of_the_same_content_stays_without_a_name() -> None:
     pool.check_integrity()
 
 
-def test_a_reset_is_refused_while_a_block_is_held() -> None:
+def test_a_reset_forgets_the_names_of_held_and_of_free_blocks() -> None:
     pool = BlockPool(2)
-    blocks = pool.get_free_blocks(1)
-    pool.cache_full_blocks(blocks, [name(0)])
-    assert not pool.reset()
-    pool.free(blocks)
-    assert pool.reset()
-    assert pool.num_cached_blocks == 0
+    held, freed = pool.get_free_blocks(2)
+    pool.cache_full_blocks([held, freed], [name(0), name(1)])
+    pool.free([freed])
+    pool.reset()
+    assert (pool.num_cached_blocks, pool.num_free_blocks) == (0, 1)
+    pool.free([held])
     pool.check_integrity()
 
 

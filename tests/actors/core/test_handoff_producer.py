@@ -201,7 +201,7 @@ def test_a_producer_is_never_preempted(policy: str) -> None:
     for _ in range(6):
         driver.step()
     assert driver.scheduler.make_stats().num_preemptions == 1
-    assert list(driver.scheduler.running) == ["p"]
+    assert list(driver.scheduler.running.by_id) == ["p"]
     assert [request.request_id for request in driver.scheduler.waiting] == ["a"]
 
 

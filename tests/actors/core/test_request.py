@@ -17,12 +17,12 @@ def test_a_request_counts_its_prompt_and_the_tokens_that_it_came_with() -> None:
     assert request.all_token_ids == [1, 2, 3, 4, 5]
 
 
-def test_appended_tokens_get_their_block_hashes_as_blocks_fill() -> None:
+def test_appended_tokens_get_their_block_hashes_when_these_are_needed() -> None:
     request = make_request("a", range(7))
     assert len(request.block_hashes) == 1
     request.append_output_token_ids(7)
-    assert len(request.block_hashes) == 2
     request.append_output_token_ids([8, 9, 10, 11, 12])
+    request.extend_block_hashes()
     assert request.block_hashes == make_request("b", range(13)).block_hashes
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from actors.config import SchedulerConfig
 from actors.core.request import RequestStatus
+from actors.core.running_rows import RunningRows
 from actors.core.step import Step
-from tests.actors.core.builders import make_request, make_scheduler
+from tests.actors.core.builders import BLOCK_SIZE, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, reference_tokens
 
 
@@ -62,7 +64,7 @@ def test_priority_preempts_the_least_urgent_and_refunds_what_it_had_in_this_step
     driver.step()
     driver.scheduler.add_request(make_request("high", range(21, 28), max_tokens=6, priority=0, ignore_eos=True))
     driver.step()
-    assert list(driver.scheduler.running) == ["low", "high"]
+    assert list(driver.scheduler.running.by_id) == ["low", "high"]
     driver.step()
     # low comes first in the batch and was scheduled before high needed its third block.
     assert driver.scheduled() == {"low": 1, "high": 1}
@@ -75,16 +77,21 @@ def test_priority_preempts_the_least_urgent_and_refunds_what_it_had_in_this_step
 
 
 def test_a_victim_that_was_scheduled_in_this_step_gives_everything_back() -> None:
+    rows = RunningRows(4, BLOCK_SIZE)
+    victim, steady = make_request("a", 4), make_request("b", 4)
+    for request in (victim, steady):
+        request.num_computed_tokens = 3
+        rows.add(request, num_slots=4, runs_ahead=True)
     step = Step(SchedulerConfig(), token_budget=10, now_s=0.0)
-    victim = make_request("a", 4)
-    victim.num_computed_tokens = 3
+    step.take_steady(np.array([steady.row]))
     victim.spec_token_ids = [7, 8]
-    step.new_block_ids["a"] = [1]
+    step.new_block_ids[victim.row] = [1]
     step.take(victim, 3)
-    assert (step.token_budget, step.spec_token_ids) == (7, {"a": [7, 8]})
+    assert (step.token_budget, step.spec_token_ids) == (6, {"a": [7, 8]})
     step.refund(victim)
-    step.refund(make_request("never scheduled"))
+    step.refund(steady)
     assert (step.token_budget, step.num_scheduled_tokens, step.new_block_ids, step.spec_token_ids) == (10, {}, {}, {})
+    assert step.is_empty
 
 
 def test_a_step_that_preempted_admits_nobody() -> None:

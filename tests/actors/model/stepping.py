@@ -6,8 +6,16 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.core.outputs import CachedRequestData, ModelRunnerOutput, NewRequestData, SchedulerOutput
+from actors.core.outputs import (
+    ModelRunnerOutput,
+    NewRequestData,
+    ResumedRequestData,
+    SchedulerOutput,
+    StepBatch,
+)
 from actors.core.sampling_params import SamplingParams
 from actors.model.model_runner import ModelRunner
 
@@ -38,6 +46,7 @@ class Sequence:
     num_computed: int = 0
     blocks: list[int] = field(default_factory=list)
     num_sent_blocks: int = 0
+    row: int = -1
     is_known: bool = False
     is_preempted: bool = False
 
@@ -54,6 +63,7 @@ class Stepper:
         self.sequences: dict[str, Sequence] = {}
         self.outputs: list[ModelRunnerOutput] = []
         self._free = list(range(runner.layout.num_blocks))
+        self._rows = list(range(16))
         random.Random(seed).shuffle(self._free)
         self._finished: set[str] = set()
         self._preempted: set[str] = set()
@@ -64,6 +74,8 @@ class Stepper:
     def finish(self, req_id: str) -> list[int]:
         sequence = self.sequences.pop(req_id)
         self._free.extend(sequence.blocks)
+        if sequence.row >= 0:
+            self._rows.insert(0, sequence.row)
         self._finished.add(req_id)
         return sequence.output
 
@@ -71,19 +83,29 @@ class Stepper:
         sequence = self.sequences[req_id]
         self._free.extend(sequence.blocks)
         sequence.blocks, sequence.num_sent_blocks, sequence.num_computed = [], 0, 0
+        self._rows.insert(0, sequence.row)
+        sequence.row = -1
         sequence.is_preempted = True
         self._preempted.add(req_id)
 
     def step(self, num_tokens: dict[str, int]) -> ModelRunnerOutput:
         """Compute so many tokens of these sequences, in this order."""
         new: list[NewRequestData] = []
-        cached = CachedRequestData()
+        resumed: list[ResumedRequestData] = []
+        grown: list[tuple[int, int, int]] = []
         for req_id, count in num_tokens.items():
             sequence = self.sequences[req_id]
             self.allocate(sequence, sequence.num_computed + count)
-            self._describe(req_id, sequence, new, cached)
+            self._describe(req_id, sequence, new, resumed, grown)
         output = self.runner.execute_model(
-            SchedulerOutput(new, cached, num_tokens, sum(num_tokens.values()), self._finished, self._preempted)
+            SchedulerOutput(
+                batch=self._batch(num_tokens, grown),
+                scheduled_new_reqs=new,
+                scheduled_resumed_reqs=resumed,
+                total_num_scheduled_tokens=sum(num_tokens.values()),
+                finished_req_ids=self._finished,
+                preempted_req_ids=self._preempted,
+            )
         )
         self._finished, self._preempted = set(), set()
         for req_id, sampled in zip(output.req_ids, output.sampled_token_ids, strict=True):
@@ -106,27 +128,49 @@ class Stepper:
         while len(sequence.blocks) * self.runner.layout.block_size < num_tokens:
             sequence.blocks.append(self._free.pop(0))
 
-    def _describe(self, req_id: str, sequence: Sequence, new: list[NewRequestData], cached: CachedRequestData) -> None:
-        blocks = sequence.blocks[sequence.num_sent_blocks :]
-        sequence.num_sent_blocks = len(sequence.blocks)
+    def _batch(self, num_tokens: dict[str, int], grown: list[tuple[int, int, int]]) -> StepBatch:
+        sequences = [self.sequences[req_id] for req_id in num_tokens]
+        columns = np.array(grown, dtype=np.int64).reshape(-1, 3).T
+        return StepBatch(
+            req_ids=list(num_tokens),
+            rows=np.array([sequence.row for sequence in sequences], dtype=np.int64),
+            epochs=np.ones(len(sequences), dtype=np.int64),
+            num_plain=0,
+            num_new_tokens=np.array(list(num_tokens.values()), dtype=np.int64),
+            num_computed_tokens=np.array([sequence.num_computed for sequence in sequences], dtype=np.int64),
+            num_output_tokens=np.array([len(sequence.output) for sequence in sequences], dtype=np.int64),
+            grown_rows=columns[0],
+            grown_positions=columns[1],
+            grown_block_ids=columns[2],
+        )
+
+    def _describe(
+        self,
+        req_id: str,
+        sequence: Sequence,
+        new: list[NewRequestData],
+        resumed: list[ResumedRequestData],
+        grown: list[tuple[int, int, int]],
+    ) -> None:
+        first, sequence.num_sent_blocks = sequence.num_sent_blocks, len(sequence.blocks)
+        if sequence.row < 0:
+            sequence.row = self._rows.pop(0)
         if not sequence.is_known:
             sequence.is_known = True
             new.append(
                 NewRequestData(
                     req_id=req_id,
+                    row=sequence.row,
                     prompt_token_ids=sequence.prompt,
                     output_token_ids=list(sequence.output),
                     sampling_params=sequence.params,
                     eos_token_ids=self.runner.eos_token_ids,
-                    block_ids=(blocks,),
+                    block_ids=(list(sequence.blocks),),
                     num_computed_tokens=sequence.num_computed,
                 )
             )
-            return
-        cached.req_ids.append(req_id)
-        cached.resumed_from_preemption.append(sequence.is_preempted)
-        cached.new_token_ids.append([])
-        cached.new_block_ids.append((blocks,))
-        cached.num_computed_tokens.append(sequence.num_computed)
-        cached.num_output_tokens.append(len(sequence.output))
-        sequence.is_preempted = False
+        elif sequence.is_preempted:
+            resumed.append(ResumedRequestData(req_id, sequence.row, sequence.num_tokens, (list(sequence.blocks),)))
+            sequence.is_preempted = False
+        else:
+            grown += [(sequence.row, index, sequence.blocks[index]) for index in range(first, len(sequence.blocks))]

@@ -38,14 +38,14 @@ def logits_of(*shape: int, seed: int = 0) -> Tensor:
 def draws(logits: Tensor, params: SamplingParams, count: int) -> list[int]:
     """One token from each of count positions."""
     rows = [row(params, output=[1] * position) for position in range(count)]
-    return sample(logits.expand(count, -1), SamplingBatch(rows)).token_ids
+    return sample(logits.expand(count, -1), SamplingBatch.of_rows(rows)).token_ids
 
 
 def test_greedy_takes_the_most_likely_token_and_leaves_the_logits_alone() -> None:
     logits = logits_of(3, VOCAB_SIZE)
     before = logits.clone()
 
-    output = sample(logits, SamplingBatch([row(GREEDY)] * 3))
+    output = sample(logits, SamplingBatch.of_rows([row(GREEDY)] * 3))
 
     assert output.token_ids == logits.argmax(dim=-1).tolist()
     assert output.logprobs == [None, None, None]
@@ -84,10 +84,10 @@ def test_a_row_is_sampled_alike_whatever_the_batch() -> None:
     ]
     rows = [row(params, prompt=[1, 2], output=[3, 3]) for params in parameters]
 
-    together = sample(logits, SamplingBatch(rows))
-    backwards = sample(logits.flip(0), SamplingBatch(rows[::-1]))
+    together = sample(logits, SamplingBatch.of_rows(rows))
+    backwards = sample(logits.flip(0), SamplingBatch.of_rows(rows[::-1]))
 
-    alone = [sample(logits[i : i + 1], SamplingBatch(rows[i : i + 1])) for i in range(len(rows))]
+    alone = [sample(logits[i : i + 1], SamplingBatch.of_rows(rows[i : i + 1])) for i in range(len(rows))]
     assert together.token_ids == backwards.token_ids[::-1] == [output.token_ids[0] for output in alone]
     assert together.logprobs == backwards.logprobs[::-1] == [output.logprobs[0] for output in alone]
 
@@ -102,7 +102,7 @@ def test_a_stop_token_outside_the_vocabulary_disturbs_nobody() -> None:
     logits = logits_of(1, VOCAB_SIZE)
     params = SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=(VOCAB_SIZE + 5,), ignore_eos=True)
 
-    assert sample(logits, SamplingBatch([row(params)])).token_ids == [int(logits[0, 1:].argmax()) + 1]
+    assert sample(logits, SamplingBatch.of_rows([row(params)])).token_ids == [int(logits[0, 1:].argmax()) + 1]
 
 
 def test_the_seed_decides() -> None:
@@ -203,7 +203,7 @@ def test_neither_eos_nor_stop_tokens_come_before_min_tokens() -> None:
     params = SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=(8,))
 
     tokens = [
-        sample(logits[None], SamplingBatch([row(params, output=[1] * num_output)])).token_ids[0]
+        sample(logits[None], SamplingBatch.of_rows([row(params, output=[1] * num_output)])).token_ids[0]
         for num_output in range(4)
     ]
 
@@ -215,7 +215,7 @@ def test_logprobs_come_from_the_raw_logits() -> None:
     expected = torch.log_softmax(logits, dim=-1)
     params = SamplingParams(temperature=0.0, logit_bias={17: 100.0}, logprobs=3)
 
-    output = sample(logits, SamplingBatch([row(params), row(SamplingParams(temperature=0.0, logprobs=0))]))
+    output = sample(logits, SamplingBatch.of_rows([row(params), row(SamplingParams(temperature=0.0, logprobs=0))]))
 
     biased, plain = output.logprobs
     assert biased is not None
@@ -231,4 +231,8 @@ def test_nans_are_counted_by_row() -> None:
     logits = logits_of(3, VOCAB_SIZE)
     logits[1, 4:6] = float("nan")
 
-    assert sample(logits, SamplingBatch([row(GREEDY), row(SamplingParams()), row(GREEDY)])).num_nans == [0, 2, 0]
+    assert sample(logits, SamplingBatch.of_rows([row(GREEDY), row(SamplingParams()), row(GREEDY)])).num_nans == [
+        0,
+        2,
+        0,
+    ]

@@ -1,0 +1,180 @@
+"""What a step computed, taken in: tokens appended, full blocks named, complete requests ended, clients told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from actors.core.kv_cache_manager import KVCacheManager
+from actors.core.outbox import Outbox
+from actors.core.outputs import NO_TOKEN, ModelRunnerOutput, StepBatch, TokenLogprobs
+from actors.core.request import Request
+from actors.core.running_rows import RunningRows
+from actors.core.stats import SchedulerStats, SpecDecodingStats
+from actors.core.status import RequestStatus
+from actors.core.stop import find_stop
+from actors.errors import IntegrityError
+from kv_transfer.connector import ProducerEnd
+from kv_transfer.params import TransferRole
+
+
+class Finish(Protocol):
+    """Ends a request, wherever it is."""
+
+    def __call__(
+        self,
+        request: Request,
+        status: RequestStatus,
+        now_s: float,
+        end: ProducerEnd = ...,
+        first_token_id: int | None = ...,
+    ) -> None:
+        """end, first_token_id: of a producer."""
+
+
+class Intake:
+    """Requests that ended, or were preempted, since the step was scheduled get nothing of it."""
+
+    def __init__(
+        self, rows: RunningRows, kv_cache_manager: KVCacheManager, outbox: Outbox, stats: SchedulerStats, finish: Finish
+    ) -> None:
+        self._rows = rows
+        self._kv = kv_cache_manager
+        self._outbox = outbox
+        self._stats = stats
+        self._finish = finish
+
+    def take_in(
+        self,
+        batch: StepBatch,
+        drafts: Mapping[str, list[int]],
+        model_output: ModelRunnerOutput,
+        now_s: float,
+    ) -> None:
+        """Take in a step. drafts: those that it verified, by request id."""
+        token_ids = model_output.token_ids_of(batch.req_ids)
+        self._take_plain(batch, token_ids, now_s)
+        for index in range(batch.num_plain, len(batch)):
+            if self._rows.epochs[batch.rows[index]] == batch.epochs[index]:
+                tokens = [token_id for token_id in token_ids[index].tolist() if token_id != NO_TOKEN]
+                self._take_one(batch, index, tokens, drafts, model_output, now_s)
+
+    def _take_plain(self, batch: StepBatch, token_ids: np.ndarray, now_s: float) -> None:
+        """Take in all that decoded one token, together."""
+        rows, num_plain = self._rows, batch.num_plain
+        live = np.flatnonzero(rows.epochs[batch.rows[:num_plain]] == batch.epochs[:num_plain])
+        if not len(live):
+            return
+        indices, tokens = batch.rows[live], token_ids[live, 0]
+        if (tokens == NO_TOKEN).any():
+            raise IntegrityError("a request decoded in this step, and no token was sampled for it")
+        num_computed = batch.num_computed_tokens[live] + 1
+        num_tokens = num_computed + 1
+        for all_token_ids, token_id in zip(rows.token_lists[indices].tolist(), tokens.tolist(), strict=True):
+            all_token_ids.append(token_id)
+        rows.num_expected[indices] = np.maximum(rows.num_expected[indices], num_tokens)
+        self._stats.num_output_tokens += len(indices)
+        for index in np.flatnonzero(num_computed % self._kv.block_size == 0).tolist():
+            # The step has filled a block, and is over now: its KV can be shared.
+            self._kv.cache_blocks(rows.requests[indices[index]], int(num_computed[index]))
+        goes_on = self._end_stopped(indices, tokens, num_tokens, now_s)
+        positions = num_tokens - 1 - rows.num_prompt[indices]
+        indices = indices[goes_on]
+        if len(indices):
+            self._outbox.add_decoded(
+                rows.client_index[indices],
+                rows.req_ids[indices],
+                rows.attempt[indices],
+                np.stack([positions, tokens])[:, goes_on],
+            )
+
+    def _end_stopped(self, indices: np.ndarray, tokens: np.ndarray, num_tokens: np.ndarray, now_s: float) -> np.ndarray:
+        """End the requests that their token completes; returns a mask of those that go on."""
+        rows = self._rows
+        may_stop = (tokens[:, None] == rows.stop_token_ids[indices]).any(axis=1)
+        may_stop |= num_tokens >= rows.max_num_tokens[indices]
+        goes_on = np.ones(len(indices), dtype=bool)
+        for index in np.flatnonzero(may_stop).tolist():
+            request: Request = rows.requests[indices[index]]
+            if (stop := find_stop(request)) is not None:
+                goes_on[index] = False
+                self._finish(request, stop, now_s, ProducerEnd.FINISHED_HERE)
+                self._outbox.add_end(request, now_s, new_token_ids=[int(tokens[index])])
+        return goes_on
+
+    def _take_one(
+        self,
+        batch: StepBatch,
+        index: int,
+        token_ids: list[int],
+        drafts: Mapping[str, list[int]],
+        model_output: ModelRunnerOutput,
+        now_s: float,
+    ) -> None:
+        """Take in a request whose prompt was computed, or that needs a look for another reason."""
+        rows, row = self._rows, int(batch.rows[index])
+        request: Request = rows.requests[row]
+        num_new_tokens = int(batch.num_new_tokens[index])
+        num_computed_tokens = int(batch.num_computed_tokens[index]) + num_new_tokens
+        if token_ids and (drafted := drafts.get(request.request_id)):
+            # The KV of each draft that was not accepted is computed over.
+            num_rejected = len(drafted) - (len(token_ids) - 1)
+            num_computed_tokens -= num_rejected
+            rows.num_computed[row] -= num_rejected
+            self._count_drafts(len(drafted), len(token_ids) - 1)
+        num_earlier_tokens = request.num_output_tokens
+        stop = _append_until_stop(request, token_ids)
+        rows.num_expected[row] = max(int(rows.num_expected[row]), request.num_tokens)
+        if num_computed_tokens % self._kv.block_size < num_new_tokens:
+            self._kv.cache_blocks(request, num_computed_tokens)
+        if token_ids:
+            logprobs = model_output.logprobs.get(request.request_id)
+            self._report_tokens(request, num_earlier_tokens, stop, logprobs, now_s)
+
+    def _count_drafts(self, num_drafted: int, num_accepted: int) -> None:
+        stats = self._stats.spec_decoding_stats
+        if stats is None:
+            stats = self._stats.spec_decoding_stats = SpecDecodingStats(num_drafted)
+        stats.num_drafts += 1
+        stats.num_draft_tokens += num_drafted
+        stats.num_accepted_tokens += num_accepted
+        positions = stats.num_accepted_tokens_per_pos
+        positions += [0] * (num_drafted - len(positions))
+        for position in range(num_accepted):
+            positions[position] += 1
+
+    def _report_tokens(
+        self,
+        request: Request,
+        num_earlier_tokens: int,
+        stop: RequestStatus | None,
+        logprobs: list[TokenLogprobs] | None,
+        now_s: float,
+    ) -> None:
+        """Tell of a request's new tokens, and end it if they complete it or it is to be handed over."""
+        token_ids = request.all_token_ids[request.num_prompt_tokens + num_earlier_tokens :]
+        logprobs = None if logprobs is None else logprobs[: len(token_ids)]
+        self._stats.num_output_tokens += len(token_ids)
+        if request.first_token_at_s is None:
+            request.first_token_at_s = now_s
+        is_handed_over = stop is None and request.transfer_role is TransferRole.PRODUCER
+        if is_handed_over:
+            capped = RequestStatus.FINISHED_LENGTH_CAPPED
+            self._finish(request, capped, now_s, ProducerEnd.HANDED_OVER, token_ids[0])
+        elif stop is not None:
+            self._finish(request, stop, now_s, ProducerEnd.FINISHED_HERE)
+        else:
+            self._outbox.add_tokens(request, token_ids, logprobs, num_earlier_tokens)
+            return
+        self._outbox.add_end(request, now_s, new_token_ids=token_ids, logprobs=logprobs, handed_over=is_handed_over)
+
+
+def _append_until_stop(request: Request, token_ids: list[int]) -> RequestStatus | None:
+    """Append sampled tokens up to the one that ends the request; return its end, if any does."""
+    for token_id in token_ids:
+        request.append_output_token_ids(token_id)
+        if (stop := find_stop(request)) is not None:
+            return stop
+    return None
