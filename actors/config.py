@@ -59,8 +59,10 @@ class SchedulerConfig(_Settings):
     )
     policy: Literal["fcfs", "priority"] = "fcfs"
     num_speculative_tokens: int = Field(0, ge=0, description="Tokens drafted ahead per request; 0: none.")
-    overlap: bool = Field(
-        True, description="Schedule a step while the one before it runs. Tokens are the same either way."
+    overlap: bool | None = Field(
+        None,
+        description="Schedule a step while the one before it runs. Tokens are the same either way. Default: where the "
+        "device runs by itself, that is on a GPU.",
     )
     watermark: float = Field(
         0.01, ge=0, lt=1, description="Part of the blocks kept free when a new request is admitted beside running ones."

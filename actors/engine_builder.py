@@ -43,8 +43,11 @@ def build_engine_core(
     connector = ConnectorWorker(
         config.kv_transfer, identity, runner.layout, runner.kv_cache, control=control, on_progress=on_progress
     )
+    overlap = config.scheduler.overlap
+    if overlap is None:
+        overlap = runner.kv_cache.device.type != "cpu"
     scheduler = Scheduler(
-        config.scheduler,
+        config.scheduler.model_copy(update={"overlap": overlap}),
         config.cache,
         runner.layout.num_blocks,
         runner.max_model_len,
@@ -53,4 +56,4 @@ def build_engine_core(
         handoff_timeout_s=config.kv_transfer.handoff_timeout_s,
         clock=time.time,
     )
-    return EngineCore(scheduler, InProcessExecutor(Worker(runner, connector)))
+    return EngineCore(scheduler, InProcessExecutor(Worker(runner, connector), overlap=overlap))

@@ -3,6 +3,10 @@
 Requests and aborts come in from any thread through an inbox; everything else happens in the one thread that calls
 `step()`. The inbox is emptied before the step is scheduled and once more before its results are taken in, so that a
 request which was aborted while the step ran gets none of its tokens.
+
+With overlap a step is scheduled while the one before it still runs, so that the device never waits for the scheduler.
+The scheduler then knows all but the tokens that are being sampled, which it does not need; a request that they end has
+one token too many computed, which is dropped.
 """
 
 from __future__ import annotations
@@ -12,12 +16,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
+from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs, SchedulerOutput
 from actors.core.request import EngineCoreRequest, FinishReason, Request, RequestStatus
 from actors.core.scheduler import Scheduler
 from actors.core.stats import SchedulerStats
 from actors.errors import DuplicateRequest
-from actors.executor import Executor
+from actors.executor import Executor, RunningStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,8 @@ class EngineCore:
         self.scheduler = scheduler
         self.executor = executor
         self._clock = clock
+        self._max_steps_ahead = int(scheduler.overlaps)
+        self._under_way: deque[tuple[SchedulerOutput, RunningStep]] = deque()
         self._inbox: deque[_Submission | _Abort] = deque()
         self._refused: list[tuple[int, EngineCoreOutput]] = []
 
@@ -60,15 +66,25 @@ class EngineCore:
         self._inbox.append(_Abort(client_index, request_id, attempt))
 
     def step(self) -> StepResult:
-        """Schedule, execute, update."""
+        """Schedule, execute, update; with overlap, what is updated is the step before."""
         self._empty_inbox()
         scheduler_output = self.scheduler.schedule()
-        model_output = self.executor.execute_model(scheduler_output)
+        if not (scheduler_output.is_empty() and self._under_way):
+            self._under_way.append((scheduler_output, self.executor.start(scheduler_output)))
+        if scheduler_output.total_num_scheduled_tokens and len(self._under_way) <= self._max_steps_ahead:
+            return StepResult(self._with_refusals({}), is_idle=False)
+        return self._finish_step(is_news=not scheduler_output.is_empty())
+
+    def _finish_step(self, *, is_news: bool) -> StepResult:
+        """Wait for the oldest step and take it in. is_news: something was scheduled just now."""
+        scheduler_output, running = self._under_way.popleft()
+        model_output = running.result()
         self._empty_inbox()
         outputs = self.scheduler.update_from_output(scheduler_output, model_output)
         transfers = model_output.kv_connector_output
-        is_idle = scheduler_output.is_empty() and not outputs and (transfers is None or transfers.is_empty())
-        return StepResult(self._with_refusals(outputs), is_idle and not self._has_work_pending())
+        has_moved = is_news or bool(outputs) or not (transfers is None or transfers.is_empty())
+        is_idle = not (has_moved or self._under_way or self._has_work_pending())
+        return StepResult(self._with_refusals(outputs), is_idle)
 
     def seconds_to_next_deadline(self) -> float | None:
         """How long an idle engine may sleep, None for as long as nothing comes in."""
@@ -121,6 +137,6 @@ class EngineCore:
 
     def _with_refusals(self, outputs: dict[int, EngineCoreOutputs]) -> dict[int, EngineCoreOutputs]:
         for client_index, refusal in self._refused:
-            outputs.setdefault(client_index, EngineCoreOutputs()).outputs.append(refusal)
+            outputs.setdefault(client_index, EngineCoreOutputs()).others.append(refusal)
         self._refused = []
         return outputs

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 from actors.config import ModelFacts
@@ -9,15 +11,22 @@ from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
 from actors.worker import Worker
 
 
+class RunningStep(Protocol):
+    """A step that was given to the workers."""
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for its tokens. Raises what the worker raised."""
+
+
 class Executor(Protocol):
-    """Runs a step on every rank of the engine. The Ray executor fans out to further ranks."""
+    """Runs steps on every rank of the engine, in their order. The Ray executor fans out to further ranks."""
 
     @property
     def facts(self) -> ModelFacts:
         """The loaded model's facts."""
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step. Blocks until its tokens are sampled."""
+    def start(self, scheduler_output: SchedulerOutput) -> RunningStep:
+        """Give a step to the workers; it runs after those before it."""
 
     def shutdown(self) -> None:
         """Release memory, links and threads."""
@@ -26,8 +35,10 @@ class Executor(Protocol):
 class InProcessExecutor:
     """One worker, in the engine's own process."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, *, overlap: bool = False) -> None:
+        """overlap: give the worker a thread of its own, so that start() does not wait for the step."""
         self._worker = worker
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="worker") if overlap else None
         runner = worker.runner
         self._facts = ModelFacts(
             max_model_len=runner.max_model_len,
@@ -41,10 +52,22 @@ class InProcessExecutor:
         """The loaded model's facts."""
         return self._facts
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step in this thread."""
-        return self._worker.execute_model(scheduler_output)
+    def start(self, scheduler_output: SchedulerOutput) -> RunningStep:
+        """Compute a step, in the worker's thread if it has one."""
+        if self._thread is not None:
+            return self._thread.submit(self._worker.execute_model, scheduler_output)
+        return _FinishedStep(self._worker.execute_model(scheduler_output))
 
     def shutdown(self) -> None:
-        """Close the worker's links."""
+        """Let the step that runs end, then close the worker's links."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
         self._worker.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class _FinishedStep:
+    output: ModelRunnerOutput
+
+    def result(self) -> ModelRunnerOutput:
+        return self.output

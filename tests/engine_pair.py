@@ -53,12 +53,15 @@ def engine_config(
     num_blocks: int = 256,
     max_num_seqs: int = 32,
     max_num_batched_tokens: int = 256,
+    overlap: bool = False,
     transfer: KVTransferConfig | None = None,
 ) -> EngineConfig:
     return EngineConfig(
         model=ModelConfig(model=str(checkpoint), dtype="float32", device="cpu"),
         cache=CacheConfig(block_size=block_size, num_blocks=num_blocks),
-        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+        scheduler=SchedulerConfig(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, overlap=overlap
+        ),
         parallel=ParallelConfig(num_threads=1),
         kv_transfer=transfer or KVTransferConfig(transport="loopback"),
     )
@@ -143,10 +146,7 @@ class EnginePair:
             assert not engine.scheduler.requests
 
     def _is_over(self) -> bool:
-        stats = [engine.make_stats() for engine in self.engines.values()]
-        is_empty = all(stat.num_held_reqs == 0 for stat in stats) and not any(
-            engine.scheduler.requests for engine in self.engines.values()
-        )
+        is_empty = not any(engine.scheduler.has_requests() for engine in self.engines.values())
         return is_empty and all(answer.is_finished for answer in self.answers.values())
 
 

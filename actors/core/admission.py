@@ -128,7 +128,8 @@ class Admission:
 
         A producer ends with its first token; and what is drafted goes on from tokens that are known.
         """
-        return request.transfer_role is not TransferRole.PRODUCER and self._config.num_speculative_tokens == 0
+        is_producer = request.transfer_role is TransferRole.PRODUCER
+        return bool(self._config.overlap) and not is_producer and self._config.num_speculative_tokens == 0
 
     def _num_headroom_blocks(self) -> int:
         """Blocks that a newcomer leaves to those that run and grow."""

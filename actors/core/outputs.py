@@ -129,7 +129,8 @@ class SchedulerOutput:
     def is_empty(self) -> bool:
         """Whether the worker has nothing to do, not even to forget or to transfer."""
         no_transfer = self.kv_connector_metadata is None or self.kv_connector_metadata.is_empty()
-        return self.total_num_scheduled_tokens == 0 and not self.finished_req_ids and no_transfer
+        is_forgetful = self.finished_req_ids or self.preempted_req_ids or self.free_encoder_mm_hashes
+        return self.total_num_scheduled_tokens == 0 and not is_forgetful and no_transfer
 
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:

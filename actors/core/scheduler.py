@@ -242,6 +242,11 @@ class Scheduler:
     # -- questions -----------------------------------------------------------------------------------------------
 
     @property
+    def overlaps(self) -> bool:
+        """Whether a step may be scheduled while another one runs."""
+        return bool(self.config.overlap)
+
+    @property
     def running(self) -> RunningRows:
         """RUNNING requests, in the order of admission."""
         return self._places.running
@@ -273,8 +278,9 @@ class Scheduler:
         return bool(self.finished_req_ids)
 
     def has_requests(self) -> bool:
-        """Whether anything is left: unfinished, not yet told of, or held for a transfer."""
-        return self.has_unfinished_requests() or self.has_finished_requests() or bool(self.remote.held)
+        """Whether anything is left: unfinished, not yet told of, held for a transfer or by a step under way."""
+        is_left = self.has_unfinished_requests() or self.has_finished_requests() or bool(self.remote.held)
+        return is_left or self.kv_cache_manager.num_fenced_blocks > 0
 
     def next_deadline(self) -> float | None:
         """Return the wall clock at which schedule() has something to end or cancel, or None."""

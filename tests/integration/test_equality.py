@@ -35,18 +35,24 @@ def _check(directory: Path, pair: EnginePair, prompts: dict[str, list[int]]) -> 
     pair.assert_whole()
 
 
-@pytest.mark.parametrize("num_chunks", [1, 2, 7])
-@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize(
+    ("block_size", "num_chunks", "overlap"),
+    [*((size, chunks, False) for size in (8, 16, 32) for chunks in (1, 2, 7)), (16, 1, True), (8, 7, True)],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_handed_over_tokens_equal_generate(
-    family: str, block_size: int, num_chunks: int, checkpoint: _CheckpointOf
+    family: str, block_size: int, num_chunks: int, overlap: bool, checkpoint: _CheckpointOf
 ) -> None:
     directory = checkpoint(family)
     budget = -(-_LONGEST // num_chunks)
     config = engine_config(
-        directory, block_size=block_size, max_num_seqs=min(32, budget), max_num_batched_tokens=budget
+        directory,
+        block_size=block_size,
+        max_num_seqs=min(32, budget),
+        max_num_batched_tokens=budget,
+        overlap=overlap,
     )
-    with EnginePair(config, engine_config(directory, block_size=block_size)) as pair:
+    with EnginePair(config, engine_config(directory, block_size=block_size, overlap=overlap)) as pair:
         _check(directory, pair, _prompts(1))
         pair.answers.clear()
         _check(directory, pair, {f"again-{name}": prompt for name, prompt in _prompts(16).items()})
@@ -71,14 +77,15 @@ def test_a_shared_prefix_is_computed_and_moved_once(family: str, checkpoint: _Ch
             assert pair.answers[request_id].timings("prefill").num_cached_tokens >= 40
 
 
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_preempted_requests_give_the_same_tokens(family: str, checkpoint: _CheckpointOf) -> None:
+def test_preempted_requests_give_the_same_tokens(family: str, overlap: bool, checkpoint: _CheckpointOf) -> None:
     directory = checkpoint(family)
     prompts = {f"r{index}": random_prompt(26 + index, seed=index) for index in range(4)}
     num_tokens = 40
-    prefill = engine_config(directory, block_size=8)
+    prefill = engine_config(directory, block_size=8, overlap=overlap)
     # Each request begins with 4 blocks and ends with 9: the pool holds all the prompts, but not two requests' outputs.
-    decode = engine_config(directory, block_size=8, num_blocks=17)
+    decode = engine_config(directory, block_size=8, num_blocks=17, overlap=overlap)
     with EnginePair(prefill, decode) as pair:
         params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         for request_id, prompt in prompts.items():
@@ -109,17 +116,17 @@ def test_the_decode_engine_computes_no_prompt_token_of_a_handed_over_request(che
             assert statuses[3] is RequestStatus.RUNNING
 
 
-def test_sampled_tokens_do_not_depend_on_the_handoff(checkpoint: _CheckpointOf) -> None:
+def test_sampled_tokens_depend_neither_on_the_handoff_nor_on_overlap(checkpoint: _CheckpointOf) -> None:
     directory = checkpoint("llama")
     params = SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_tokens=20, ignore_eos=True, presence_penalty=0.5)
-    config = engine_config(directory)
     answers = []
-    for num_neighbours in (0, 5):
+    for num_neighbours, overlap in ((0, False), (5, False), (5, True)):
+        config = engine_config(directory, overlap=overlap)
         with EnginePair(config, config) as pair:
             for index in range(num_neighbours):
                 pair.hand_over(f"n{index}", random_prompt(20, seed=index), _GREEDY)
             pair.hand_over("r", random_prompt(33), params)
             pair.run()
             answers.append(pair.answers["r"].token_ids)
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
     assert len(set(answers[0])) > 5

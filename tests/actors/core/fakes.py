@@ -51,6 +51,7 @@ class FakeWorker:
     slots: list[int] = field(default_factory=list)
     tokens: dict[str, list[int]] = field(default_factory=dict)
     block_ids: dict[str, list[int]] = field(default_factory=dict)
+    num_prompt_tokens: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.slots = [-1] * (self.num_blocks * self.block_size)
@@ -77,14 +78,23 @@ class FakeWorker:
             assert new.req_id not in self.tokens, "the worker knows it already"
             self.tokens[new.req_id] = new.prompt_token_ids + new.output_token_ids
             self.block_ids[new.req_id] = list(new.block_ids[0])
+            self.num_prompt_tokens[new.req_id] = len(new.prompt_token_ids)
         cached = output.scheduled_cached_reqs
-        for request_id, is_resumed, block_ids in zip(
-            cached.req_ids, cached.resumed_from_preemption, cached.new_block_ids, strict=True
+        for request_id, is_resumed, block_ids, num_output_tokens in zip(
+            cached.req_ids,
+            cached.resumed_from_preemption,
+            cached.new_block_ids,
+            cached.num_output_tokens,
+            strict=True,
         ):
+            num_tokens = self.num_prompt_tokens[request_id] + num_output_tokens
             if is_resumed:
+                # What was sampled while the request was being preempted is void.
+                del self.tokens[request_id][num_tokens:]
                 self.block_ids[request_id] = list(block_ids[0])
             else:
                 self.block_ids[request_id] += block_ids[0]
+            assert len(self.tokens[request_id]) == num_tokens
 
     def write(self, block_ids: Sequence[int], token_ids: Sequence[int], start: int, num_tokens: int) -> None:
         digests = prefix_digests(token_ids)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -58,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         watermark=st.sampled_from([0.0, 0.1]),
         max_reserved=st.integers(1, 3),
+        overlap=st.booleans(),
     )
     def start(
         self,
@@ -71,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching: bool,
         watermark: float,
         max_reserved: int,
+        overlap: bool,
     ) -> None:
         self.clock = Clock()
         self.connector = FakeConnector(max_reserved_requests=max_reserved)
@@ -84,6 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=policy,
             watermark=watermark,
             enable_prefix_caching=caching,
+            overlap=overlap,
             connector=self.connector,
             load_failure_policy=failure,
             clock=self.clock,
@@ -91,11 +96,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.driver = Driver(self.scheduler)
         self.submitted: dict[str, Request] = {}
         self.unanswered: set[str] = set()
-        self.in_flight: SchedulerOutput | None = None
+        # A step is executed as late as can be, just before it is taken in.
+        self.in_flight: deque[SchedulerOutput] = deque()
+        self.max_in_flight = 2 if overlap else 1
         self.transfers = KVConnectorOutput()
         self.num_requests = 0
         # What a peer's link may still touch: reservations until their report, announced blocks until finished_sending.
         self.links: dict[str, Reservation] = {}
+        self.sent: set[str] = set()
         self.announced: dict[str, tuple[tuple[int, ...], list[int], int]] = {}
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -139,43 +147,47 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.in_flight is None)
+    @precondition(lambda self: len(self.in_flight) < self.max_in_flight)
     @rule()
     def schedule(self) -> None:
         output = self.scheduler.schedule()
         assert output.total_num_scheduled_tokens <= self.scheduler.config.max_num_batched_tokens
         assert len(output.num_scheduled_tokens) <= self.scheduler.config.max_num_seqs
         assert all(num_tokens > 0 for num_tokens in output.num_scheduled_tokens.values())
-        metadata = self.connector.metadata[-1]
-        for reservation in metadata.reservations:
+        assert output.kv_connector_metadata is not None
+        for reservation in output.kv_connector_metadata.reservations:
             self.links[reservation.request_id] = reservation
         for reservation in self.links.values():
             # A load in transfer may write anything into the blocks that were promised to it.
             self._scribble(reservation, 0)
-        self.in_flight = output
-        self.model_output = self.driver.worker.execute(output)
-        for progress in metadata.progress:
-            tokens = list(self.scheduler.requests[progress.request_id].all_token_ids)
-            self.announced[progress.request_id] = (progress.block_ids, tokens, progress.num_computed_tokens_after)
+        self.in_flight.append(output)
 
-    @precondition(lambda self: self.in_flight is not None)
+    @precondition(lambda self: self.in_flight)
     @rule()
     def update(self) -> None:
-        assert self.in_flight is not None
-        self.model_output.kv_connector_output, self.transfers = self.transfers, KVConnectorOutput()
-        outputs = self.scheduler.update_from_output(self.in_flight, self.model_output)
-        self.in_flight = None
+        output = self.in_flight.popleft()
+        model_output = self.driver.worker.execute(output)
+        assert output.kv_connector_metadata is not None
+        for progress in output.kv_connector_metadata.progress:
+            if progress.request_id in self.sent:
+                continue  # It ended while this step was under way, and nothing of it was wanted any more.
+            tokens = list(self.submitted[progress.request_id].all_token_ids)
+            self.announced[progress.request_id] = (progress.block_ids, tokens, progress.num_computed_tokens_after)
+        model_output.kv_connector_output, self.transfers = self.transfers, KVConnectorOutput()
+        outputs = self.scheduler.update_from_output(output, model_output)
         for client in outputs.values():
             self.driver.outputs += client.outputs
-        for request_id in self.model_output.finished_sending:
+        self.sent |= model_output.finished_sending
+        for request_id in model_output.finished_sending:
             self.announced.pop(request_id, None)
 
-    @precondition(lambda self: self.in_flight is None)
     @rule(num_steps=st.integers(1, 8))
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            self.schedule()
-            self.update()
+            if len(self.in_flight) < self.max_in_flight:
+                self.schedule()
+            if len(self.in_flight) == self.max_in_flight:
+                self.update()
             self.blocks_and_places_agree()
             self.announced_blocks_keep_their_kv()
 
@@ -249,7 +261,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        if self.in_flight is not None:
+        while self.in_flight:
             self.update()
         for _ in range(60 * (len(self.submitted) + 1)):
             if not self.scheduler.has_requests() and not self.links:
@@ -291,7 +303,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(seen) == 1
 
 
+_SETTINGS = settings(stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
+
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(
-    max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestScheduler.settings = settings(_SETTINGS, max_examples=300)
+
+
+@pytest.mark.slow
+class TestSchedulerAtLength(SchedulerMachine.TestCase):
+    settings = settings(_SETTINGS, max_examples=10_000)
