@@ -96,8 +96,8 @@ class TransferAgent:
     ) -> None:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._on_progress = on_progress
-        self._links = LinkTable(config, identity, layout, transport, control, self)
-        self._transfers = TransferTable(config, layout, kv_cache, self._links)
+        self._links = LinkTable(config, identity, layout, kv_cache, transport, control, self)
+        self._transfers = TransferTable(config, layout, self._links)
         self._output_lock = threading.Lock()
         self._output = KVConnectorOutput()
         self._error: BaseException | None = None
@@ -217,8 +217,8 @@ class TransferAgent:
             self._transfers.count_dropped("message on a closed link")
             return
         match message:
-            case Welcome(rendezvous):
-                self._links.open_consumer_end(link, rendezvous)
+            case Welcome():
+                self._links.open_consumer_end(link, message)
             case Refused(reason):
                 self._close(link, f"refused: {reason}")
             case Ready() | Cancel():

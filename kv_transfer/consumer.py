@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kv_transfer.connector import LoadOutcome, ProducerEnd, ReceivedKV
 from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff import Instruction, ReceiveBlocks, ReportReceived, Send
+from kv_transfer.pieces import PieceMap
 from kv_transfer.stats import TransferTimings
 from kv_transfer.wire import Cancel, Chunk, Finished, Ready
 
@@ -37,10 +38,19 @@ class ConsumerTransfer:
     _is_cancelled: bool = False
     _first_chunk_s: float | None = None
     _prefill_finished_s: float | None = None
+    _is_in_pieces: bool = False
 
     def start(self) -> list[Instruction]:
         """The blocks are reserved: tell the producer."""
         return [Send(Ready(self.transfer_id, self.attempt, self.num_local_blocks, self.num_prompt_tokens))]
+
+    def use_pieces(self, pieces: PieceMap) -> None:
+        """From now on, a block is a piece: what chunks count. Before any other word of a chunk; once is enough."""
+        if not self._is_in_pieces:
+            self._is_in_pieces = True
+            self.block_ids = pieces.ids(self.block_ids)
+            self.num_local_blocks *= pieces.pieces_per_block
+            self.block_size, self.block_size_bytes = pieces.piece_tokens, pieces.piece_size_bytes
 
     def on_chunk(self, message: Chunk, now_s: float) -> list[Instruction]:
         """Blocks were announced: receive them. Raises ProtocolViolation if they are not the next ones."""

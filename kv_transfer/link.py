@@ -16,6 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kv_transfer.errors import KVTransferError
+from kv_transfer.pieces import StagedChunk
 from kv_transfer.transports.base import ComputeEvent, DataLink
 
 logger = logging.getLogger(__name__)
@@ -23,11 +24,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChunkJob:
-    """Blocks to send or to receive for one transfer, once the device has passed `after`."""
+    """Blocks to send or to receive for one transfer, once the device has passed `after`.
+
+    staged: if the blocks are not the cache itself
+    """
 
     transfer_id: str
     blocks: Sequence[Tensor]
     after: ComputeEvent | None = None
+    staged: StagedChunk | None = None
 
 
 class LinkEvents(Protocol):
@@ -100,5 +105,9 @@ class DataThread:
     def _move_chunks(self, link: DataLink) -> None:
         move = link.send if self._is_sender else link.receive
         while not self._is_aborted and (job := self._jobs.get()) is not None:
+            if job.staged is not None and self._is_sender:
+                job.staged.gather()
             move(job.blocks, self._chunk_timeout_s, job.after)
+            if job.staged is not None and not self._is_sender:
+                job.staged.scatter()
             self._events.on_chunk_moved(job)

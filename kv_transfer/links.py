@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from torch import Tensor
+
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import Control, ControlStream, StreamEvents
 from kv_transfer.errors import LinkLost
@@ -13,6 +15,7 @@ from kv_transfer.layout import KVCacheLayout
 from kv_transfer.link import ChunkJob, DataThread
 from kv_transfer.params import EngineAddress
 from kv_transfer.peer_link import LinkState, PeerLink, find_disagreement
+from kv_transfer.pieces import PieceMap
 from kv_transfer.transports.base import DataLink, Transport
 from kv_transfer.wire import PROTOCOL_VERSION, Hello, Refused, Welcome
 
@@ -49,6 +52,7 @@ class LinkTable:
         config: KVTransferConfig,
         identity: EngineAddress,
         layout: KVCacheLayout,
+        kv_cache: Tensor,
         transport: Transport,
         control: Control,
         agent: AgentEvents,
@@ -56,6 +60,7 @@ class LinkTable:
         self._config = config
         self._identity = identity
         self._layout = layout
+        self._kv_cache = kv_cache
         self._transport = transport
         self._control = control
         self._agent = agent
@@ -103,6 +108,12 @@ class LinkTable:
         disagreement = find_disagreement(
             hello, identity.engine_id, identity.incarnation, self._transport.name, self._layout
         )
+        if disagreement is None and self._layout.block_size != hello.layout.block_size and self._kv_cache.is_cuda:
+            # The copies of a StagedChunk are not ordered against a device's compute stream.
+            disagreement = (
+                f"block_size: {hello.layout.block_size} at the consumer, {self._layout.block_size} at the producer, "
+                "which only engines on CPUs may have"
+            )
         try:
             pending = self._transport.listen() if disagreement is None else None
         except LinkLost as error:
@@ -113,14 +124,16 @@ class LinkTable:
             return
         link = PeerLink(stream, True, (hello.engine_id, hello.incarnation), None)
         self._links[stream] = link
+        link.pieces = PieceMap(self._layout, hello.layout, self._kv_cache)
         link.open(self._start_data(link, lambda: pending.accept(self._config.connect_timeout_s)))
-        stream.send(Welcome(pending.rendezvous))
+        stream.send(Welcome(pending.rendezvous, self._layout))
 
-    def open_consumer_end(self, link: PeerLink, rendezvous: str) -> None:
+    def open_consumer_end(self, link: PeerLink, welcome: Welcome) -> None:
         """Consumer: the producer agrees."""
         if link.state is LinkState.CONNECTING:
             timeout_s = self._config.connect_timeout_s
-            link.open(self._start_data(link, lambda: self._transport.connect(rendezvous, timeout_s)))
+            link.pieces = PieceMap(self._layout, welcome.layout, self._kv_cache)
+            link.open(self._start_data(link, lambda: self._transport.connect(welcome.rendezvous, timeout_s)))
 
     def _start_data(self, link: PeerLink, open_link: Callable[[], DataLink]) -> DataThread:
         return DataThread(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from kv_transfer.control import ControlStream
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.link import DataThread
+from kv_transfer.pieces import PieceMap, shared_kv_heads
 from kv_transfer.wire import PROTOCOL_VERSION, ControlMessage, Hello
 
 
@@ -26,7 +27,10 @@ class LinkState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class PeerLink:
-    """deadline_s: monotonic, for the handshake; None once it is over. peer: (engine_id, incarnation), from Hello."""
+    """deadline_s: monotonic, for the handshake; None once it is over. peer: (engine_id, incarnation), from Hello.
+
+    pieces: what travels on it; known once both ends have said what a block is to them
+    """
 
     stream: ControlStream
     is_producer: bool
@@ -36,6 +40,7 @@ class PeerLink:
     data: DataThread | None = None
     reason: str = ""
     unsaid: list[ControlMessage] = field(default_factory=list)
+    pieces: PieceMap | None = None
 
     @property
     def is_usable(self) -> bool:
@@ -62,7 +67,8 @@ def find_disagreement(
 ) -> str | None:
     """What keeps the two ends from being a pair, with both values; None if nothing does.
 
-    The number of blocks is each end's own affair.
+    The number of blocks is each end's own affair. Block sizes may differ if one is a multiple of the other, and so may
+    the ranks' heads if they have some in common.
     """
     theirs, ours = hello.layout, layout
     pairs = {
@@ -72,10 +78,14 @@ def find_disagreement(
         "transport": (hello.transport, transport),
         "model": (theirs.model_fingerprint, ours.model_fingerprint),
         "dtype": (theirs.dtype, ours.dtype),
-        "block_size": (theirs.block_size, ours.block_size),
-        "num_kv_heads": (theirs.num_kv_heads, ours.num_kv_heads),
+        "num_kv_heads of all ranks": (theirs.total_num_kv_heads, ours.total_num_kv_heads),
         "num_layers": (theirs.num_layers, ours.num_layers),
         "head_dim": (theirs.head_dim, ours.head_dim),
     }
-    differences = [f"{name}: {a!r} at the consumer, {b!r} at the producer" for name, (a, b) in pairs.items() if a != b]
-    return "; ".join(differences) or None
+    differing = [(name, a, b) for name, (a, b) in pairs.items() if a != b]
+    small, large = sorted((theirs.block_size, ours.block_size))
+    if large % small:
+        differing.append(("block_size, not a multiple", theirs.block_size, ours.block_size))
+    if not differing and not shared_kv_heads(ours, theirs):
+        differing.append(("KV heads of the ranks", theirs.kv_heads, ours.kv_heads))
+    return "; ".join(f"{name}: {a!r} at the consumer, {b!r} at the producer" for name, a, b in differing) or None

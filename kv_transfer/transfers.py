@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from torch import Tensor
+import msgspec
 
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import (
@@ -64,10 +64,9 @@ class _Consuming:
 class TransferTable:
     """Belongs to the agent's thread."""
 
-    def __init__(self, config: KVTransferConfig, layout: KVCacheLayout, kv_cache: Tensor, links: LinkTable) -> None:
+    def __init__(self, config: KVTransferConfig, layout: KVCacheLayout, links: LinkTable) -> None:
         self._config = config
         self._layout = layout
-        self._kv_cache = kv_cache
         self._links = links
         self._producing: dict[str, _Producing] = {}
         self._consuming: dict[str, _Consuming] = {}
@@ -125,7 +124,10 @@ class TransferTable:
             producing = self._producing.get(self._transfer_of_request.get(request_id, ""))
             if producing is not None:
                 producing.computed = after
-                self._follow_producer(producing, producing.machine.on_computed(block_ids, num_computed_tokens))
+                if producing.link is None or producing.link.pieces is None:
+                    continue  # Before READY nothing leaves, and nothing is to be remembered.
+                pieces = producing.link.pieces.ids(block_ids)
+                self._follow_producer(producing, producing.machine.on_computed(pieces, num_computed_tokens))
 
     def _begin_producing(self, request_id: str, params: KVTransferParams, num_prompt_tokens: int, now_s: float) -> None:
         machine = ProducerTransfer(
@@ -183,8 +185,13 @@ class TransferTable:
             self.count_dropped("another incarnation or attempt")
             self._refuse(link, message)
         else:
+            assert link.pieces is not None, "a producer's link is open from the start"
             producing.link = link
-            self._follow_producer(producing, producing.machine.on_ready(message))
+            producing.machine.block_size = link.pieces.piece_tokens
+            first_piece = message.first_block * link.pieces.peer_pieces_per_block
+            self._follow_producer(
+                producing, producing.machine.on_ready(msgspec.structs.replace(message, first_block=first_piece))
+            )
 
     def _refuse(self, link: PeerLink, message: Ready | Cancel) -> None:
         reason = "the producer does not have the request"
@@ -199,6 +206,8 @@ class TransferTable:
                 raise ProtocolViolation(f"a chunk of {message.transfer_id}, which is not in transfer here")
             self.count_dropped("unknown transfer")
         elif isinstance(message, Chunk):
+            assert link.pieces is not None, "chunks come on open links"
+            consuming.machine.use_pieces(link.pieces)
             self._follow_consumer(consuming, consuming.machine.on_chunk(message, now_s))
         else:
             self._follow_consumer(consuming, consuming.machine.on_finished(message, now_s))
@@ -206,7 +215,7 @@ class TransferTable:
     def on_chunk_moved(self, link: PeerLink, job: ChunkJob, now_s: float) -> None:
         """A data thread moved a chunk. Raises ProtocolViolation."""
         num_blocks = len(job.blocks)
-        num_bytes = num_blocks * self._layout.block_size_bytes
+        num_bytes = sum(block.nbytes for block in job.blocks)
         if link.is_producer:
             self.stats.num_sent_chunks += 1
             self.stats.num_sent_blocks += num_blocks
@@ -281,8 +290,7 @@ class TransferTable:
         assert link is not None, "nothing is sent before READY"
         assert link.data is not None, "a producer's link is open from the start"
         link.say(Chunk(machine.transfer_id, machine.attempt, first_block, len(block_ids)))
-        blocks = [self._kv_cache[block_id] for block_id in block_ids]
-        link.data.put(ChunkJob(machine.transfer_id, blocks, producing.computed))
+        link.data.put(_make_job(link, machine.transfer_id, block_ids, producing.computed))
 
     def _follow_consumer(self, consuming: _Consuming, instructions: Sequence[Instruction]) -> None:
         machine, link = consuming.machine, consuming.link
@@ -292,8 +300,7 @@ class TransferTable:
                     link.say(message)
                 case ReceiveBlocks(block_ids):
                     assert link.data is not None, "chunks come on open links"
-                    blocks = [self._kv_cache[block_id] for block_id in block_ids]
-                    link.data.put(ChunkJob(machine.transfer_id, blocks, consuming.vacated))
+                    link.data.put(_make_job(link, machine.transfer_id, block_ids, consuming.vacated))
                 case ReportReceived(received):
                     self._count_outcome(received.outcome)
                     self.output.finished_recving[consuming.request_id] = received
@@ -309,3 +316,9 @@ class TransferTable:
             self.stats.num_transfers_cancelled += 1
         else:
             self.stats.num_transfers_completed += 1
+
+
+def _make_job(link: PeerLink, transfer_id: str, pieces: Sequence[int], after: ComputeEvent | None) -> ChunkJob:
+    assert link.pieces is not None, "chunks move on open links"
+    messages, staged = link.pieces.messages(pieces)
+    return ChunkJob(transfer_id, messages, after, staged)

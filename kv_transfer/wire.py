@@ -14,7 +14,7 @@ import msgspec
 from kv_transfer.connector import ProducerEnd
 from kv_transfer.layout import KVCacheLayout
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -30,9 +30,13 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """Producer: we agree. rendezvous: where the data link is to be opened, in the transport's own words."""
+    """Producer: we agree, and this is what a block is to me.
+
+    rendezvous: where the data link is to be opened, in the transport's own words
+    """
 
     rendezvous: str
+    layout: KVCacheLayout
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -42,7 +46,10 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Consumer: blocks are reserved; send those from first_block on (0 is the prompt's first)."""
+    """Consumer: blocks are reserved; send those from first_block on (0 is the prompt's first).
+
+    first_block counts the consumer's own blocks; chunks count pieces, see layout.py.
+    """
 
     transfer_id: str
     attempt: int
@@ -51,7 +58,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
-    """Producer: the next bytes on the data link are these blocks."""
+    """Producer: the next bytes on the data link are these blocks, or pieces where block sizes differ."""
 
     transfer_id: str
     attempt: int

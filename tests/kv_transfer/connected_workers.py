@@ -175,6 +175,7 @@ def connected_pair(
     join: Join,
     config: KVTransferConfig | None = None,
     *,
+    producer_layout: KVCacheLayout = LAYOUT,
     consumer_layout: KVCacheLayout = LAYOUT,
 ) -> Iterator[Pair]:
     """P and D, shut down at the end."""
@@ -182,9 +183,9 @@ def connected_pair(
     with _loopback_controls() if join == "loopback" else _grpc_controls() as ends:
         nodes: list[Node] = []
         try:
-            for (address, control), layout in zip(ends, (LAYOUT, consumer_layout), strict=True):
+            for (address, control), layout in zip(ends, (producer_layout, consumer_layout), strict=True):
                 nodes.append(Node(config, address, layout, control))
-            nodes[0].cache.copy_(torch.randn(LAYOUT.shape, generator=torch.Generator().manual_seed(0)))
+            nodes[0].cache.copy_(torch.randn(producer_layout.shape, generator=torch.Generator().manual_seed(0)))
             yield Pair(*nodes)
         finally:
             for node in nodes:

@@ -183,7 +183,7 @@ def test_a_cancel_before_the_producers_request_is_answered(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("consumer_layout", "says"),
     [
-        (replace(LAYOUT, block_size=8), "block_size: 8 at the consumer, 4 at the producer"),
+        (replace(LAYOUT, block_size=6), "block_size, not a multiple: 6 at the consumer, 4 at the producer"),
         (replace(LAYOUT, model_fingerprint="b"), "model: 'b' at the consumer, 'model-a' at the producer"),
     ],
     ids=["block size", "model"],

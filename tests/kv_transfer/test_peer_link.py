@@ -61,8 +61,18 @@ def test_the_number_of_blocks_is_each_ends_own_affair() -> None:
             "model: 'b' {}, 'model-a' {}",
         ),
         (msgspec.structs.replace(HELLO, layout=replace(LAYOUT, dtype="float16")), "dtype: 'float16' {}, 'float32' {}"),
-        (msgspec.structs.replace(HELLO, layout=replace(LAYOUT, block_size=8)), "block_size: 8 {}, 4 {}"),
-        (msgspec.structs.replace(HELLO, layout=replace(LAYOUT, num_kv_heads=1)), "num_kv_heads: 1 {}, 2 {}"),
+        (
+            msgspec.structs.replace(HELLO, layout=replace(LAYOUT, block_size=6)),
+            "block_size, not a multiple: 6 {}, 4 {}",
+        ),
+        (
+            msgspec.structs.replace(HELLO, layout=replace(LAYOUT, num_kv_heads=1)),
+            "num_kv_heads of all ranks: 1 {}, 2 {}",
+        ),
+        (
+            msgspec.structs.replace(HELLO, layout=replace(LAYOUT, num_kv_heads=2, tp_size=2)),
+            "num_kv_heads of all ranks: 4 {}, 2 {}",
+        ),
         (msgspec.structs.replace(HELLO, layout=replace(LAYOUT, num_layers=3)), "num_layers: 3 {}, 2 {}"),
         (msgspec.structs.replace(HELLO, layout=replace(LAYOUT, head_dim=16)), "head_dim: 16 {}, 8 {}"),
     ],
@@ -72,10 +82,21 @@ def test_a_disagreement_names_both_values(hello: Hello, says: str) -> None:
 
 
 def test_every_disagreement_is_named() -> None:
-    hello = msgspec.structs.replace(HELLO, peer_incarnation=2, layout=replace(LAYOUT, block_size=8, head_dim=16))
+    hello = msgspec.structs.replace(HELLO, peer_incarnation=2, layout=replace(LAYOUT, block_size=6, head_dim=16))
     assert disagreement(hello) == (
-        "incarnation: 2 at the consumer, 3 at the producer; block_size: 8 at the consumer, 4 at the producer; "
-        "head_dim: 16 at the consumer, 8 at the producer"
+        "incarnation: 2 at the consumer, 3 at the producer; head_dim: 16 at the consumer, 8 at the producer; "
+        "block_size, not a multiple: 6 at the consumer, 4 at the producer"
+    )
+
+
+def test_block_sizes_and_ranks_may_differ_while_they_have_pieces_and_heads_in_common() -> None:
+    half = replace(LAYOUT, num_kv_heads=1, tp_size=2, tp_rank=1)
+    for layout in (replace(LAYOUT, block_size=8), replace(LAYOUT, block_size=2), half):
+        assert disagreement(msgspec.structs.replace(HELLO, layout=layout)) is None
+    hello = msgspec.structs.replace(HELLO, layout=half)
+    other_half = replace(half, tp_rank=0)
+    assert find_disagreement(hello, "prefill-0", 3, "gloo", other_half) == (
+        "KV heads of the ranks: range(1, 2) at the consumer, range(0, 1) at the producer"
     )
 
 

@@ -42,8 +42,9 @@ class Deaf:
 def test_a_cancel_without_an_answer_closes_the_link_once_and_reports_when_it_is_dead() -> None:
     hub = LoopbackHub()
     hub.register(PREFILL.engine_id, Deaf())
-    links = LinkTable(CONFIG, DECODE, LAYOUT, LoopbackTransport(hub), hub.control(DECODE), Deaf())
-    table = TransferTable(CONFIG, LAYOUT, torch.zeros(LAYOUT.shape), links)
+    cache = torch.zeros(LAYOUT.shape)
+    links = LinkTable(CONFIG, DECODE, LAYOUT, cache, LoopbackTransport(hub), hub.control(DECODE), Deaf())
+    table = TransferTable(CONFIG, LAYOUT, links)
     ticket = KVTransferParams("t", 0, TransferRole.CONSUMER, PREFILL)
     table.on_step(KVConnectorMetadata(reservations=(Reservation("r", ticket, (1, 2), 0, 8),)), now_s=100.0)
     assert table.next_deadline() is None
