@@ -1,5 +1,7 @@
 """The ticket that a request carries into an engine when it takes part in a handoff."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,12 +15,28 @@ class TransferRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where an engine is, and which life of it: messages of an older incarnation are dropped."""
+    """Where an engine is, and which life of it: messages of an older incarnation are dropped.
+
+    further_rank_addresses: of its tensor-parallel ranks 1, 2, … in order; control_address is rank 0's
+    """
 
     engine_id: str
     incarnation: int
     control_address: str
     """host:port of the gRPC server that carries the engine's control streams."""
+    further_rank_addresses: tuple[str, ...] = ()
+
+    @property
+    def tp_size(self) -> int:
+        """Its number of ranks."""
+        return 1 + len(self.further_rank_addresses)
+
+    def of_rank(self, tp_rank: int) -> EngineAddress:
+        """One rank's own address, to whom it is an engine of its own; the only rank's is the engine's."""
+        if not self.further_rank_addresses:
+            return self
+        address = self.further_rank_addresses[tp_rank - 1] if tp_rank else self.control_address
+        return EngineAddress(f"{self.engine_id}/{tp_rank}", self.incarnation, address)
 
 
 @dataclass(frozen=True, slots=True)

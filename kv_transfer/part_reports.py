@@ -1,0 +1,102 @@
+"""One report for a request on which several links, or several ranks, work: each of them is a part.
+
+A request is ready, sent or received when all of its parts are; it has failed as soon as one has. Parts report as one
+link does: each thing at most once, and "finished" (sending or receiving) last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+
+from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.stats import TransferStats, TransferTimings
+
+# The gravest first. A producer that has finished the request itself has told its client so, whatever else happened.
+_GRAVITY = (LoadOutcome.RELEASED, LoadOutcome.FAILED, LoadOutcome.CANCELLED, LoadOutcome.LOADED)
+
+
+@dataclass(slots=True)
+class _Request:
+    num_ready: int = 0
+    num_sent: int = 0
+    has_failed: bool = False
+    received: list[ReceivedKV] = field(default_factory=list)
+
+
+class PartReports:
+    """Belongs to one thread. Remembers a request from its first part's report to its last part's."""
+
+    def __init__(self, num_parts: Callable[[str], int]) -> None:
+        """num_parts: of a request."""
+        self._num_parts = num_parts
+        self._requests: dict[str, _Request] = {}
+
+    def add(self, output: KVConnectorOutput) -> KVConnectorOutput:
+        """Take in one part's output; returns what is now true of whole requests, with the same stats."""
+        whole = KVConnectorOutput(stats=output.stats)
+        for request_id in output.ready_to_prefill:
+            request = self._request(request_id)
+            request.num_ready += 1
+            if request.num_ready == self._num_parts(request_id):
+                whole.ready_to_prefill.add(request_id)
+        for request_id, reason in output.failed_sending.items():
+            request = self._request(request_id)
+            if not request.has_failed:
+                request.has_failed = True
+                whole.failed_sending[request_id] = reason
+        for request_id in output.finished_sending:
+            request = self._request(request_id)
+            request.num_sent += 1
+            if request.num_sent == self._num_parts(request_id):
+                del self._requests[request_id]
+                whole.finished_sending.add(request_id)
+        for request_id, received in output.finished_recving.items():
+            request = self._request(request_id)
+            request.received.append(received)
+            if len(request.received) == self._num_parts(request_id):
+                del self._requests[request_id]
+                whole.finished_recving[request_id] = merge_received(request.received)
+        return whole
+
+    def _request(self, request_id: str) -> _Request:
+        return self._requests.setdefault(request_id, _Request())
+
+
+def merge_received(parts: list[ReceivedKV]) -> ReceivedKV:
+    """What became of a load whose parts ended so: the gravest outcome, and the tokens that all parts have."""
+    worst = min(parts, key=lambda part: _GRAVITY.index(part.outcome))
+    return ReceivedKV(
+        outcome=worst.outcome,
+        num_valid_tokens=min(part.num_valid_tokens for part in parts),
+        first_token_id=worst.first_token_id,
+        reason=worst.reason,
+        timings=_merge_timings([part.timings for part in parts if part.timings is not None]),
+    )
+
+
+def _merge_timings(parts: list[TransferTimings]) -> TransferTimings | None:
+    """Parts move side by side, the same blocks of different heads."""
+    if not parts:
+        return None
+    return TransferTimings(
+        num_blocks=max(part.num_blocks for part in parts),
+        num_bytes=sum(part.num_bytes for part in parts),
+        num_chunks=max(part.num_chunks for part in parts),
+        transfer_s=max(part.transfer_s for part in parts),
+        exposed_s=max(part.exposed_s for part in parts),
+    )
+
+
+def add_stats(parts: Iterable[TransferStats]) -> TransferStats:
+    """Counters over all ranks; transfers and links are counted once on each rank."""
+    total = TransferStats()
+    for part in parts:
+        for counter in fields(TransferStats):
+            mine, more = getattr(total, counter.name), getattr(part, counter.name)
+            if isinstance(more, dict):
+                mine = {key: mine.get(key, 0) + more.get(key, 0) for key in mine | more}
+            else:
+                mine += more
+            setattr(total, counter.name, mine)
+    return total

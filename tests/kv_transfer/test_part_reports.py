@@ -1,0 +1,68 @@
+"""Reports of parts become reports of whole requests."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.part_reports import PartReports, add_stats, merge_received
+from kv_transfer.stats import TransferStats, TransferTimings
+
+LOADED = ReceivedKV(LoadOutcome.LOADED, 20, 7, timings=TransferTimings(2, 100, 3, 0.5, 0.1))
+CANCELLED = ReceivedKV(LoadOutcome.CANCELLED, 12)
+FAILED = ReceivedKV(LoadOutcome.FAILED, 8, reason="link lost")
+RELEASED = ReceivedKV(LoadOutcome.RELEASED, 16)
+
+
+def test_a_request_is_ready_when_its_last_part_is() -> None:
+    reports = PartReports({"a": 3, "b": 1}.__getitem__)
+    assert reports.add(KVConnectorOutput(ready_to_prefill={"a", "b"})) == KVConnectorOutput(ready_to_prefill={"b"})
+    assert reports.add(KVConnectorOutput(ready_to_prefill={"a"})).is_empty()
+    assert reports.add(KVConnectorOutput(ready_to_prefill={"a"})) == KVConnectorOutput(ready_to_prefill={"a"})
+
+
+def test_the_first_failure_is_told_at_once_and_the_blocks_are_free_after_the_last_part() -> None:
+    reports = PartReports(lambda _: 2)
+    assert reports.add(KVConnectorOutput(failed_sending={"a": "gone"})).failed_sending == {"a": "gone"}
+    assert reports.add(KVConnectorOutput(failed_sending={"a": "also gone"}, finished_sending={"a"})).is_empty()
+    assert reports.add(KVConnectorOutput(finished_sending={"a"})).finished_sending == {"a"}
+    # The id may come back.
+    assert reports.add(KVConnectorOutput(failed_sending={"a": "gone again"})).failed_sending == {"a": "gone again"}
+
+
+def test_a_load_is_over_when_every_part_is() -> None:
+    reports = PartReports(lambda _: 2)
+    assert reports.add(KVConnectorOutput(finished_recving={"a": LOADED})).is_empty()
+    whole = reports.add(KVConnectorOutput(finished_recving={"a": LOADED})).finished_recving["a"]
+    assert (whole.outcome, whole.num_valid_tokens, whole.first_token_id) == (LoadOutcome.LOADED, 20, 7)
+    assert whole.timings == TransferTimings(2, 200, 3, 0.5, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("parts", "outcome", "num_valid_tokens"),
+    [
+        ([LOADED, FAILED], LoadOutcome.FAILED, 8),
+        ([LOADED, CANCELLED], LoadOutcome.CANCELLED, 12),
+        ([CANCELLED, FAILED, LOADED], LoadOutcome.FAILED, 8),
+        ([RELEASED, FAILED], LoadOutcome.RELEASED, 8),
+        ([CANCELLED, RELEASED], LoadOutcome.RELEASED, 12),
+    ],
+)
+def test_the_gravest_outcome_counts_and_what_all_parts_have(
+    parts: list[ReceivedKV], outcome: LoadOutcome, num_valid_tokens: int
+) -> None:
+    random.Random(0).shuffle(parts)
+    whole = merge_received(parts)
+    assert (whole.outcome, whole.num_valid_tokens, whole.first_token_id) == (outcome, num_valid_tokens, None)
+
+
+def test_counters_of_ranks_add_up() -> None:
+    ranks = [
+        TransferStats(num_sent_bytes=5, num_links=1, dropped_messages={"late": 1}),
+        TransferStats(num_sent_bytes=7, num_links=2, dropped_messages={"late": 2, "old": 1}),
+    ]
+    total = add_stats(ranks)
+    assert (total.num_sent_bytes, total.num_links, total.dropped_messages) == (12, 3, {"late": 3, "old": 1})
+    assert ranks[0].dropped_messages == {"late": 1}
