@@ -10,8 +10,8 @@ class KVTransferConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    transport: Literal["auto", "gloo", "loopback"] = Field(
-        "auto", description="auto chooses by device: gloo on the CPU."
+    transport: Literal["auto", "gloo", "loopback", "nccl"] = Field(
+        "auto", description="auto chooses by device: gloo on the CPU, nccl (GPU to GPU, through cupy) on a GPU."
     )
     connect_timeout_s: float = Field(20.0, gt=0, description="Handshake and first connection of a link.")
     ready_timeout_s: float = Field(

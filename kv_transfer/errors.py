@@ -5,7 +5,8 @@ KVTransferError
 |-- LinkLost           the link's data or control stream is gone; every transfer on it fails
 |   `-- ChunkTimeout   an announced chunk did not arrive, or leave, before its deadline
 |-- ProtocolViolation  a peer said something that its state does not allow; its link is closed
-`-- TransportUnavailable  the configured transport cannot run here (no GPU, missing package)
+|-- TransportUnavailable  the configured transport cannot run here (no GPU, missing package)
+`-- TransportWedged    a transport cannot say whether it still touches blocks: the engine has to end
 """
 
 
@@ -31,3 +32,7 @@ class ProtocolViolation(KVTransferError):
 
 class TransportUnavailable(KVTransferError):
     """The configured transport cannot run on this machine; the message says what is missing."""
+
+
+class TransportWedged(KVTransferError):
+    """A link could not be aborted, so the device may still write into blocks. Only the end of the process stops it."""
