@@ -6,6 +6,7 @@ ClusterError
 |-- Overloaded            the queue is full: try again after a delay
 |-- DeadlineExceeded      the client's deadline passed before the request was through
 |-- NoEngineAvailable     no engine serves in a role that the request needs
+|-- Draining              this ingress takes no new requests
 |-- EngineFailed          the request was admitted, and an engine could not finish it
 |   `-- OutputsDiverged   two engines disagree on the same position of a request's output
 |-- EngineLost            the session with an engine broke; nothing more will come from it
@@ -76,6 +77,13 @@ class NoEngineAvailable(ClusterError):
     def __init__(self, missing_roles: tuple[str, ...]) -> None:
         super().__init__(f"no engine serves in role {' or '.join(missing_roles)}; retry when one is ready")
         self.missing_roles = missing_roles
+
+
+class Draining(ClusterError):
+    """This ingress is about to close. Another one, or this address a little later, will take the request."""
+
+    def __init__(self) -> None:
+        super().__init__("this ingress is draining and takes no new requests; retry, on another one if there is one")
 
 
 class EngineFailed(ClusterError):

@@ -10,6 +10,7 @@ import grpc.aio
 
 from cluster.errors import ClusterError
 from cluster.ingress.conversions import request_from_proto, response_to_proto
+from cluster.ingress.gate import Gate
 from cluster.ingress.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
 from cluster.ingress.statuses import internal_error, status_of
 from cluster.serving import Serving
@@ -22,14 +23,16 @@ _Context = grpc.aio.ServicerContext[generate_pb2.GenerateRequest, generate_pb2.G
 class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
     """A call is a request: a client that cancels, dies or runs out of time cancels its task, and so aborts."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, gate: Gate) -> None:
         self._serving = serving
+        self._gate = gate
 
     async def Generate(self, request: generate_pb2.GenerateRequest, context: _Context) -> None:  # noqa: N802
         """Stream a request's output."""
         request_id = request.request_id or uuid.uuid4().hex
         try:
-            await self._stream(request_id, request, context)
+            async with self._gate:
+                await self._stream(request_id, request, context)
         except ClusterError as error:
             status = status_of(error)
         except (grpc.aio.BaseError, grpc.RpcError):

@@ -10,6 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cluster.errors import AddressUnavailable
+from cluster.ingress.gate import Gate
 from cluster.ingress.generate_service import GenerateService
 from cluster.ingress.health import IngressHealth
 from cluster.ingress.model_service import ModelService
@@ -22,6 +23,7 @@ SERVICES: Final = (
     generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
 )
+_LAST_WORDS_S = 1.0
 _OPTIONS: Final = (
     # Two servers on one port would share its connections silently: a clash must fail.
     ("grpc.so_reuseport", 0),
@@ -51,8 +53,11 @@ class IngressServer:
         # Made here and not before: it belongs to the running event loop.
         self._server = grpc.aio.server(options=_OPTIONS)
         self._health = IngressHealth()
+        self._gate = Gate()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        generate_pb2_grpc.add_GenerateServiceServicer_to_server(GenerateService(self._serving), self._server)
+        generate_pb2_grpc.add_GenerateServiceServicer_to_server(
+            GenerateService(self._serving, self._gate), self._server
+        )
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving.input_processor), self._server)
         reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         address = f"{self._host}:{self._port}"
@@ -68,4 +73,6 @@ class IngressServer:
     async def drain(self, grace_s: float) -> None:
         """Report NOT_SERVING, refuse new calls, let running ones end for up to grace_s, abort the rest, close."""
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace_s)
+        is_empty = await self._gate.close(grace_s)
+        # The last answers, refusals among them, still have to get out.
+        await self._server.stop(_LAST_WORDS_S if is_empty else 0)

@@ -12,6 +12,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from cluster.errors import (
     ClusterError,
     DeadlineExceeded,
+    Draining,
     EngineFailed,
     InvalidRequest,
     ModelNotFound,
@@ -53,7 +54,7 @@ def status_of(error: ClusterError) -> ErrorStatus:
             return ErrorStatus(code.NOT_FOUND, message)
         case Overloaded():
             return ErrorStatus(code.RESOURCE_EXHAUSTED, message, (_retry_info(error.retry_delay_s),))
-        case NoEngineAvailable():
+        case NoEngineAvailable() | Draining():
             return ErrorStatus(code.UNAVAILABLE, message)
         case DeadlineExceeded():
             return ErrorStatus(code.DEADLINE_EXCEEDED, message)

@@ -309,6 +309,9 @@ TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(_SETTINGS, max_examples=300)
 
 
-@pytest.mark.slow
-class TestSchedulerAtLength(SchedulerMachine.TestCase):
-    settings = settings(_SETTINGS, max_examples=10_000)
+class SchedulerMachineAtLength(SchedulerMachine):
+    """The same, for long."""
+
+
+TestSchedulerAtLength = pytest.mark.slow(SchedulerMachineAtLength.TestCase)
+TestSchedulerAtLength.settings = settings(_SETTINGS, max_examples=10_000)

@@ -360,8 +360,10 @@ async def test_draining_lets_running_requests_end_and_refuses_new_ones() -> None
         pair.prefill.send(producer, 0, "a", handed_over=True)
         await first
         draining = asyncio.create_task(server.drain(grace_s=60))
-        with pytest.raises(CallFailed, match="UNAVAILABLE"):
-            await anext(client.generate("too late"))
+        await asyncio.sleep(0)  # It begins.
+        for _ in range(20):
+            with pytest.raises(CallFailed, match="UNAVAILABLE: this ingress is draining"):
+                await anext(client.generate("too late"))
 
         pair.decode.send(consumer, 1, "b", finish_reason=FinishReason.LENGTH)
 

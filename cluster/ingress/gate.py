@@ -1,0 +1,48 @@
+"""Who is inside while a server drains.
+
+gRPC's own stop() cancels a call that arrives while it is under way, and its client sees CANCELLED, as if it had given
+up itself. So calls are refused here first, and the server is stopped when nobody is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from cluster.errors import Draining
+
+
+class Gate:
+    """An async context manager that a call is inside of. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._num_inside = 0
+        self._is_closed = False
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+
+    async def __aenter__(self) -> Self:
+        """Go in. Raises Draining once the gate is closed."""
+        if self._is_closed:
+            raise Draining
+        self._num_inside += 1
+        self._is_empty.clear()
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._num_inside -= 1
+        if not self._num_inside:
+            self._is_empty.set()
+
+    async def close(self, grace_s: float) -> bool:
+        """Let nobody in any more, and wait for those inside; returns whether all have left within grace_s."""
+        self._is_closed = True
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._is_empty.wait()
+        except TimeoutError:
+            return False
+        return True
