@@ -81,7 +81,13 @@ class SchedulerConfig(_Settings):
 class ParallelConfig(_Settings):
     """How many workers share one engine's model."""
 
-    tensor_parallel_size: Literal[1] = Field(1, description="Ranks of one engine; more than one comes later.")
+    tensor_parallel_size: int = Field(1, ge=1, le=8, description="Ranks that share one engine's model, one GPU each.")
+    rank_timeout_s: float = Field(
+        10.0, gt=0, description="How long a rank waits for another within a step, before the engine counts as broken."
+    )
+    rank_start_timeout_s: float = Field(
+        300.0, gt=0, description="How long ranks wait for each other while an engine loads its model."
+    )
     num_threads: int = Field(0, ge=0, description="CPU threads of a worker's tensor operations; 0: torch's default.")
 
 
@@ -97,9 +103,14 @@ class EngineConfig(_Settings):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the rest of the engine, and the doors, must know of the loaded model."""
+    """What the rest of the engine, and the doors, must know of the loaded model.
+
+    layout: of rank 0's KV cache
+    further_rank_addresses: of ranks 1, 2, … for KV transfers, see EngineAddress
+    """
 
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     layout: KVCacheLayout
+    further_rank_addresses: tuple[str, ...] = ()

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from actors.config import EngineConfig
 from actors.core.scheduler import Scheduler
 from actors.engine_core import EngineCore
-from actors.executor import InProcessExecutor
-from actors.model.model_runner import ModelRunner
-from actors.worker import Worker
+from actors.executor import Executor, InProcessExecutor
+from actors.multi_rank_executor import MultiRankExecutor
+from actors.process_ranks import ProcessRanks
+from actors.rank_group import RankGroup, gather_ranks
+from actors.rank_launcher import RankLauncher
+from actors.worker_builder import build_worker
 from kv_transfer.control import Control
 from kv_transfer.params import EngineAddress
 from kv_transfer.scheduler_connector import ConnectorScheduler
-from kv_transfer.worker_connector import ConnectorWorker
 
 logger = logging.getLogger(__name__)
 
@@ -26,23 +28,22 @@ def build_engine_core(
     control: Control,
     on_progress: Callable[[], None],
     say: Callable[[str], None] = logger.info,
+    launch_ranks: RankLauncher = ProcessRanks,
 ) -> EngineCore:
     """Load the model, size and allocate the cache, warm up. Blocks for as long as the weights take.
 
     on_progress: called from a transfer thread when a step is due because something arrived or left
     say: told what the start is busy with, in a few words
-    Raises CheckpointError, UnsupportedModel, KVCacheTooSmall or TransportUnavailable.
+    launch_ranks: starts the tensor-parallel ranks after the first, which is this process
+    Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable or RankLost.
     """
-    say("loading weights")
-    runner = ModelRunner(config.model, config.cache, config.scheduler, config.parallel)
-    runner.load_model()
-    say("sizing the KV cache")
-    runner.initialize_kv_cache(runner.determine_num_blocks())
-    say("warming up")
-    runner.warm_up()
-    connector = ConnectorWorker(
-        config.kv_transfer, identity, runner.layout, runner.kv_cache, control=control, on_progress=on_progress
-    )
+    group: RankGroup | None = None
+    if config.parallel.tensor_parallel_size == 1:
+        worker = build_worker(config, identity, control, on_progress, say)
+    else:
+        group = gather_ranks(config, identity, control, on_progress, say, launch_ranks)
+        worker = group.worker
+    runner = worker.runner
     overlap = config.scheduler.overlap
     if overlap is None:
         overlap = runner.kv_cache.device.type != "cpu"
@@ -56,4 +57,5 @@ def build_engine_core(
         handoff_timeout_s=config.kv_transfer.handoff_timeout_s,
         clock=time.time,
     )
-    return EngineCore(scheduler, InProcessExecutor(Worker(runner, connector), overlap=overlap))
+    executor: Executor = InProcessExecutor(worker, overlap=overlap)
+    return EngineCore(scheduler, executor if group is None else MultiRankExecutor(executor, group))

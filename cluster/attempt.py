@@ -23,7 +23,7 @@ from cluster.errors import DeadlineExceeded, EngineFailed, EngineLost, OutputsDi
 from cluster.generation import EngineReport
 from cluster.output_order import Diverged, OutputOrder
 from cluster.router.base import Route
-from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+from kv_transfer.params import KVTransferParams, TransferRole
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +202,6 @@ class Attempt:
         return [self._decode] if self._prefill is None else [self._prefill, self._decode]
 
     def _with_ticket(self, role: TransferRole, peer: EngineConnection) -> EngineCoreRequest:
-        request, descriptor = self._request, peer.descriptor
-        address = EngineAddress(descriptor.engine_id, descriptor.incarnation, descriptor.address)
+        request, address = self._request, peer.descriptor.kv_address
         transfer_id = f"{request.request_id}/{request.attempt}"
         return replace(request, kv_transfer_params=KVTransferParams(transfer_id, request.attempt, role, address))

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from actors.core.outputs import EngineCoreOutput
 from actors.core.request import EngineCoreRequest
+from kv_transfer.params import EngineAddress
 
 
 class EngineRole(StrEnum):
@@ -29,12 +30,19 @@ class EngineDescriptor:
     """Which engine, in which of its lives, in which role.
 
     address: host:port of the engine's gRPC server, for sessions and for KV control
+    further_rank_addresses: for KV control of its tensor-parallel ranks 1, 2, …
     """
 
     engine_id: str
     incarnation: int
     role: EngineRole
     address: str
+    further_rank_addresses: tuple[str, ...] = ()
+
+    @property
+    def kv_address(self) -> EngineAddress:
+        """The engine as its peers in KV transfers know it."""
+        return EngineAddress(self.engine_id, self.incarnation, self.address, self.further_rank_addresses)
 
 
 class EngineConnection(Protocol):

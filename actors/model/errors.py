@@ -6,7 +6,8 @@ ModelError
 |   `-- SelfCheckFailed  the paged forward does not give the stock model's logits
 |-- DeviceUnavailable  the configured device is not on this machine
 |-- KVCacheTooSmall    the memory budget does not hold a usable KV cache
-`-- RankLost           another tensor-parallel rank of this engine is gone, or too late
+|-- RankLost           another tensor-parallel rank of this engine is gone, or too late
+`-- RanksDisagree      a bug of ours: two ranks of an engine sampled different tokens
 """
 
 
@@ -41,3 +42,7 @@ class KVCacheTooSmall(ModelError):
 
 class RankLost(ModelError):
     """A tensor-parallel rank is gone, or too late. The engine cannot go on: its ranks are no longer in step."""
+
+
+class RanksDisagree(ModelError):
+    """A bug of ours: ranks compute the same logits and must sample the same tokens."""

@@ -23,6 +23,7 @@ from actors.model.loader import LoadedModel, load_model
 from actors.model.memory import free_memory_bytes, peak_memory_bytes
 from actors.model.sampler import SamplerOutput, sample
 from actors.model.sampling_batch import SamplingBatch, SamplingRow
+from actors.model.tensor_parallel_group import TensorParallelGroup
 from kv_transfer.layout import KVCacheLayout
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,10 @@ class ModelRunner:
         cache_config: CacheConfig,
         scheduler_config: SchedulerConfig,
         parallel_config: ParallelConfig,
+        group: TensorParallelGroup | None = None,
     ) -> None:
+        """group: the ranks that share the model; None if this is the only one."""
+        self._group = group
         self._model_config = model_config
         self._cache_config = cache_config
         self._scheduler_config = scheduler_config
@@ -51,7 +55,7 @@ class ModelRunner:
         """Load and check the model. Raises CheckpointError or UnsupportedModel."""
         if self._parallel_config.num_threads:
             torch.set_num_threads(self._parallel_config.num_threads)
-        self._loaded = load_model(self._model_config)
+        self._loaded = load_model(self._model_config, self._group)
 
     def determine_num_blocks(self) -> int:
         """How many blocks the cache can have, after a profiling run of the largest batch where memory decides.

@@ -21,10 +21,11 @@ from actors.model.errors import RankLost
 class TensorParallelGroup:
     """One rank's end of the group. Operations are collective: every rank calls the same ones in the same order."""
 
-    def __init__(self, rank: int, size: int, backend: Any, store: TCPStore | None) -> None:
+    def __init__(self, rank: int, size: int, device: torch.device, backend: Any, store: TCPStore | None) -> None:
         """backend: a torch process group, whose stubs lack its methods; store: kept alive as long as the group."""
         self.rank = rank
         self.size = size
+        self._device = device
         self._backend = backend
         self._store = store
 
@@ -44,6 +45,14 @@ class TensorParallelGroup:
         except RuntimeError as error:
             raise RankLost(f"an all-gather failed: {str(error).splitlines()[0]}") from error
         return gathered
+
+    def smallest(self, number: int) -> int:
+        """The smallest of all ranks' numbers. Raises RankLost."""
+        return int(self.all_gather(torch.tensor([number], device=self._device)).min())
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """From now on, for every operation."""
+        self._backend._set_default_timeout(timedelta(seconds=timeout_s))
 
     def close(self) -> None:
         """Drop the group, which closes its connections."""
@@ -71,7 +80,7 @@ def join_group(
         backend = make(PrefixStore("tensor-parallel", store), rank, size, host, timeout)
     except RuntimeError as error:
         raise RankLost(f"rank {rank} of {size} did not meet the others: {str(error).splitlines()[0]}") from error
-    return TensorParallelGroup(rank, size, backend, store)
+    return TensorParallelGroup(rank, size, device, backend, store)
 
 
 def _make_gloo(store: PrefixStore, rank: int, size: int, host: str, timeout: timedelta) -> Any:

@@ -17,7 +17,7 @@ from actors.core.request import EngineCoreRequest, FinishReason
 from actors.core.sampling_params import SamplingParams
 from cluster.engine_connection import EngineConnection
 from cluster.errors import CanaryFailed, EngineLost
-from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+from kv_transfer.params import KVTransferParams, TransferRole
 
 _NUM_TOKENS = 4
 
@@ -56,9 +56,7 @@ async def _run_pair(prefill: EngineConnection, decode: EngineConnection, facts: 
 def _with_ticket(
     request: EngineCoreRequest, transfer_id: str, role: TransferRole, peer: EngineConnection
 ) -> EngineCoreRequest:
-    descriptor = peer.descriptor
-    address = EngineAddress(descriptor.engine_id, descriptor.incarnation, descriptor.address)
-    ticket = KVTransferParams(transfer_id, request.attempt, role, address)
+    ticket = KVTransferParams(transfer_id, request.attempt, role, peer.descriptor.kv_address)
     return EngineCoreRequest(
         request_id=request.request_id,
         prompt_token_ids=request.prompt_token_ids,

@@ -208,7 +208,8 @@ class Controller:
         finally:
             watch.cancel()
         address = engine.ready.address
-        engine.descriptor = EngineDescriptor(name, engine.incarnation, engine.slot.role, address)
+        further = engine.ready.facts.further_rank_addresses
+        engine.descriptor = EngineDescriptor(name, engine.incarnation, engine.slot.role, address, further)
         self._progress.say(f"{name}: loaded, {engine.ready.facts.layout.num_blocks} KV blocks, at {address}")
 
     async def _bring_back(self, engine: _Engine) -> None:

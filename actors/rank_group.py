@@ -1,0 +1,88 @@
+"""Rank 0 gathers its further ranks: they start, meet, load together, and are ready together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from actors.config import EngineConfig
+from actors.model.errors import RankLost
+from actors.model.loader import choose_device
+from actors.model.tensor_parallel_group import TensorParallelGroup, join_group, open_rendezvous
+from actors.rank_hub import RankHub
+from actors.rank_launcher import RankLauncher, Ranks
+from actors.rank_messages import RankTask
+from actors.worker import Worker
+from actors.worker_builder import build_worker
+from kv_transfer.control import Control
+from kv_transfer.params import EngineAddress
+
+JOIN_TIMEOUT_S: Final = 30.0
+"""For ranks that have all called to meet in their process group."""
+_STOP_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankGroup:
+    """An engine's ranks, ready: rank 0's worker, and the way to the others.
+
+    further_rank_addresses: of ranks 1, 2, … for KV transfers
+    """
+
+    worker: Worker
+    hub: RankHub
+    ranks: Ranks
+    group: TensorParallelGroup
+    further_rank_addresses: tuple[str, ...]
+
+
+def gather_ranks(
+    config: EngineConfig,
+    identity: EngineAddress,
+    control: Control,
+    on_progress: Callable[[], None],
+    say: Callable[[str], None],
+    launch: RankLauncher,
+) -> RankGroup:
+    """Start every further rank and build rank 0's worker beside theirs; blocks for as long as the weights take.
+
+    identity: the engine's; the rest as for build_worker
+    Raises what build_worker does, or RankLost with what a further rank said.
+    """
+    parallel = config.parallel
+    size, host = parallel.tensor_parallel_size, identity.control_address.rpartition(":")[0]
+    with ExitStack() as opened:
+        hub = RankHub(host, size - 1, parallel.rank_timeout_s, on_progress)
+        opened.callback(hub.close)
+        store = open_rendezvous(host, JOIN_TIMEOUT_S)
+        say(f"starting {size - 1} further ranks")
+        ranks = launch(_tasks(config, identity, hub, (host, store.port)))
+        opened.callback(ranks.stop, _STOP_TIMEOUT_S)
+        hub.accept_all(parallel.rank_start_timeout_s, ranks.find_lost)
+        try:
+            device = choose_device(config.model)
+            group = join_group((host, store.port), 0, size, device=device, host=host, timeout_s=JOIN_TIMEOUT_S)
+            opened.callback(group.close)
+            group.set_timeout(parallel.rank_start_timeout_s)
+            own = EngineAddress(f"{identity.engine_id}/0", identity.incarnation, identity.control_address)
+            worker = build_worker(config, own, control, on_progress, say, group)
+        except RankLost as error:
+            # A broken connection is what a failed rank looks like from here; the hub has heard why.
+            hub.check()
+            raise error
+        opened.callback(worker.shutdown)
+        ready = hub.collect_ready(parallel.rank_start_timeout_s)
+        group.set_timeout(parallel.rank_timeout_s)
+        opened.pop_all()
+    return RankGroup(worker, hub, ranks, group, tuple(rank.control_address for rank in ready))
+
+
+def _tasks(
+    config: EngineConfig, identity: EngineAddress, hub: RankHub, rendezvous: tuple[str, int]
+) -> Sequence[RankTask]:
+    return [
+        RankTask(config, identity.engine_id, identity.incarnation, rank, hub.address, rendezvous, hub.secret)
+        for rank in range(1, config.parallel.tensor_parallel_size)
+    ]

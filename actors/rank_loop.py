@@ -1,0 +1,97 @@
+"""A further rank: joins its engine, then computes what rank 0 sends until that ends."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import ExitStack
+
+import torch
+
+from actors.core.outputs import SchedulerOutput
+from actors.model.errors import RankLost
+from actors.model.loader import choose_device
+from actors.model.tensor_parallel_group import join_group
+from actors.rank_control import RankControl
+from actors.rank_group import JOIN_TIMEOUT_S
+from actors.rank_messages import RankConnection, RankFailed, RankReady, RankStep, RankStop, RankTask, RankWoke
+from actors.worker import Worker
+from actors.worker_builder import build_worker
+from kv_transfer.params import EngineAddress
+
+logger = logging.getLogger(__name__)
+
+
+def run_rank(task: RankTask, host: str) -> None:
+    """Live as one rank; returns when rank 0 says so or is gone, or when this rank has failed and has told it.
+
+    host: this rank's own address, as its peers reach it
+    """
+    timeout_s = task.config.parallel.rank_timeout_s
+    connection = _call(task, timeout_s)
+    with ExitStack() as opened:
+        opened.callback(connection.close)
+        try:
+            worker = _build(task, host, connection, opened)
+            _serve(connection, worker)
+        except RankLost as error:
+            logger.warning("rank %d ends: its engine is gone", task.tp_rank, extra={"reason": str(error)})
+            _say_why(connection, error)
+        except Exception as error:
+            # A broken invariant of one rank ends the engine: rank 0 is told, and the pool replaces it.
+            logger.exception("rank %d failed", task.tp_rank)
+            _say_why(connection, error)
+
+
+def _call(task: RankTask, timeout_s: float) -> RankConnection:
+    connection = RankConnection(socket.create_connection(task.hub, timeout_s), timeout_s)
+    connection.authenticate(task.secret, is_hub=False, timeout_s=timeout_s)
+    connection.send(task.tp_rank)
+    return connection
+
+
+def _build(task: RankTask, host: str, connection: RankConnection, opened: ExitStack) -> Worker:
+    parallel = task.config.parallel
+    device = choose_device(task.config.model)
+    if device.type == "cuda":
+        torch.cuda.set_device(task.tp_rank % torch.cuda.device_count())
+    group = join_group(
+        task.rendezvous,
+        task.tp_rank,
+        parallel.tensor_parallel_size,
+        device=device,
+        host=host,
+        timeout_s=JOIN_TIMEOUT_S,
+    )
+    opened.callback(group.close)
+    group.set_timeout(parallel.rank_start_timeout_s)
+    control = RankControl(host)
+    opened.callback(control.close)
+    identity = EngineAddress(f"{task.engine_id}/{task.tp_rank}", task.incarnation, control.address)
+    worker = build_worker(task.config, identity, control.control, on_progress=lambda: _wake(connection), group=group)
+    opened.callback(worker.shutdown)
+    group.set_timeout(parallel.rank_timeout_s)
+    connection.send(RankReady(control.address))
+    return worker
+
+
+def _serve(connection: RankConnection, worker: Worker) -> None:
+    while not isinstance(step := connection.receive(), RankStop):
+        assert isinstance(step, SchedulerOutput), f"not rank 0's: {step}"
+        output = worker.execute_model(step)
+        connection.send(RankStep(output.token_ids, output.kv_connector_output))
+
+
+def _wake(connection: RankConnection) -> None:
+    """On a transfer thread. Whether rank 0 is gone, the rank's own thread finds out."""
+    try:
+        connection.send(RankWoke())
+    except RankLost:
+        logger.debug("rank 0 is gone")
+
+
+def _say_why(connection: RankConnection, error: Exception) -> None:
+    try:
+        connection.send(RankFailed(f"{type(error).__name__}: {error}"))
+    except RankLost:
+        logger.debug("rank 0 is gone")

@@ -1,0 +1,140 @@
+"""What rank 0 of an engine and its further ranks say to each other, and the connection on which they say it.
+
+Messages are pickled: both ends are one engine, of one version, and a connection counts only after both have proven that
+they know the engine's secret. Tensors never travel here; they go through the ranks' process group.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Final
+
+import numpy as np
+
+from actors.config import EngineConfig
+from actors.core.outputs import SchedulerOutput
+from actors.model.errors import RankLost
+from kv_transfer.connector import KVConnectorOutput
+
+# A peer whose host is gone says nothing: keepalive finds out within about this long.
+_KEEPALIVE_S: Final = 3
+_NUM_KEEPALIVES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RankTask:
+    """Everything that a further rank needs to know to take part.
+
+    hub, rendezvous: host and port, of rank 0's hub and of the process group's store
+    """
+
+    config: EngineConfig
+    engine_id: str
+    incarnation: int
+    tp_rank: int
+    hub: tuple[str, int]
+    rendezvous: tuple[str, int]
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady:
+    """A further rank is loaded and warm. control_address: of its end of KV transfers."""
+
+    control_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankWoke:
+    """Something arrived or left at a further rank: a step is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """A further rank has computed a step. token_ids: as in ModelRunnerOutput; all ranks sample the same ones."""
+
+    token_ids: np.ndarray
+    kv_connector_output: KVConnectorOutput | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """A further rank cannot go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankStop:
+    """Rank 0: the engine ends."""
+
+
+RankMessage = int | RankReady | RankWoke | RankStep | RankFailed
+"""The first is the rank's number."""
+
+
+class RankConnection:
+    """One end of the stream between rank 0 and a further rank. Sending is safe from any thread."""
+
+    def __init__(self, peer: socket.socket, timeout_s: float) -> None:
+        """timeout_s: how long a full stream may block a sender."""
+        peer.setblocking(True)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _NUM_KEEPALIVES)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(timeout_s), 0))
+        self._connection = Connection(peer.detach())
+        self._lock = threading.Lock()
+
+    def authenticate(self, secret: bytes, *, is_hub: bool, timeout_s: float) -> None:
+        """Prove to each other that both know the secret, before anything is unpickled. Raises RankLost."""
+        steps = (deliver_challenge, answer_challenge) if is_hub else (answer_challenge, deliver_challenge)
+        try:
+            for step in steps:
+                if step is answer_challenge and not self._connection.poll(timeout_s):
+                    raise RankLost("the other end of a rank's connection said nothing")
+                step(self._connection, secret)
+        except (AuthenticationError, OSError, EOFError) as error:
+            raise RankLost(f"a rank's connection was refused: {error!r}") from error
+
+    def send(self, message: RankMessage | RankStop | SchedulerOutput) -> None:
+        """Send one message. Raises RankLost."""
+        self.send_pickled(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def send_pickled(self, message: bytes) -> None:
+        """The same message to several ranks is pickled once. Raises RankLost."""
+        with self._lock:
+            try:
+                self._connection.send_bytes(message)
+            except OSError as error:
+                raise RankLost(f"nothing can be sent to a rank: {error!r}") from error
+
+    def receive(self) -> object:
+        """Wait for the next message, as long as the other end lives. Raises RankLost when it does not."""
+        try:
+            return pickle.loads(self._connection.recv_bytes())
+        except (OSError, EOFError) as error:
+            raise RankLost("its process is gone") from error
+
+    def hang_up(self) -> None:
+        """Wake whoever receives, at both ends; from any thread."""
+        try:
+            with socket.socket(fileno=self._connection.fileno()) as borrowed:
+                try:
+                    borrowed.shutdown(socket.SHUT_RDWR)
+                finally:
+                    borrowed.detach()
+        except OSError:
+            return  # The other end was quicker.
+
+    def close(self) -> None:
+        """Release the socket; by whoever receives."""
+        self._connection.close()

@@ -1,0 +1,47 @@
+"""Puts one rank's worker together: model, cache, warm-up, the worker side of the connector."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from actors.config import EngineConfig
+from actors.model.model_runner import ModelRunner
+from actors.model.tensor_parallel_group import TensorParallelGroup
+from actors.worker import Worker
+from kv_transfer.control import Control
+from kv_transfer.params import EngineAddress
+from kv_transfer.rank_connector import RankConnector
+from kv_transfer.worker_connector import ConnectorWorker
+
+logger = logging.getLogger(__name__)
+
+
+def build_worker(
+    config: EngineConfig,
+    identity: EngineAddress,
+    control: Control,
+    on_progress: Callable[[], None],
+    say: Callable[[str], None] = logger.info,
+    group: TensorParallelGroup | None = None,
+) -> Worker:
+    """Load the model, size and allocate the cache, warm up. Blocks for as long as the weights take.
+
+    identity: the rank's own; group: the ranks of this engine, None if there is one only
+    Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable or RankLost.
+    """
+    say("loading weights")
+    runner = ModelRunner(config.model, config.cache, config.scheduler, config.parallel, group)
+    runner.load_model()
+    say("sizing the KV cache")
+    num_blocks = runner.determine_num_blocks()
+    if group is not None:
+        # Block ids mean the same on every rank.
+        num_blocks = group.smallest(num_blocks)
+    runner.initialize_kv_cache(num_blocks)
+    say("warming up")
+    runner.warm_up()
+    pairs = ConnectorWorker(
+        config.kv_transfer, identity, runner.layout, runner.kv_cache, control=control, on_progress=on_progress
+    )
+    return Worker(runner, RankConnector(pairs, runner.layout))
