@@ -85,6 +85,16 @@ class EnginePair:
         self.answers: dict[str, Answer] = {}
         self.seen_statuses: set[RequestStatus] = set()
 
+    @classmethod
+    def of(
+        cls, engines: dict[str, EngineCore], addresses: dict[str, EngineAddress], wake: threading.Event
+    ) -> EnginePair:
+        """Engines that were built elsewhere, with this event for their on_progress; whoever built them ends them."""
+        pair = cls.__new__(cls)
+        pair._wake, pair.addresses, pair.engines = wake, addresses, engines
+        pair.answers, pair.seen_statuses = {}, set()
+        return pair
+
     def __enter__(self) -> EnginePair:
         return self
 

@@ -1,0 +1,121 @@
+"""Greedy tokens equal generate() whatever the tensor-parallel and block sizes of the two engines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from actors.core.request import RequestStatus
+from actors.core.sampling_params import SamplingParams
+from actors.engine_builder import build_engine_core
+from actors.engine_core import EngineCore
+from actors.rank_control import RankControl
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.params import EngineAddress
+from tests.checkpoints import make_checkpoint
+from tests.engine_pair import EnginePair, engine_config
+from tests.rank_threads import RankThreads
+from tests.reference import greedy_tokens, random_prompt
+
+NUM_TOKENS = 6
+LENGTHS = (1, 17, 40)
+SIZES = (1, 2, 4)
+BLOCK_SIZES = {"prefill": {1: 8, 2: 16, 4: 8}, "decode": {1: 16, 2: 8, 4: 8}}
+"""By tensor-parallel size: over all pairs, equal ones and multiples in both directions."""
+
+NUM_LAYERS, HEAD_DIM = 2, 8
+CHECKPOINTS = {"4 KV heads": 4, "2 KV heads, replicated on 4 ranks": 2}
+
+
+@dataclass(frozen=True)
+class Engine:
+    core: EngineCore
+    address: EngineAddress
+
+
+class Fleet:
+    """One prefill and one decode engine of every size, of one checkpoint; all of them joined by gRPC and gloo."""
+
+    def __init__(self, directory: Path, num_kv_heads: int, opened: ExitStack) -> None:
+        self.directory = directory
+        self.num_kv_heads = num_kv_heads
+        self.wake = threading.Event()
+        self.engines = {
+            (role, tp_size): self._start(role, tp_size, opened) for role in BLOCK_SIZES for tp_size in SIZES
+        }
+
+    def pair(self, prefill_size: int, decode_size: int) -> EnginePair:
+        engines = {"prefill": self.engines["prefill", prefill_size], "decode": self.engines["decode", decode_size]}
+        cores = {name: engine.core for name, engine in engines.items()}
+        return EnginePair.of(cores, {name: engine.address for name, engine in engines.items()}, self.wake)
+
+    def _start(self, role: str, tp_size: int, opened: ExitStack) -> Engine:
+        control = RankControl("127.0.0.1")
+        opened.callback(control.close)
+        config = engine_config(
+            self.directory,
+            block_size=BLOCK_SIZES[role][tp_size],
+            num_blocks=64,
+            max_num_batched_tokens=32,
+            transfer=KVTransferConfig(transport="gloo"),
+        )
+        parallel = config.parallel.model_copy(update={"tensor_parallel_size": tp_size})
+        address = EngineAddress(f"{role}-tp{tp_size}", 1, control.address)
+        core = build_engine_core(
+            config.model_copy(update={"parallel": parallel}),
+            address,
+            control.control,
+            self.wake.set,
+            launch_ranks=RankThreads,
+        )
+        opened.callback(core.shutdown)
+        return Engine(core, replace(address, further_rank_addresses=core.executor.facts.further_rank_addresses))
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    num_kv_heads = CHECKPOINTS[request.param]
+    directory = make_checkpoint(
+        "qwen3",
+        tmp_path_factory.mktemp("unequal"),
+        num_key_value_heads=num_kv_heads,
+        num_hidden_layers=NUM_LAYERS,
+        hidden_size=32,
+        head_dim=HEAD_DIM,
+        intermediate_size=48,
+    )
+    with ExitStack() as opened:
+        yield Fleet(directory, num_kv_heads, opened)
+
+
+@pytest.mark.parametrize("decode_size", SIZES)
+@pytest.mark.parametrize("prefill_size", SIZES)
+def test_tokens_equal_generate_between_engines_of_any_size(prefill_size: int, decode_size: int, fleet: Fleet) -> None:
+    pair = fleet.pair(prefill_size, decode_size)
+    # Prompts of its own for each pair: nothing is cached.
+    prompts = {f"r{n}": random_prompt(n, seed=10 * prefill_size + decode_size) for n in LENGTHS}
+    for request_id, prompt in prompts.items():
+        pair.hand_over(request_id, prompt, SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True))
+    pair.run()
+
+    for request_id, prompt in prompts.items():
+        expected = greedy_tokens(fleet.directory, tuple(prompt), NUM_TOKENS)
+        assert pair.answers[request_id].token_ids == expected, request_id
+        timings = pair.answers[request_id].timings("decode")
+        assert timings.num_prompt_tokens_computed == 0
+        assert timings.transfer is not None
+        assert timings.transfer.num_bytes == expected_bytes(fleet, prefill_size, decode_size, len(prompt))
+    assert RequestStatus.WAITING_FOR_REMOTE_KVS in pair.seen_statuses
+    pair.assert_whole()
+
+
+def expected_bytes(fleet: Fleet, prefill_size: int, decode_size: int, num_tokens: int) -> int:
+    """Every consumer rank gets each of its heads once, in whole pieces."""
+    piece = min(BLOCK_SIZES["prefill"][prefill_size], BLOCK_SIZES["decode"][decode_size])
+    num_heads_received = max(fleet.num_kv_heads, decode_size)
+    return -(-num_tokens // piece) * piece * num_heads_received * NUM_LAYERS * 2 * HEAD_DIM * 4
