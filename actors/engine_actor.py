@@ -6,7 +6,7 @@ event loop of its own; what belongs to the main loop (the gRPC server) is only t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import ray
 
@@ -31,14 +31,26 @@ class EngineHealth:
     error: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class RankResources:
+    """What each rank of an engine reserves, and in which bundle of the engine's placement group."""
+
+    bundle_index: int
+    num_cpus: float = 1
+    num_gpus: float = 0
+    custom: dict[str, float] = field(default_factory=dict)
+
+
 class EngineActor:
     """One prefill, decode or combined engine."""
 
-    def __init__(self, config: EngineConfig, engine_id: str, incarnation: int) -> None:
+    def __init__(self, config: EngineConfig, engine_id: str, incarnation: int, resources: RankResources) -> None:
+        """resources: for the engine's further tensor-parallel ranks; this actor is the first, and has the same."""
         # Imported here: the driver and the controller handle this class without loading torch.
         from actors.engine_server import EngineServer
+        from actors.ray_executor import RayRankLauncher
 
-        self._server = EngineServer(config, engine_id, incarnation)
+        self._server = EngineServer(config, engine_id, incarnation, RayRankLauncher(resources))
 
     async def start(self, host: str | None) -> EngineReady:
         """Load the model, warm up, listen at `host` or at this node's address. Returns once it can take requests."""

@@ -18,6 +18,8 @@ from actors.core.stats import SchedulerStats
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from actors.engine_thread import EngineThread
+from actors.process_ranks import ProcessRanks
+from actors.rank_launcher import RankLauncher
 from actors.session_messages import MAX_MESSAGE_BYTES
 from actors.session_server import SessionServer
 from kv_transfer.grpc_control import GrpcControl
@@ -39,8 +41,11 @@ _SERVER_OPTIONS = [
 class EngineServer:
     """start() and stop() belong to one event loop; the properties may be read from any thread."""
 
-    def __init__(self, config: EngineConfig, engine_id: str, incarnation: int) -> None:
+    def __init__(
+        self, config: EngineConfig, engine_id: str, incarnation: int, launch_ranks: RankLauncher = ProcessRanks
+    ) -> None:
         self._config = config
+        self._launch_ranks = launch_ranks
         self._engine_id = engine_id
         self._incarnation = incarnation
         self._progress = "starting"
@@ -58,7 +63,7 @@ class EngineServer:
         address = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
         identity = EngineAddress(self._engine_id, self._incarnation, address)
         self._core = await asyncio.to_thread(
-            build_engine_core, self._config, identity, self._control, self._wake.set, self._say
+            build_engine_core, self._config, identity, self._control, self._wake.set, self._say, self._launch_ranks
         )
         self._thread = EngineThread(self._core, sessions.deliver, self._on_death, self._wake)
         self._thread.start()

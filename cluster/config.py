@@ -28,13 +28,14 @@ class EngineGroupConfig(_Settings):
     """The engines of one role, and what each needs of its node."""
 
     count: int = Field(1, ge=0, le=1024, description="How many engines.")
-    num_cpus: float = Field(1, ge=0, description="CPU cores that Ray reserves for each.")
+    num_cpus: float = Field(1, ge=0, description="CPU cores that Ray reserves for each rank of an engine.")
     num_gpus: float = Field(
-        0, ge=0, description="GPUs that Ray reserves for each; a part of one lets engines share it."
+        0, ge=0, description="GPUs that Ray reserves for each rank; a part of one lets engines share it."
     )
-    resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources that each needs.")
+    resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources that each rank needs.")
     scheduler: SchedulerConfig | None = Field(None, description="Instead of the cluster's scheduler settings.")
     cache: CacheConfig | None = Field(None, description="Instead of the cluster's cache settings.")
+    parallel: ParallelConfig | None = Field(None, description="Instead of the cluster's parallel settings.")
 
 
 class IngressConfig(_Settings):
@@ -95,8 +96,16 @@ class ClusterConfig(_Settings):
     @property
     def num_cpus(self) -> int:
         """CPUs that the engines reserve together, rounded up."""
-        groups = (self.prefill, self.decode, self.both)
-        return math.ceil(sum(group.count * max(group.num_cpus, 0.001) for group in groups))
+        return math.ceil(
+            sum(
+                self.group(role).count * max(self.group(role).num_cpus, 0.001) * self.num_ranks(role)
+                for role in EngineRole
+            )
+        )
+
+    def num_ranks(self, role: EngineRole) -> int:
+        """Tensor-parallel ranks of each engine of a role; they are placed on one node."""
+        return self.engine_config(role).parallel.tensor_parallel_size
 
     def group(self, role: EngineRole) -> EngineGroupConfig:
         """The settings of one role's engines."""
@@ -109,7 +118,7 @@ class ClusterConfig(_Settings):
             model=self.model,
             cache=group.cache or self.cache,
             scheduler=group.scheduler or self.scheduler,
-            parallel=self.parallel,
+            parallel=group.parallel or self.parallel,
             kv_transfer=self.kv_transfer,
         )
 

@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.config import ModelFacts
-from actors.engine_actor import EngineActor, EngineHealth, EngineReady
+from actors.engine_actor import EngineActor, EngineHealth, EngineReady, RankResources
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import CannotStart
@@ -181,6 +181,9 @@ class Controller:
     def _begin(self, action: StartEngine) -> None:
         slot, incarnation = action.slot, action.incarnation
         group = self._config.group(slot.role)
+        resources = RankResources(
+            self._placement.bundle_index(slot), group.num_cpus, group.num_gpus, dict(group.resources)
+        )
         actor = (
             _remote(EngineActor, concurrency_groups={"control": 4})
             .options(
@@ -189,7 +192,7 @@ class Controller:
                 resources=group.resources or None,
                 scheduling_strategy=self._placement.strategy(slot),
             )
-            .remote(self._config.engine_config(slot.role), slot.engine_id, incarnation)
+            .remote(self._config.engine_config(slot.role), slot.engine_id, incarnation, resources)
         )
         engine = self._engines[slot] = _Engine(slot, incarnation, actor)
         self._incarnations[slot] = incarnation

@@ -40,8 +40,12 @@ class Placement:
         """Puts an actor into its slot's bundle; after reserve()."""
         assert self._group is not None
         return PlacementGroupSchedulingStrategy(
-            placement_group=self._group, placement_group_bundle_index=self._slots.index(slot)
+            placement_group=self._group, placement_group_bundle_index=self.bundle_index(slot)
         )
+
+    def bundle_index(self, slot: Slot) -> int:
+        """Which of the group's bundles is a slot's."""
+        return self._slots.index(slot)
 
     def release(self) -> None:
         """Give the resources back."""
@@ -50,10 +54,11 @@ class Placement:
             self._group = None
 
     def _bundle(self, slot: Slot) -> dict[str, float]:
-        group = self._config.group(slot.role)
+        """One engine's, for all of its ranks: so they are on one node."""
+        group, num_ranks = self._config.group(slot.role), self._config.num_ranks(slot.role)
         wanted = {"CPU": group.num_cpus, "GPU": group.num_gpus, **group.resources}
         # Ray refuses an empty bundle; a sliver of a CPU stands for "nothing".
-        return {name: amount for name, amount in wanted.items() if amount} or {"CPU": 0.001}
+        return {name: amount * num_ranks for name, amount in wanted.items() if amount} or {"CPU": 0.001}
 
 
 def _total(bundles: Sequence[dict[str, float]]) -> dict[str, float]:
