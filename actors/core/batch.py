@@ -61,6 +61,8 @@ class Batch:
         if len(growing) > self._kv.block_pool.num_free_blocks:
             self._grow_in_order(growing, step)
             return
+        if not len(growing):
+            return
         for row, request_id in zip(growing.tolist(), rows.req_ids[growing].tolist(), strict=True):
             step.new_block_ids[row] = [self._kv.grow(request_id)]
         rows.num_slots[growing] += self._kv.block_size

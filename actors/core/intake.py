@@ -64,45 +64,49 @@ class Intake:
     def _take_plain(self, batch: StepBatch, token_ids: np.ndarray, now_s: float) -> None:
         """Take in all that decoded one token, together."""
         rows, num_plain = self._rows, batch.num_plain
-        live = np.flatnonzero(rows.epochs[batch.rows[:num_plain]] == batch.epochs[:num_plain])
-        if not len(live):
+        indices, tokens = batch.rows[:num_plain], token_ids[:num_plain, 0]
+        num_computed = batch.num_computed_tokens[:num_plain] + 1
+        is_live = rows.epochs[indices] == batch.epochs[:num_plain]
+        if not is_live.all():
+            indices, tokens, num_computed = indices[is_live], tokens[is_live], num_computed[is_live]
+        if not len(indices):
             return
-        indices, tokens = batch.rows[live], token_ids[live, 0]
         if (tokens == NO_TOKEN).any():
             raise IntegrityError("a request decoded in this step, and no token was sampled for it")
-        num_computed = batch.num_computed_tokens[live] + 1
         num_tokens = num_computed + 1
         for all_token_ids, token_id in zip(rows.token_lists[indices].tolist(), tokens.tolist(), strict=True):
             all_token_ids.append(token_id)
         rows.num_expected[indices] = np.maximum(rows.num_expected[indices], num_tokens)
         self._stats.num_output_tokens += len(indices)
-        for index in np.flatnonzero(num_computed % self._kv.block_size == 0).tolist():
+        for index in (num_computed % self._kv.block_size == 0).nonzero()[0].tolist():
             # The step has filled a block, and is over now: its KV can be shared.
             self._kv.cache_blocks(rows.requests[indices[index]], int(num_computed[index]))
-        goes_on = self._end_stopped(indices, tokens, num_tokens, now_s)
-        positions = num_tokens - 1 - rows.num_prompt[indices]
-        indices = indices[goes_on]
-        if len(indices):
-            self._outbox.add_decoded(
-                rows.client_index[indices],
-                rows.req_ids[indices],
-                rows.attempt[indices],
-                np.stack([positions, tokens])[:, goes_on],
-            )
+        self._report_plain(indices, tokens, num_tokens, now_s)
 
-    def _end_stopped(self, indices: np.ndarray, tokens: np.ndarray, num_tokens: np.ndarray, now_s: float) -> np.ndarray:
-        """End the requests that their token completes; returns a mask of those that go on."""
+    def _report_plain(self, indices: np.ndarray, tokens: np.ndarray, num_tokens: np.ndarray, now_s: float) -> None:
+        """End the requests that their token completes, and tell of the others."""
         rows = self._rows
+        positions = num_tokens - 1 - rows.num_prompt[indices]
         may_stop = (tokens[:, None] == rows.stop_token_ids[indices]).any(axis=1)
         may_stop |= num_tokens >= rows.max_num_tokens[indices]
-        goes_on = np.ones(len(indices), dtype=bool)
-        for index in np.flatnonzero(may_stop).tolist():
-            request: Request = rows.requests[indices[index]]
+        if may_stop.any():
+            goes_on = ~self._end_stopped(indices, tokens, may_stop, now_s)
+            indices, tokens, positions = indices[goes_on], tokens[goes_on], positions[goes_on]
+        if len(indices):
+            self._outbox.add_decoded(
+                rows.client_index[indices], rows.req_ids[indices], rows.attempt[indices], positions, tokens
+            )
+
+    def _end_stopped(self, indices: np.ndarray, tokens: np.ndarray, may_stop: np.ndarray, now_s: float) -> np.ndarray:
+        """End those of may_stop that their token completes indeed; returns a mask of them."""
+        has_ended = np.zeros(len(indices), dtype=bool)
+        for index in may_stop.nonzero()[0].tolist():
+            request: Request = self._rows.requests[indices[index]]
             if (stop := find_stop(request)) is not None:
-                goes_on[index] = False
+                has_ended[index] = True
                 self._finish(request, stop, now_s, ProducerEnd.FINISHED_HERE)
                 self._outbox.add_end(request, now_s, new_token_ids=[int(tokens[index])])
-        return goes_on
+        return has_ended
 
     def _take_one(
         self,

@@ -29,21 +29,18 @@ class Outbox:
         self._of(request.client_index).others.append(output)
 
     def add_decoded(
-        self, client_index: np.ndarray, req_ids: np.ndarray, attempts: np.ndarray, columns: np.ndarray
+        self,
+        client_index: np.ndarray,
+        req_ids: np.ndarray,
+        attempts: np.ndarray,
+        positions: np.ndarray,
+        token_ids: np.ndarray,
     ) -> None:
-        """Tell of many requests that got one token each and go on.
-
-        client_index, attempts: [n]
-        req_ids: [n] str
-        columns: [2, n] output positions and tokens
-        """
-        clients = (
-            [int(client_index[0])] if (client_index == client_index[0]).all() else np.unique(client_index).tolist()
-        )
-        for client in clients:
-            own = slice(None) if len(clients) == 1 else client_index == client
+        """Tell of many requests that got one token each and go on. All arrays are [n]."""
+        for client in sorted(set(client_index.tolist())):
+            own = client_index == client
             self._of(client).decoded = DecodedTokens(
-                req_ids[own].tolist(), attempts[own].tolist(), columns[0, own].tolist(), columns[1, own].tolist()
+                req_ids[own].tolist(), attempts[own].tolist(), positions[own].tolist(), token_ids[own].tolist()
             )
 
     def add_end(

@@ -66,6 +66,9 @@ class CachedRequestData:
     num_output_tokens: list[int] = field(default_factory=list)
 
 
+NOTHING_GROWN: Final = np.zeros((3, 0), dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepBatch:
     """A step's requests in batch order, as arrays [num_requests] of int64.
@@ -74,7 +77,7 @@ class StepBatch:
     num_plain: so many from the start decode one token each, and nothing about them needs a look at the request
     num_new_tokens: tokens to compute, drafts included
     num_computed_tokens, num_output_tokens: before this step
-    grown_rows, grown_positions, grown_block_ids: blocks that rows get in addition, and their places in the block tables
+    grown: [3, num_new_blocks] blocks that rows get in addition: their rows, places in the block tables, and ids
     """
 
     req_ids: list[str]
@@ -84,9 +87,7 @@ class StepBatch:
     num_new_tokens: np.ndarray
     num_computed_tokens: np.ndarray
     num_output_tokens: np.ndarray
-    grown_rows: np.ndarray
-    grown_positions: np.ndarray
-    grown_block_ids: np.ndarray
+    grown: np.ndarray
 
     def __len__(self) -> int:
         return len(self.req_ids)
@@ -95,7 +96,7 @@ class StepBatch:
     def empty(cls) -> StepBatch:
         """A step without requests."""
         none = np.zeros(0, dtype=np.int64)
-        return cls([], none, none, 0, none, none, none, none, none, none)
+        return cls([], none, none, 0, none, none, none, NOTHING_GROWN)
 
 
 @dataclass(slots=True)
@@ -142,7 +143,7 @@ class SchedulerOutput:
         """The requests of this step that the worker knows."""
         batch = self.batch
         grown: dict[int, list[int]] = {}
-        for row, block_id in zip(batch.grown_rows.tolist(), batch.grown_block_ids.tolist(), strict=True):
+        for row, block_id in batch.grown[::2].T.tolist():
             grown.setdefault(row, []).append(block_id)
         new = {request.req_id for request in self.scheduled_new_reqs}
         resumed = {request.req_id: request for request in self.scheduled_resumed_reqs}

@@ -106,9 +106,10 @@ class RunningRows:
         num_missing = self.num_expected - self.num_computed
         is_due = (num_missing > 0) & (self.num_expected < self.max_num_tokens)
         is_steady = is_due & self.is_plain & (num_missing == 1) & ~self.has_drafts
-        others = np.flatnonzero(is_due & ~is_steady)
-        others = others[np.argsort(self.epochs[others])]
-        return np.flatnonzero(is_steady), self.requests[others].tolist()
+        others = (is_due ^ is_steady).nonzero()[0]
+        if len(others):
+            others = others[np.argsort(self.epochs[others])]
+        return is_steady.nonzero()[0], self.requests[others].tolist()
 
     def num_blocks_of(self, row: int) -> int:
         """How many blocks the row's request holds."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from actors.config import SchedulerConfig
 from actors.core.kv_cache_manager import KVCacheManager
-from actors.core.outputs import NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
+from actors.core.outputs import NOTHING_GROWN, NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
 from actors.core.places import Places
 from actors.core.request import Request
 from actors.core.running_rows import RunningRows
@@ -124,17 +124,12 @@ class Step:
 
     def _build_batch(self, rows: RunningRows, others: list[Request]) -> StepBatch:
         num_plain = len(self.steady_rows)
-        indices = np.concatenate([self.steady_rows, np.array([request.row for request in others], dtype=np.int64)])
+        indices = self.steady_rows
+        if others:
+            indices = np.concatenate([indices, np.array([request.row for request in others], dtype=np.int64)])
         num_new_tokens = np.ones(len(indices), dtype=np.int64)
-        num_new_tokens[num_plain:] = list(self.num_scheduled_tokens.values())
-        num_tokens = rows.num_expected[indices]
-        grown = self.new_block_ids
-        # The worker has the blocks before these, so they are the last ones that the row has slots for.
-        positions = [
-            position
-            for row, block_ids in grown.items()
-            for position in range(rows.num_blocks_of(row) - len(block_ids), rows.num_blocks_of(row))
-        ]
+        if others:
+            num_new_tokens[num_plain:] = list(self.num_scheduled_tokens.values())
         return StepBatch(
             req_ids=rows.req_ids[indices].tolist(),
             rows=indices,
@@ -142,11 +137,18 @@ class Step:
             num_plain=num_plain,
             num_new_tokens=num_new_tokens,
             num_computed_tokens=rows.num_computed[indices],
-            num_output_tokens=num_tokens - rows.num_prompt[indices],
-            grown_rows=np.repeat(list(grown), [len(ids) for ids in grown.values()]).astype(np.int64),
-            grown_positions=np.array(positions, dtype=np.int64),
-            grown_block_ids=np.array([block_id for ids in grown.values() for block_id in ids], dtype=np.int64),
+            num_output_tokens=rows.num_expected[indices] - rows.num_prompt[indices],
+            grown=self._list_grown(rows),
         )
+
+    def _list_grown(self, rows: RunningRows) -> np.ndarray:
+        """Each new block's row, place in the block table, and id. The worker has the blocks before these."""
+        grown = [
+            (row, position, block_id)
+            for row, block_ids in self.new_block_ids.items()
+            for position, block_id in enumerate(block_ids, rows.num_blocks_of(row) - len(block_ids))
+        ]
+        return np.array(grown, dtype=np.int64).T if grown else NOTHING_GROWN
 
     @staticmethod
     def _advance(rows: RunningRows, batch: StepBatch) -> None:

@@ -77,8 +77,8 @@ class InputBatch:
             self._resume(resumed)
         for new in scheduler_output.scheduled_new_reqs:
             self._add(new)
-        batch = scheduler_output.batch
-        self._block_tables[batch.grown_rows, batch.grown_positions] = batch.grown_block_ids
+        rows, positions, block_ids = scheduler_output.batch.grown
+        self._block_tables[rows, positions] = block_ids
 
     def prepare(self, batch: StepBatch) -> StepInputs:
         """The arrays of one step."""

@@ -313,5 +313,5 @@ class SchedulerMachineAtLength(SchedulerMachine):
     """The same, for long."""
 
 
-TestSchedulerAtLength = pytest.mark.slow(SchedulerMachineAtLength.TestCase)
+TestSchedulerAtLength = pytest.mark.timeout(3600)(pytest.mark.slow(SchedulerMachineAtLength.TestCase))
 TestSchedulerAtLength.settings = settings(_SETTINGS, max_examples=10_000)

@@ -139,9 +139,7 @@ class Stepper:
             num_new_tokens=np.array(list(num_tokens.values()), dtype=np.int64),
             num_computed_tokens=np.array([sequence.num_computed for sequence in sequences], dtype=np.int64),
             num_output_tokens=np.array([len(sequence.output) for sequence in sequences], dtype=np.int64),
-            grown_rows=columns[0],
-            grown_positions=columns[1],
-            grown_block_ids=columns[2],
+            grown=columns,
         )
 
     def _describe(

@@ -33,7 +33,7 @@ def step_of(
     blocks = np.array(grown, dtype=np.int64).reshape(-1, 3).T
     rows = np.array(list(entries or {}), dtype=np.int64)
     req_ids = [f"in row {row}" for row in rows]
-    return StepBatch(req_ids, rows, rows + 1, 0, columns[0], columns[1], columns[2], blocks[0], blocks[1], blocks[2])
+    return StepBatch(req_ids, rows, rows + 1, 0, columns[0], columns[1], columns[2], blocks)
 
 
 def differences(
