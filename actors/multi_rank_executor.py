@@ -47,14 +47,14 @@ class MultiRankExecutor:
         try:
             return _RunningStep(self, self._local.start(scheduler_output))
         except RankLost as error:
-            raise self._explain(error) from error
+            raise self._hub.explain(error) from error
 
     def finish(self, step: RunningStep) -> ModelRunnerOutput:
         """Wait for every rank. Raises RankLost, RanksDisagree or what rank 0's worker raised."""
         try:
             output = step.result()
         except RankLost as error:
-            raise self._explain(error) from error
+            raise self._hub.explain(error) from error
         others = self._hub.collect_steps()
         for rank, other in enumerate(others, 1):
             if not np.array_equal(other.token_ids, output.token_ids):
@@ -81,10 +81,6 @@ class MultiRankExecutor:
                 self._stats[rank] = output.stats or self._stats[rank]
         merged.stats = add_stats(self._stats)
         return merged
-
-    def _explain(self, error: RankLost) -> RankLost:
-        """Inside a forward a lost rank shows as a broken connection; what it said itself is the better reason."""
-        return RankLost(self._hub.failure) if self._hub.failure is not None else error
 
 
 @dataclass(frozen=True, slots=True)

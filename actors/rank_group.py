@@ -69,9 +69,7 @@ def gather_ranks(
             own = EngineAddress(f"{identity.engine_id}/0", identity.incarnation, identity.control_address)
             worker = build_worker(config, own, control, on_progress, say, group)
         except RankLost as error:
-            # A broken connection is what a failed rank looks like from here; the hub has heard why.
-            hub.check()
-            raise error
+            raise hub.explain(error) from error
         opened.callback(worker.shutdown)
         ready = hub.collect_ready(parallel.rank_start_timeout_s)
         group.set_timeout(parallel.rank_timeout_s)

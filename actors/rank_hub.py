@@ -30,6 +30,7 @@ from actors.rank_messages import (
 logger = logging.getLogger(__name__)
 
 _ACCEPT_INTERVAL_S = 0.5
+_EXPLANATION_TIMEOUT_S = 1.0
 
 
 class _Lost:
@@ -51,12 +52,8 @@ class RankHub:
         self._answers: dict[int, queue.SimpleQueue[RankReady | RankStep | _Lost]] = {}
         self._readers: list[threading.Thread] = []
         self._failure: str | None = None
+        self._has_failed = threading.Event()
         self._is_closing = False
-
-    @property
-    def failure(self) -> str | None:
-        """Which rank was lost first, and why."""
-        return self._failure
 
     def accept_all(self, timeout_s: float, find_lost: Callable[[], str | None]) -> None:
         """Wait until every further rank has called. find_lost: why one of them never will. Raises RankLost."""
@@ -77,7 +74,8 @@ class RankHub:
 
     def broadcast(self, scheduler_output: SchedulerOutput) -> None:
         """Give a step to every further rank. Raises RankLost."""
-        self.check()
+        if self._failure is not None:
+            raise RankLost(self._failure)
         self._send_to_all(scheduler_output)
 
     def collect_steps(self) -> list[RankStep]:
@@ -94,10 +92,10 @@ class RankHub:
         assert len(ready) == len(answers), "a rank's first word is that it is ready"
         return ready
 
-    def check(self) -> None:
-        """Raise RankLost if a rank is lost."""
-        if self._failure is not None:
-            raise RankLost(self._failure)
+    def explain(self, error: RankLost) -> RankLost:
+        """Inside a forward a lost rank shows as a broken connection; what it said itself is the better reason."""
+        self._has_failed.wait(_EXPLANATION_TIMEOUT_S)
+        return RankLost(self._failure) if self._failure is not None else error
 
     def close(self) -> None:
         """Tell every rank to end, and hang up."""
@@ -142,6 +140,7 @@ class RankHub:
         except queue.Empty:
             raise RankLost(f"rank {rank} did not answer within {timeout_s:g} s") from None
         if isinstance(answer, _Lost):
+            self._answers[rank].put(answer)  # for whoever asks again
             raise RankLost(self._failure or f"rank {rank} is lost")
         return answer
 
@@ -167,6 +166,7 @@ class RankHub:
         if self._failure is None:
             logger.error("a rank is lost", extra={"tp_rank": rank, "reason": reason})
             self._failure = f"rank {rank}: {reason}"
+            self._has_failed.set()
         for answers in list(self._answers.values()):
             answers.put(_Lost())
         self._on_progress()

@@ -1,0 +1,145 @@
+"""An engine of several ranks: what it does when one of them is gone, stalls, fails or disagrees."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors import rank_loop
+from actors.config import EngineConfig
+from actors.core.request import EngineCoreRequest
+from actors.core.sampling_params import SamplingParams
+from actors.engine_builder import build_engine_core
+from actors.engine_core import EngineCore
+from actors.model.errors import CheckpointError, RankLost, RanksDisagree
+from actors.process_ranks import ProcessRanks
+from actors.rank_control import RankControl
+from actors.rank_launcher import RankLauncher, Ranks
+from actors.rank_messages import RankStep, RankTask
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.params import EngineAddress
+from tests.engine_pair import engine_config
+from tests.rank_threads import RankThreads
+from tests.reference import greedy_tokens, random_prompt
+
+CheckpointOf = Callable[[str], Path]
+TIMEOUT_S = 20.0
+RANK_TIMEOUT_S = 1.0
+
+
+class RunningEngine:
+    """An engine, stepped by the test."""
+
+    def __init__(self, core: EngineCore, wake: threading.Event) -> None:
+        self.core = core
+        self.wake = wake
+
+    def generate(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        self.core.submit(EngineCoreRequest(request_id="r", prompt_token_ids=list(prompt), sampling_params=params))
+        token_ids: list[int] = []
+        while len(token_ids) < num_tokens:
+            for batch in self.core.step().outputs.values():
+                token_ids += [token for output in batch.outputs for token in output.new_token_ids]
+        return token_ids
+
+
+@contextmanager
+def running(directory: Path, launch: RankLauncher, *, size: int = 2, overlap: bool = False) -> Iterator[RunningEngine]:
+    wake = threading.Event()
+    with ExitStack() as opened:
+        control = RankControl("127.0.0.1")
+        opened.callback(control.close)
+        address = EngineAddress("engine", 1, control.address)
+        config = _config(directory, size, overlap)
+        core = build_engine_core(config, address, control.control, wake.set, launch_ranks=launch)
+        opened.callback(core.shutdown)
+        yield RunningEngine(core, wake)
+
+
+def _config(directory: Path, size: int, overlap: bool) -> EngineConfig:
+    config = engine_config(directory, overlap=overlap, transfer=KVTransferConfig(transport="gloo"))
+    settings = {"tensor_parallel_size": size, "rank_timeout_s": RANK_TIMEOUT_S}
+    return config.model_copy(update={"parallel": config.parallel.model_copy(update=settings)})
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_may_overlap_on_all_ranks(overlap: bool, checkpoint: CheckpointOf) -> None:
+    directory, prompt = checkpoint("llama"), random_prompt(30)
+    with running(directory, RankThreads, size=4, overlap=overlap) as engine:
+        assert engine.generate(prompt, 12) == greedy_tokens(directory, tuple(prompt), 12)
+
+
+def test_the_death_of_a_ranks_process_ends_an_idle_engine_at_once(checkpoint: CheckpointOf) -> None:
+    directory, prompt, started = checkpoint("llama"), random_prompt(30), []
+
+    def launch(tasks: Sequence[RankTask]) -> Ranks:
+        started.append(ProcessRanks(tasks))
+        return started[0]
+
+    with running(directory, launch) as engine:
+        assert engine.generate(prompt, 4) == greedy_tokens(directory, tuple(prompt), 4)
+        engine.wake.clear()
+        process = started[0].processes[1]
+        process.kill()
+        assert engine.wake.wait(TIMEOUT_S)
+        with pytest.raises(RankLost, match="rank 1: its process is gone"):
+            engine.generate(prompt, 4)
+    assert not started[0].processes
+
+
+def test_a_rank_that_stalls_ends_the_engine_after_its_deadline(checkpoint: CheckpointOf) -> None:
+    started = []
+
+    def launch(tasks: Sequence[RankTask]) -> Ranks:
+        started.append(ProcessRanks(tasks))
+        return started[0]
+
+    with running(checkpoint("llama"), launch) as engine:
+        process = started[0].processes[1]
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        begin_s = time.monotonic()
+        with pytest.raises(RankLost):
+            engine.generate(random_prompt(30), 4)
+        assert RANK_TIMEOUT_S <= time.monotonic() - begin_s < RANK_TIMEOUT_S + 5
+        process.kill()
+
+
+def test_a_rank_that_cannot_load_fails_the_start_with_its_reason(checkpoint: CheckpointOf, tmp_path: Path) -> None:
+    def launch(tasks: Sequence[RankTask]) -> Ranks:
+        (task,) = tasks
+        model = task.config.model.model_copy(update={"model": str(tmp_path)})
+        return RankThreads([replace(task, config=task.config.model_copy(update={"model": model}))])
+
+    with (
+        pytest.raises(RankLost, match=r"rank 1: CheckpointError: .* has no config\.json"),
+        running(checkpoint("llama"), launch),
+    ):
+        pass
+
+
+def test_what_rank_0_cannot_load_is_refused_as_with_one_rank(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no config\.json"), running(tmp_path, RankThreads):
+        pass
+
+
+def test_ranks_that_sample_different_tokens_end_the_engine(
+    checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(token_ids: np.ndarray, output: object) -> RankStep:
+        del output
+        return RankStep(token_ids + 1, None)
+
+    monkeypatch.setattr(rank_loop, "RankStep", answer)
+    with running(checkpoint("llama"), RankThreads) as engine, pytest.raises(RanksDisagree, match="rank 1 sampled"):
+        engine.generate(random_prompt(30), 4)

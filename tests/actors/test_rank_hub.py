@@ -1,0 +1,152 @@
+"""Rank 0's hub and the connections of further ranks, without any engine behind them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from actors.core.outputs import SchedulerOutput, StepBatch
+from actors.model.errors import RankLost
+from actors.rank_hub import RankHub
+from actors.rank_messages import RankConnection, RankFailed, RankReady, RankStep, RankStop, RankWoke
+
+TIMEOUT_S = 5.0
+
+
+class Engine:
+    """A hub and the far ends of its connections."""
+
+    def __init__(self, num_further_ranks: int, timeout_s: float = TIMEOUT_S) -> None:
+        self.woke = threading.Event()
+        self.hub = RankHub("127.0.0.1", num_further_ranks, timeout_s, self.woke.set)
+        self.ranks: dict[int, RankConnection] = {}
+
+    def call(self, rank: int, secret: bytes | None = None) -> None:
+        connection = RankConnection(socket.create_connection(self.hub.address, TIMEOUT_S), TIMEOUT_S)
+        self.ranks[rank] = connection
+        connection.authenticate(secret or self.hub.secret, is_hub=False, timeout_s=TIMEOUT_S)
+        connection.send(rank)
+
+    def gather(self, *ranks: int) -> None:
+        callers = [threading.Thread(target=self.call, args=(rank,)) for rank in ranks]
+        for caller in callers:
+            caller.start()
+        self.hub.accept_all(TIMEOUT_S, lambda: None)
+        for caller in callers:
+            caller.join(TIMEOUT_S)
+
+    def close(self) -> None:
+        self.hub.close()
+        for rank in self.ranks.values():
+            rank.close()
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    engine = Engine(2)
+    yield engine
+    engine.close()
+
+
+def step(number: int) -> SchedulerOutput:
+    return SchedulerOutput(StepBatch.empty(), [], {f"finished-{number}"}, step_index=number)
+
+
+def answer(token_id: int) -> RankStep:
+    return RankStep(np.array([[token_id]]), None)
+
+
+def test_steps_reach_every_rank_in_order_and_answers_come_back_by_rank(engine: Engine) -> None:
+    engine.gather(2, 1)
+    for number in (1, 2):
+        engine.hub.broadcast(step(number))
+    for rank in (2, 1):
+        for number in (1, 2):
+            received = engine.ranks[rank].receive()
+            assert isinstance(received, SchedulerOutput)
+            assert (received.step_index, received.finished_req_ids) == (number, {f"finished-{number}"})
+            engine.ranks[rank].send(answer(10 * rank + number))
+    assert [other.token_ids.tolist() for other in engine.hub.collect_steps()] == [[[11]], [[21]]]
+    assert [other.token_ids.tolist() for other in engine.hub.collect_steps()] == [[[12]], [[22]]]
+
+
+def test_ranks_say_where_they_are_and_when_a_step_is_due(engine: Engine) -> None:
+    engine.gather(1, 2)
+    for rank in (2, 1):
+        engine.ranks[rank].send(RankReady(f"host:{rank}"))
+    assert [ready.control_address for ready in engine.hub.collect_ready(TIMEOUT_S)] == ["host:1", "host:2"]
+    assert not engine.woke.is_set()
+    engine.ranks[2].send(RankWoke())
+    assert engine.woke.wait(TIMEOUT_S)
+
+
+def test_a_rank_that_is_gone_wakes_an_idle_engine_and_fails_every_later_call(engine: Engine) -> None:
+    engine.gather(1, 2)
+    engine.ranks[2].close()
+    assert engine.woke.wait(TIMEOUT_S)
+    for call in (lambda: engine.hub.broadcast(step(1)), engine.hub.collect_steps, engine.hub.collect_steps):
+        with pytest.raises(RankLost, match="rank 2: its process is gone"):
+            call()
+
+
+def test_a_rank_that_failed_says_why(engine: Engine) -> None:
+    engine.gather(1, 2)
+    engine.ranks[1].send(RankFailed("CheckpointError: no weights"))
+    assert str(engine.hub.explain(RankLost("a broken connection"))) == "rank 1: CheckpointError: no weights"
+
+
+def test_a_silent_rank_is_waited_for_up_to_the_deadline() -> None:
+    engine = Engine(1, timeout_s=0.3)
+    engine.gather(1)
+    with pytest.raises(RankLost, match=r"rank 1 did not answer within 0\.3 s"):
+        engine.hub.collect_steps()
+    engine.close()
+
+
+def test_strangers_are_turned_away_before_anything_of_theirs_is_unpickled(engine: Engine) -> None:
+    failures: list[str] = []
+
+    def intrude() -> None:
+        try:
+            engine.call(9, secret=b"guessed")
+        except RankLost as error:
+            failures.append(str(error))
+
+    stranger = threading.Thread(target=intrude)
+    stranger.start()
+    callers = [threading.Thread(target=engine.call, args=(rank,)) for rank in (1, 2)]
+    for caller in callers:
+        caller.start()
+    engine.hub.accept_all(TIMEOUT_S, lambda: None)
+    for thread in (stranger, *callers):
+        thread.join(TIMEOUT_S)
+    assert len(failures) == 1
+    assert "refused" in failures[0]
+    engine.hub.broadcast(step(1))
+    assert isinstance(engine.ranks[1].receive(), SchedulerOutput)
+
+
+def test_ranks_that_never_call_are_named() -> None:
+    engine = Engine(2)
+    caller = threading.Thread(target=engine.call, args=(2,))
+    caller.start()
+    with pytest.raises(RankLost, match=r"ranks \[1\] did not start within 0.2 s"):
+        engine.hub.accept_all(0.2, lambda: None)
+    with pytest.raises(RankLost, match="rank 1: its process ended"):
+        engine.hub.accept_all(TIMEOUT_S, lambda: "rank 1: its process ended with 1")
+    caller.join(TIMEOUT_S)
+    engine.close()
+
+
+def test_the_end_of_the_engine_is_the_end_of_its_ranks(engine: Engine) -> None:
+    engine.gather(1, 2)
+    engine.hub.close()
+    for rank in (1, 2):
+        assert isinstance(engine.ranks[rank].receive(), RankStop)
+        with pytest.raises(RankLost):
+            engine.ranks[rank].receive()
+    assert not engine.woke.is_set(), "an end that was asked for is no loss"
