@@ -18,7 +18,7 @@ from kv_transfer.params import EngineAddress
 from kv_transfer.transports.base import Transport
 from kv_transfer.transports.gloo import GlooTransport
 from kv_transfer.transports.loopback import LoopbackTransport
-from kv_transfer.transports.nccl import NcclTransport
+from kv_transfer.transports.nccl import ABORT_MARGIN_S, NcclTransport
 from kv_transfer.transports.nccl_device import CudaDevice, mark_compute
 from kv_transfer.transports.nccl_library import install_command, load_nccl
 
@@ -88,7 +88,7 @@ def make_transport(
         return LoopbackTransport(control.hub)
     is_on_gpu = kv_cache.device.type == "cuda"
     if config.transport == "nccl" or (config.transport == "auto" and is_on_gpu):
-        return _make_nccl_transport(kv_cache.device, on_wedged)
+        return _make_nccl_transport(config, kv_cache.device, on_wedged)
     if config.transport == "loopback":
         raise TransportUnavailable("kv_transfer.transport = 'loopback' joins engines of one process only; use 'auto'")
     if kv_cache.device.type != "cpu":
@@ -100,10 +100,12 @@ def make_transport(
     return GlooTransport(host, config.connect_timeout_s)
 
 
-def _make_nccl_transport(device: torch.device, on_wedged: Callable[[str], None]) -> NcclTransport:
+def _make_nccl_transport(
+    config: KVTransferConfig, device: torch.device, on_wedged: Callable[[str], None]
+) -> NcclTransport:
     if device.type != "cuda":
         raise TransportUnavailable(
             f"kv_transfer.transport = 'nccl' moves GPU memory, but this engine's KV cache is on {device}: run it on a "
             f"GPU (model.device = 'cuda', {install_command(torch.version.cuda)}), or use 'auto'"
         )
-    return NcclTransport(load_nccl(), CudaDevice(device), on_wedged)
+    return NcclTransport(load_nccl(), CudaDevice(device), on_wedged, config.chunk_timeout_s + ABORT_MARGIN_S)

@@ -26,7 +26,13 @@ from kv_transfer.transports.nccl_messages import MESSAGE_SIZE_BYTES, STAGING_SIZ
 
 logger = logging.getLogger(__name__)
 
-ABORT_TIMEOUT_S: Final = 10.0
+ABORT_MARGIN_S: Final = 10.0
+"""How long an abort may take beyond a chunk's deadline.
+
+By itself it takes a fraction of a second. But it waits for what its stream waits for, a step of the engine, and it
+frees device memory, for which CUDA may wait for every kernel on the device: other links' receives among them, each
+until its own chunk's deadline.
+"""
 
 _PRODUCER_RANK: Final = 0
 _CONSUMER_RANK: Final = 1
@@ -61,7 +67,7 @@ class NcclLink:
         self._communicator.abort()
 
     def close(self) -> None:
-        """Abort, and wait for it: an aborted communicator is quiet in a fraction of a second, or never."""
+        """Abort, and wait for it."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -89,13 +95,14 @@ class NcclTransport:
         library: NcclLibrary,
         device: Device,
         on_wedged: Callable[[str], None],
+        abort_timeout_s: float,
         *,
         message_size_bytes: int = MESSAGE_SIZE_BYTES,
-        abort_timeout_s: float = ABORT_TIMEOUT_S,
     ) -> None:
         """on_wedged: called once on a link's thread, before its LinkLost, when an abort hangs: the engine has to end.
 
-        message_size_bytes: as a producer; consumers take their producer's.
+        abort_timeout_s: the links' chunk deadline plus ABORT_MARGIN_S
+        message_size_bytes: as a producer; consumers take their producer's
         """
         self._library = library
         self._device = device

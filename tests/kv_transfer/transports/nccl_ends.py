@@ -32,8 +32,8 @@ def make_end(network: FakeNetwork, *, message_size_bytes: int = 64, abort_timeou
         fake.library,
         fake.device,
         wedged.append,
+        abort_timeout_s,
         message_size_bytes=message_size_bytes,
-        abort_timeout_s=abort_timeout_s,
     )
     return End(fake, transport, wedged)
 

@@ -1,0 +1,29 @@
+"""Control streams of one process: an event loop on a thread, and a gRPC server on it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import grpc.aio
+
+from kv_transfer.grpc_control import GrpcControl
+
+_TIMEOUT_S = 10.0
+
+
+class ControlServer:
+    """Lives as long as its process. address: host:port."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="control-loop", daemon=True).start()
+        self.control, self.address = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(_TIMEOUT_S)
+
+    async def _serve(self) -> tuple[GrpcControl, str]:
+        control = GrpcControl(self._loop)
+        self._server = grpc.aio.server()
+        self._server.add_generic_rpc_handlers((control.handler(),))
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        return control, f"127.0.0.1:{port}"
