@@ -1,0 +1,228 @@
+"""What does splitting a model over ranks cost, and what does it gain?
+
+Times a forward of the whole model in one process, of our shards on two ranks, and of transformers' own tensor
+parallelism (weights as DTensors) on two ranks, which needs the package accelerate; then the way of a step's decision
+from rank 0 to a further rank and back. Every rank is a process with one thread; ranks meet over gloo.
+
+    python -m benchmarks.tensor_parallel
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed.configuration_utils import DistributedConfig
+
+from actors.config import ModelConfig
+from actors.core.outputs import SchedulerOutput, StepBatch
+from actors.model.loader import load_model
+from actors.model.tensor_parallel_group import join_group, open_rendezvous
+from actors.rank_hub import RankHub
+from actors.rank_messages import RankConnection, RankStep, RankStop
+from cluster.config import DEMO_MODEL
+
+_HOST = "127.0.0.1"
+_TIMEOUT_S = 120.0
+_BATCHES = {"decode, 1 token": 1, "decode, 16 tokens": 16, "prefill, 256 tokens": 256}
+
+
+def run(
+    model: Annotated[Path, typer.Option()] = DEMO_MODEL,
+    repeats: Annotated[int, typer.Option()] = 40,
+) -> None:
+    """Print both tables."""
+    ways: dict[str, tuple[Callable[..., None], int]] = {
+        "whole, 1 rank": (_time_ours, 1),
+        "ours, 2 ranks": (_time_ours, 2),
+    }
+    if find_spec("accelerate") is not None:
+        ways["DTensor, 2 ranks"] = (_time_dtensor, 2)
+    table = Table("forward", *_BATCHES, title=f"{model.name}, float32, median of {repeats} in ms")
+    for name, (work, size) in ways.items():
+        times = _on_ranks(work, size, model, repeats)
+        table.add_row(name, *(f"{1e3 * times[batch]:.2f}" for batch in _BATCHES))
+    console = Console()
+    console.print(table)
+    console.print(_time_steps(repeats * 10))
+
+
+def _on_ranks(work: Callable[..., None], size: int, model: Path, repeats: int) -> dict[str, float]:
+    """What rank 0 measures."""
+    context = multiprocessing.get_context("spawn")
+    store = open_rendezvous(_HOST, _TIMEOUT_S)
+    receiver, sender = context.Pipe(duplex=False)
+    ranks = [
+        context.Process(target=work, args=(rank, size, store.port, str(model), repeats, sender)) for rank in range(size)
+    ]
+    for rank in ranks:
+        rank.start()
+    if not receiver.poll(_TIMEOUT_S):
+        raise TimeoutError(f"{work.__name__} on {size} ranks gave no result")
+    times: dict[str, float] = receiver.recv()
+    for rank in ranks:
+        rank.join()
+    return times
+
+
+def _time_ours(rank: int, size: int, port: int, model: str, repeats: int, sender: Connection) -> None:
+    torch.set_num_threads(1)
+    config = ModelConfig(model=model, dtype="float32", device="cpu")
+    group = None
+    if size > 1:
+        device = torch.device("cpu")
+        group = join_group((_HOST, port), rank, size, device=device, host=_HOST, timeout_s=_TIMEOUT_S)
+    _time_forwards(load_model(config, group).forward.model, rank, repeats, sender)
+
+
+def _time_dtensor(rank: int, size: int, port: int, model: str, repeats: int, sender: Connection) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": _HOST, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"LOCAL_RANK": str(rank), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
+    whole = AutoConfig.from_pretrained(model)
+    shard = AutoModelForCausalLM.from_pretrained(
+        model, config=whole, dtype=torch.float32, distributed_config=DistributedConfig(tp_size=size)
+    )
+    _time_forwards(shard, rank, repeats, sender)
+    torch.distributed.destroy_process_group()
+
+
+@torch.inference_mode()
+def _time_forwards(model: Any, rank: int, repeats: int, sender: Connection) -> None:  # a class of transformers
+    """The stock forward with sdpa: the same attention in every way."""
+    model.set_attn_implementation("sdpa")
+    model.train(False)
+    times = {}
+    for name, num_tokens in _BATCHES.items():
+        tokens = torch.arange(num_tokens)[None]
+        times[name] = _median_s(lambda tokens=tokens: model(tokens, use_cache=False), repeats)  # type: ignore[misc]  # bound now
+    if rank == 0:
+        sender.send(times)
+
+
+def _median_s(work: Callable[[], object], repeats: int) -> float:
+    seconds = []
+    for _ in range(repeats):
+        start_s = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start_s)
+    return statistics.median(seconds[repeats // 4 :])
+
+
+def _time_steps(repeats: int) -> Table:
+    """A decode step of 64 requests: out to one further rank, which answers with 64 tokens."""
+    table = Table("a step's way to a further rank and back", "median us", title="64 decoding requests")
+    step = _step_of(64)
+    table.add_row("pickle and unpickle alone", f"{1e6 * _median_s(lambda: _repickle(step), repeats):.0f}")
+    table.add_row("hub (TCP, one connection a rank)", f"{1e6 * _hub_round_trip_s(step, repeats):.0f}")
+    table.add_row("gloo: length, bytes, answer", f"{1e6 * _gloo_round_trip_s(step, repeats):.0f}")
+    return table
+
+
+def _step_of(num_requests: int) -> SchedulerOutput:
+    rows = torch.arange(num_requests).numpy()
+    req_ids = [f"request-{index:08d}" for index in range(num_requests)]
+    batch = replace(
+        StepBatch.empty(),
+        req_ids=req_ids,
+        rows=rows,
+        epochs=rows,
+        num_plain=num_requests,
+        num_new_tokens=rows,
+        num_computed_tokens=rows,
+        num_output_tokens=rows,
+    )
+    return SchedulerOutput(batch, [], set(), total_num_scheduled_tokens=num_requests, step_index=1)
+
+
+def _repickle(step: SchedulerOutput) -> object:
+    return pickle.loads(pickle.dumps(step, pickle.HIGHEST_PROTOCOL))
+
+
+def _answer(step: SchedulerOutput) -> RankStep:
+    return RankStep(step.batch.rows[:, None], None)
+
+
+def _hub_round_trip_s(step: SchedulerOutput, repeats: int) -> float:
+    context = multiprocessing.get_context("spawn")
+    hub = RankHub(_HOST, 1, _TIMEOUT_S, lambda: None)
+    rank = context.Process(target=_answer_hub, args=(hub.address, hub.secret))
+    rank.start()
+    hub.accept_all(_TIMEOUT_S, lambda: None)
+
+    def round_trip() -> None:
+        hub.broadcast(step)
+        hub.collect_steps()
+
+    median_s = _median_s(round_trip, repeats)
+    hub.close()
+    rank.join()
+    return median_s
+
+
+def _answer_hub(address: tuple[str, int], secret: bytes) -> None:
+    connection = RankConnection(socket.create_connection(address), _TIMEOUT_S)
+    connection.authenticate(secret, is_hub=False, timeout_s=_TIMEOUT_S)
+    connection.send(1)
+    while not isinstance(step := connection.receive(), RankStop):
+        assert isinstance(step, SchedulerOutput)
+        connection.send(_answer(step))
+
+
+def _gloo_round_trip_s(step: SchedulerOutput, repeats: int) -> float:
+    context = multiprocessing.get_context("spawn")
+    store = open_rendezvous(_HOST, _TIMEOUT_S)
+    rank = context.Process(target=_answer_gloo, args=(store.port, repeats))
+    rank.start()
+    group = _join(store.port, 0)
+
+    def round_trip() -> None:
+        group.broadcast([_length_of(message := pickle.dumps(step, pickle.HIGHEST_PROTOCOL))]).wait()
+        group.broadcast([torch.frombuffer(bytearray(message), dtype=torch.uint8)]).wait()
+        group.recv([torch.empty(64, 1, dtype=torch.int64)], 1, 0).wait()
+
+    median_s = _median_s(round_trip, repeats)
+    rank.join()
+    return median_s
+
+
+def _answer_gloo(port: int, repeats: int) -> None:
+    group = _join(port, 1)
+    for _ in range(repeats):
+        length = torch.empty(1, dtype=torch.int64)
+        group.broadcast([length]).wait()
+        message = torch.empty(int(length), dtype=torch.uint8)
+        group.broadcast([message]).wait()
+        step = pickle.loads(message.numpy().tobytes())
+        group.send([torch.from_numpy(_answer(step).token_ids)], 0, 0).wait()
+
+
+def _join(port: int, rank: int) -> Any:  # torch's process groups are untyped
+    device = torch.device("cpu")
+    group = join_group((_HOST, port), rank, 2, device=device, host=_HOST, timeout_s=_TIMEOUT_S)
+    return group._backend
+
+
+def _length_of(message: bytes) -> Tensor:
+    return torch.tensor([len(message)])
+
+
+if __name__ == "__main__":
+    typer.run(run)
