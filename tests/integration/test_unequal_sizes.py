@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from actors.rank_control import RankControl
 from kv_transfer.config import KVTransferConfig
+from kv_transfer.link import DataThread
 from kv_transfer.params import EngineAddress
 from tests.checkpoints import make_checkpoint
 from tests.engine_pair import EnginePair, engine_config
@@ -119,3 +121,36 @@ def expected_bytes(fleet: Fleet, prefill_size: int, decode_size: int, num_tokens
     piece = min(BLOCK_SIZES["prefill"][prefill_size], BLOCK_SIZES["decode"][decode_size])
     num_heads_received = max(fleet.num_kv_heads, decode_size)
     return -(-num_tokens // piece) * piece * num_heads_received * NUM_LAYERS * 2 * HEAD_DIM * 4
+
+
+@pytest.mark.parametrize(("prefill_size", "decode_size"), [(1, 2), (2, 1), (2, 4), (4, 2)])
+def test_a_broken_link_of_one_rank_is_recomputed_for_all(prefill_size: int, decode_size: int, fleet: Fleet) -> None:
+    pair = fleet.pair(prefill_size, decode_size)
+    prompt = random_prompt(70, seed=100 * prefill_size + decode_size)
+    decode = pair.engines["decode"].scheduler
+
+    def break_once(links: list[DataThread]) -> None:
+        request = decode.requests.get("r")
+        if request is not None and request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+            for link in open_links(pair.engines["prefill"]):
+                if link not in links:
+                    link.abort()
+                    links.append(link)
+
+    broken: list[DataThread] = []
+    num_computed_before = pair.engines["decode"].make_stats().num_prompt_tokens_computed
+    pair.hand_over("r", prompt, SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True))
+    pair.run(on_step=lambda: None if broken else break_once(broken))
+
+    assert broken, "there was nothing to break"
+    assert pair.answers["r"].token_ids == greedy_tokens(fleet.directory, tuple(prompt), NUM_TOKENS)
+    assert pair.engines["decode"].make_stats().num_prompt_tokens_computed > num_computed_before
+    pair.assert_whole()
+
+
+def open_links(core: EngineCore) -> list[DataThread]:
+    """Data links of rank 0, on which it sends."""
+    executor: Any = core.executor  # the test reaches through every layer, to where the network is
+    worker = getattr(executor, "_local", executor)._worker
+    links = worker._connector._pairs._agent._links._links.values()
+    return [link.data for link in list(links) if link.data is not None and link.is_usable]
