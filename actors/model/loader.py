@@ -23,7 +23,7 @@ from actors.model.support import architecture_name, refuse_unsupported
 from actors.model.tensor_parallel import build_shard
 from actors.model.tensor_parallel_group import TensorParallelGroup
 from actors.model.tensor_parallel_plan import shard_heads
-from actors.model.tensor_parallel_weights import CheckpointWeights, DrawnWeights
+from actors.model.tensor_parallel_weights import CheckpointWeights, DrawnWeights, MergedWeights
 
 logger = logging.getLogger(__name__)
 
@@ -159,11 +159,12 @@ def _read_shard(
     trust_remote_code = model_config.trust_remote_code
     if model_config.load_format == "dummy":
         whole = _make_dummy_model(config, model_config, _named_dtype(model_config) or "auto")
-        weights = DrawnWeights(whole.state_dict())
-        return build_shard(config, whole.dtype, weights, group, trust_remote_code=trust_remote_code)
+        drawn = DrawnWeights(whole.state_dict())
+        return build_shard(config, whole.dtype, drawn, group, trust_remote_code=trust_remote_code)
     with CheckpointWeights(directory) as checkpoint:
         dtype = _named_dtype(model_config) or getattr(config, "dtype", None) or checkpoint.first_dtype()
-        return build_shard(config, dtype, checkpoint, group, trust_remote_code=trust_remote_code)
+        weights = MergedWeights(checkpoint, config.model_type)
+        return build_shard(config, dtype, weights, group, trust_remote_code=trust_remote_code)
 
 
 def _named_dtype(model_config: ModelConfig) -> torch.dtype | None:

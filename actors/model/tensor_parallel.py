@@ -25,10 +25,13 @@ from actors.model.tensor_parallel_weights import WeightSource
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Which part of a weight a rank holds; rows None: all of it. num_rows: padded with zeros to as many."""
+    """Which part of a weight a rank holds: these rows one after the other, or all if there are none.
+
+    num_rows: padded with zeros to as many
+    """
 
     dim: int = 0
-    rows: range | None = None
+    rows: tuple[range, ...] = ()
     num_rows: int = 0
 
 
@@ -81,6 +84,10 @@ def _compute_buffers(model: PreTrainedModel, config: PretrainedConfig) -> None:
 
 def _replace_layer(model: nn.Module, name: str, shard: LayerShard, group: TensorParallelGroup) -> None:
     layer = model.get_submodule(name)
+    if shard.split is Split.EXPERTS:
+        setattr(layer, "intermediate_dim", shard.num_rows)  # noqa: B010  # untyped
+        layer.register_forward_hook(lambda module, inputs, output: group.all_reduce(output))
+        return
     assert isinstance(layer, nn.Linear)
     replacement: nn.Module
     if shard.split is Split.INPUTS:
@@ -107,7 +114,7 @@ def _fill(
         raise CheckpointError(f"model: weights are missing, or have another shape: {', '.join(sorted(set(wrong)))}")
     for name, source in sources.items():
         owner, _, attribute = name.rpartition(".")
-        tensor = _read(weights, source, _part_of(attribute, shards.get(owner)))
+        tensor = _read(weights, source, _part_of(attribute, shapes[name], shards.get(owner)))
         module = model.get_submodule(owner)
         module.register_parameter(attribute, nn.Parameter(tensor.to(model.dtype), requires_grad=False))
 
@@ -118,20 +125,25 @@ def _source(name: str, model: PreTrainedModel) -> str:
     return tied.get(name, name)
 
 
-def _part_of(attribute: str, shard: LayerShard | None) -> _Part:
+def _part_of(attribute: str, shape: tuple[int, ...], shard: LayerShard | None) -> _Part:
     if shard is None or (shard.split is Split.INPUTS and attribute == "bias"):
         return _Part()
-    return _Part(1 if shard.split is Split.INPUTS else 0, shard.rows, shard.num_rows)
+    if shard.split is not Split.EXPERTS:
+        return _Part(1 if shard.split is Split.INPUTS else 0, (shard.rows,), shard.num_rows)
+    if attribute == "down_proj":
+        return _Part(2, (shard.rows,), shard.num_rows)
+    # Gates, then what they gate.
+    middle = shape[1] // 2
+    return _Part(1, (shard.rows, range(middle + shard.rows.start, middle + shard.rows.stop)), 2 * shard.num_rows)
 
 
 def _read(weights: WeightSource, name: str, part: _Part) -> Tensor:
-    if part.rows is None:
+    if not part.rows:
         return weights.read(name)
-    tensor = weights.read(name, part.dim, part.rows)
-    missing = part.num_rows - len(part.rows)
+    pieces = [weights.read(name, part.dim, rows) for rows in part.rows]
+    missing = part.num_rows - sum(len(rows) for rows in part.rows)
     if missing:
-        padding = list(tensor.shape)
+        padding = list(pieces[0].shape)
         padding[part.dim] = missing
-        tensor = torch.cat([tensor, tensor.new_zeros(padding)], part.dim)
-    # Column slices are views of the whole weight's rows; kernels are fastest on contiguous ones.
-    return tensor.contiguous()
+        pieces.append(pieces[0].new_zeros(padding))
+    return torch.cat(pieces, part.dim)

@@ -20,10 +20,11 @@ from actors.model.support import architecture_name
 from kv_transfer.layout import rank_kv_heads
 
 _KEY_VALUE_PROJECTIONS = {"k_proj", "v_proj"}
+_EXPERT_STYLES = {"gate_up_proj": "packed_colwise", "down_proj": "rowwise"}
 
 
 class Split(enum.Enum):
-    """How a linear layer is split."""
+    """How a linear layer, or a mixture of them, is split."""
 
     OUTPUTS = enum.auto()
     """Each rank computes some outputs, which the next layer takes as they are."""
@@ -31,12 +32,15 @@ class Split(enum.Enum):
     """Each rank takes some inputs; the outputs are summed over the ranks."""
     GATHERED_OUTPUTS = enum.auto()
     """Each rank computes some outputs; all ranks get all of them."""
+    EXPERTS = enum.auto()
+    """Each rank computes a part of every expert of a mixture; the outputs are summed over the ranks."""
 
 
 _SPLITS: dict[str, Split | None] = {
     "colwise": Split.OUTPUTS,
     "rowwise": Split.INPUTS,
     "colwise_gather_output": Split.GATHERED_OUTPUTS,
+    "moe_tp_experts": Split.EXPERTS,
     # Norms within a head; their plan is about gradients.
     "replicated_with_grad_allreduce": None,
     # Looking a token up costs nothing; every rank keeps all embeddings.
@@ -46,8 +50,9 @@ _SPLITS: dict[str, Split | None] = {
 
 @dataclass(frozen=True, slots=True)
 class LayerShard:
-    """A rank's part of one linear layer. rows: of the outputs, or of the inputs if those are split.
+    """A rank's part of one layer.
 
+    rows: of the outputs, or of the inputs if those are split; of experts, what is between their two matrices
     num_rows: as many as every rank has; rows is shorter on the last rank if the layer cannot be split evenly
     """
 
@@ -92,17 +97,18 @@ def plan_shards(model: PreTrainedModel, config: PretrainedConfig, rank: int, siz
         raise UnsupportedModel(architecture, "transformers has no tensor-parallel plan for it")
     shards = {}
     for name, module in model.named_modules():
-        style = styles.get(re.sub(r"\.\d+(?=\.|$)", ".*", name))
+        style = styles.get(_generic(name))
         if style is None:
             continue
-        if style not in _SPLITS or (not isinstance(module, nn.Linear | nn.Embedding) and _SPLITS[style] is not None):
+        split = _SPLITS.get(style)
+        if split is Split.EXPERTS:
+            shards[name] = _shard_experts(name, module, config, styles, (rank, size))
+        elif split is not None and isinstance(module, nn.Linear):
+            shards[name] = _shard_layer(name, module, split, config, (rank, size))
+        elif split is not None or style not in _SPLITS:
             raise UnsupportedModel(
                 architecture, f"{name} ({type(module).__name__}) cannot be split over ranks: its plan says {style!r}"
             )
-        split = _SPLITS[style]
-        if split is not None:
-            assert isinstance(module, nn.Linear)
-            shards[name] = _shard_layer(name, module, split, config, (rank, size))
     return shards
 
 
@@ -130,6 +136,31 @@ def _shard_layer(
         )
     share = features // size
     return LayerShard(split, range(rank * share, (rank + 1) * share), share)
+
+
+def _shard_experts(
+    name: str, module: nn.Module, config: PretrainedConfig, styles: dict[str, str], place: tuple[int, int]
+) -> LayerShard:
+    """gate_up_proj is [experts, 2 * features, hidden], down_proj is [experts, hidden, features]."""
+    rank, size = place
+    found = {weight: styles.get(f"{_generic(name)}.{weight}") for weight, _ in module.named_parameters()}
+    if found != _EXPERT_STYLES:
+        raise UnsupportedModel(
+            architecture_name(config),
+            f"{name} ({type(module).__name__}) cannot be split over ranks: its plan says {found}",
+        )
+    features = module.get_parameter("down_proj").shape[2]
+    if features % size:
+        raise UnsupportedModel(
+            architecture_name(config), f"{name} cannot be split over {size} ranks: its experts have {features} features"
+        )
+    share = features // size
+    return LayerShard(Split.EXPERTS, range(rank * share, (rank + 1) * share), share)
+
+
+def _generic(name: str) -> str:
+    """A module's name as plans have it: layers.*.mlp."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 
 def _count_heads(text: PretrainedConfig) -> tuple[int, int]:
