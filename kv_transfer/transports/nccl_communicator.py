@@ -9,8 +9,8 @@ waits for them, each wait with a deadline; past it, the link's thread aborts. Wh
 - A communicator is never dropped without an abort: its destructor would wait for a peer that may be gone.
 - An exchange is right only if nothing was aborted, and no error was reported, when the device had passed its end: an
   abort makes kernels leave with buffers in any state.
-- "Quiet" is set only when the abort is over and the device has passed all that was ever queued: from then on nothing
-  of this communicator touches memory.
+- "Quiet" is set only when nothing more will be queued and the device has passed all that ever was: from then on
+  nothing of this communicator touches memory. An abort that hangs after that costs a thread, not the engine.
 
     opening -> open -> aborting -> quiet;   opening -> aborting -> (whenever initialisation comes back) quiet
 """
@@ -83,7 +83,7 @@ class Communicator:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """Whether nothing of it touches memory any more."""
         return self._quiet.is_set()
 
     def open(self, timeout_s: float) -> None:
@@ -283,18 +283,18 @@ class Communicator:
 
     def _wind_down(self) -> None:
         """The last act. Its waits have no deadline, but whoever depends on them has: see close()."""
-        if self._comm is not None:
-            self._aborted.wait()
         try:
             if self._last_queued is not None:
                 self._last_queued.synchronize()
-            self._staging = None
-            if self._stream is not None:
-                self._stream.close()
         except RuntimeError:
             # CUDA itself has failed: no kernel runs any more, and the engine's next one says so.
             logger.exception("the device failed under an NCCL link")
         self._quiet.set()
+        if self._comm is not None:
+            self._aborted.wait()
+        self._staging = None
+        if self._stream is not None:
+            self._stream.close()
 
 
 def _translated(error: BaseException) -> BaseException:

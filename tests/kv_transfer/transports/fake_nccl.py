@@ -184,6 +184,7 @@ class FakeEnd:
         self.num_open_groups = 0
         self.on_launch: Callable[[], object] = lambda: None
         self.abort_gate = _open_gate()
+        self.kernel_gate = _open_gate()
         self.launch_gate = _open_gate()
         self.init_gate = _open_gate()
         self._local = threading.local()
@@ -326,10 +327,13 @@ class FakeComm:
             for operation in group:
                 self._post(operation)
             network.changed.notify_all()
-            network.wait(lambda: self.is_aborted or all(operation.is_done for operation in group))
+            network.wait(lambda: all(operation.is_done for operation in group) or self._may_leave())
             for operation in group:
                 if not operation.is_done:
                     self._withdraw(operation)
+
+    def _may_leave(self) -> bool:
+        return self.is_aborted and self._end.kernel_gate.is_set()
 
     def _post(self, operation: _Operation) -> None:
         sender = self.rank if operation.is_send else 1 - self.rank

@@ -110,7 +110,7 @@ def engines(network: FakeNetwork) -> Iterator[tuple[Engine, Engine]]:
     yield prefill, decode
     for engine in (prefill, decode):
         engine.agent.stop()
-        assert all(comm.is_aborted for comm in engine.end.fake.comms)
+    network.wait_until(lambda: all(comm.is_aborted for engine in (prefill, decode) for comm in engine.end.fake.comms))
 
 
 def expected(engines: tuple[Engine, Engine]) -> torch.Tensor:

@@ -138,12 +138,14 @@ def test_a_call_that_fails_inside_a_group_ends_the_group(
         assert ends[0].fake.num_open_groups == num_open_groups == 0
 
 
-def test_what_is_no_error_of_nccl_is_not_taken_for_one(ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_error_of_nccl_is_not_taken_for_one(
+    network: FakeNetwork, ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with linked(*ends) as (producer, _):
         monkeypatch.setattr(ends[0].fake.comms[0], "send", failing(TypeError("a bug of ours")))
         with pytest.raises(TypeError, match="a bug of ours"):
             producer.send(blocks(), TIMEOUT_S)
-        assert ends[0].fake.comms[0].is_aborted
+        network.wait_until(lambda: ends[0].fake.comms[0].is_aborted)
 
 
 def failing(error: Exception) -> Callable[..., None]:
@@ -211,6 +213,43 @@ def test_a_link_that_waits_for_its_turn_to_launch_has_its_own_deadline(network: 
         stuck.abort()
         with pytest.raises(LinkLost):
             sending.result(TIMEOUT_S)
+
+
+def test_an_abort_lets_the_owner_leave_nccl_first(network: FakeNetwork, ends: tuple[End, End]) -> None:
+    with linked(*ends) as (producer, _):
+        fake, is_inside = ends[0].fake, threading.Event()
+        fake.on_launch = is_inside.set
+        fake.launch_gate.clear()
+        sending = start(lambda: producer.send(blocks(), TIMEOUT_S))
+        assert is_inside.wait(TIMEOUT_S)
+        producer.abort()
+        with network.changed:
+            assert not network.changed.wait_for(lambda: fake.comms[0].is_aborted, SHORT_S)
+        fake.open_gate(fake.launch_gate)
+        with pytest.raises(LinkLost):
+            sending.result(TIMEOUT_S)
+        network.wait_until(lambda: fake.comms[0].is_aborted)
+
+
+def test_an_abort_that_returns_before_its_kernels_have_left_is_not_believed(network: FakeNetwork) -> None:
+    producer, consumer = make_end(network, abort_timeout_s=SHORT_S), make_end(network)
+    with linked(producer, consumer) as (near, _):
+        producer.fake.kernel_gate.clear()
+        with pytest.raises(ChunkTimeout):
+            near.send(blocks(), SHORT_S)
+        assert producer.fake.comms[0].is_aborted
+        assert len(producer.wedged) == 1
+        producer.fake.open_gate(producer.fake.kernel_gate)
+
+
+def test_an_abort_that_hangs_with_nothing_in_flight_costs_a_thread_and_not_the_engine(network: FakeNetwork) -> None:
+    producer, consumer = make_end(network, abort_timeout_s=SHORT_S), make_end(network)
+    with linked(producer, consumer) as (near, _):
+        producer.fake.abort_gate.clear()
+        near.close()
+        assert producer.wedged == []
+        assert not producer.fake.device.streams[1].is_closed, "its communicator still has it"
+        producer.fake.open_gate(producer.fake.abort_gate)
 
 
 def test_an_abort_that_hangs_ends_the_engine_before_the_link_is_said_to_be_dead(network: FakeNetwork) -> None:
