@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -58,6 +58,17 @@ class SchedulerConfig(_Settings):
         0, ge=0, description="While others wait, a prompt gets at most so many tokens of a step; 0: no such limit."
     )
     policy: Literal["fcfs", "priority"] = "fcfs"
+    priority_ageing_s: float | None = Field(
+        None, gt=0, description="With policy priority, so many seconds of waiting lift a request by one level."
+    )
+    fairness: Literal["none", "tenant"] = Field(
+        "none", description="tenant: share what is served between the tenants that have requests waiting."
+    )
+    tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict, description="Shares, by tenant; 1 for those that are not named."
+    )
+    max_loras: int = Field(4, ge=1, description="Adapters in one batch; requests for others wait.")
+    grammar_timeout_s: float = Field(30.0, gt=0, description="How long a grammar may be compiled.")
     num_speculative_tokens: int = Field(0, ge=0, description="Tokens drafted ahead per request; 0: none.")
     overlap: bool | None = Field(
         None,

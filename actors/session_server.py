@@ -61,7 +61,7 @@ class _Session:
     def put(self, batch: EngineCoreOutputs) -> None:
         for request_id in batch.finished_req_ids:
             self.attempts.pop(request_id, None)
-        for output in batch.outputs:
+        for output in batch.others:
             if output.finished:
                 self.attempts.pop(output.request_id, None)
         try:

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +31,7 @@ from actors.model import model_runner as model_runner_module
 from actors.model.attention.torch_backend import TorchAttention, TorchBatch
 from actors.model.input_batch import InputBatch
 from actors.model.model_runner import ModelRunner
+from actors.session_messages import Outputs, encode
 from actors.worker import Worker
 from cluster.config import DEMO_MODEL
 
@@ -55,6 +57,12 @@ class Parts:
                 self._in_step[name] += time.perf_counter() - start_s
 
         setattr(owner, attribute, timed)
+
+    def time(self, name: str, call: Callable[[], object]) -> None:
+        """Time one call as part `name`."""
+        start_s = time.perf_counter()
+        call()
+        self._in_step[name] += time.perf_counter() - start_s
 
     def end_step(self, step_s: float) -> None:
         """Close the books of one step."""
@@ -83,6 +91,9 @@ def run(
     parts.wrap(TorchBatch, "attend", "attention: all layers (inside forward)")
     parts.wrap(ModelRunner, "_forward", "forward")
     parts.wrap(model_runner_module, "sample", "sample")
+    parts.wrap(InputBatch, "sampling_batch", "sample: bookkeeping")
+    parts.wrap(InputBatch, "append", "input batch: append")
+    parts.wrap(model_runner_module, "_collect", "collect")
     for index in range(batch):
         prompt = torch.randint(3, 2000, (context,), generator=torch.Generator().manual_seed(index)).tolist()
         params = SamplingParams(temperature=0.0, max_tokens=steps + 4, ignore_eos=True)
@@ -94,9 +105,12 @@ def run(
     for index in range(steps - _NUM_WARM_STEPS):
         parts._in_step.clear()
         start_s = time.perf_counter()
-        core.step()
+        result = core.step()
+        step_s = time.perf_counter() - start_s
+        for outputs in result.outputs.values():
+            parts.time("output messages: encode", partial(encode, Outputs(outputs)))
         if index >= _NUM_WARM_STEPS:
-            parts.end_step(time.perf_counter() - start_s)
+            parts.end_step(step_s)
     Console().print(_table(parts, f"decode step, batch {batch}, context {context}, {dtype}, {threads} thread(s)"))
 
 
@@ -106,7 +120,8 @@ def _engine(model: Path, dtype: str, batch: int, max_model_len: int, threads: in
         {
             "model": ModelConfig.model_validate({"model": str(model), "dtype": dtype, "device": "cpu"}),
             "cache": CacheConfig(block_size=block_size, num_blocks=batch * (max_model_len // block_size + 2)),
-            "scheduler": SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=512),
+            # Every prompt in one step: so all requests decode for as long as is measured.
+            "scheduler": SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=batch * max_model_len),
             "parallel": ParallelConfig(num_threads=threads),
         }
     )

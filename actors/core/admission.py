@@ -7,7 +7,7 @@ from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.places import Places
 from actors.core.remote_kv import LoadDecision, RemoteKV
 from actors.core.request import Request, RequestStatus
-from actors.core.request_queue import RequestQueue
+from actors.core.request_queue import RequestQueue, order_of
 from actors.core.step import Step
 from kv_transfer.params import TransferRole
 
@@ -30,14 +30,34 @@ class Admission:
 
     def schedule_waiting(self, step: Step) -> None:
         """Admit requests in their order until the first that has no room."""
+        self._bring_back_loras()
         while (queue := self._next_queue(step)) is not None:
             request = queue.peek_request()
+            if self._is_set_aside(request, queue):
+                continue
             if request.transfer_role is TransferRole.CONSUMER:
                 has_room = self._start_load(request, queue, step)
             else:
                 has_room = self._has_seat(step) and self._admit(request, queue, step)
             if not has_room:
                 break
+
+    def _bring_back_loras(self) -> None:
+        places = self._places
+        for queue, slots in ((places.holding, places.holding_for_lora), (places.waiting, places.waiting_for_lora)):
+            for request in slots.take_ready():
+                queue.restore_request(request)
+
+    def _is_set_aside(self, request: Request, queue: RequestQueue) -> bool:
+        """Set a request aside if the batch has no slot for its adapter: nobody has to wait behind it."""
+        places = self._places
+        slots = places.holding_for_lora if queue is places.holding else places.waiting_for_lora
+        # A load takes no slot: its request needs one when the blocks are here.
+        if request.transfer_role is TransferRole.CONSUMER or slots.may_join(request):
+            return False
+        queue.remove_request(request)
+        slots.set_aside(request)
+        return True
 
     def _next_queue(self, step: Step) -> RequestQueue | None:
         """Return the queue whose first request is next, or None if there is none.
@@ -56,7 +76,7 @@ class Admission:
 
     def _goes_before(self, blocked: Request, first: Request) -> bool:
         if self._config.policy == "priority":
-            return blocked < first
+            return order_of(blocked, self._config) < order_of(first, self._config)
         return first.status is not RequestStatus.PREEMPTED
 
     def _has_seat(self, step: Step) -> bool:
@@ -65,13 +85,13 @@ class Admission:
     def _start_load(self, request: Request, queue: RequestQueue, step: Step) -> bool:
         """Reserve a consumer's blocks; it needs neither tokens nor a seat. Returns whether others may follow."""
         # What is loaded further ahead than one batch would only take blocks from those that run.
-        num_ahead = len(self._remote.loading) + len(self._places.holding)
+        num_ahead = len(self._remote.loading) + len(self._places.all_holding())
         if step.is_load_limit_reached or num_ahead >= self._config.max_num_seqs:
             decision = LoadDecision.LIMIT_REACHED
         else:
             decision = self._remote.start_load(request, self._places, self._num_headroom_blocks(), step.now_s)
         if decision is LoadDecision.STARTED:
-            queue.remove_request(request)
+            queue.pop_request()
         elif decision is LoadDecision.LIMIT_REACHED:
             step.is_load_limit_reached = True
             if queue is not self._remote.blocked_consumers:
@@ -106,7 +126,7 @@ class Admission:
         )
         if new_blocks is None:
             return False
-        queue.remove_request(request)
+        queue.pop_request()
         self._seat(request, num_hit_tokens, step)
         step.take(request, num_new_tokens)
         return True
@@ -126,10 +146,9 @@ class Admission:
     def _may_run_ahead(self, request: Request) -> bool:
         """Whether a step may be scheduled before the token of the one before it is known.
 
-        A producer ends with its first token; and what is drafted goes on from tokens that are known.
+        What is drafted goes on from tokens that are known.
         """
-        is_producer = request.transfer_role is TransferRole.PRODUCER
-        return bool(self._config.overlap) and not is_producer and self._config.num_speculative_tokens == 0
+        return bool(self._config.overlap) and self._config.num_speculative_tokens == 0 and request.may_run_ahead
 
     def _num_headroom_blocks(self) -> int:
         """Blocks that a newcomer leaves to those that run and grow."""

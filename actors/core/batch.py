@@ -10,6 +10,7 @@ from actors.config import SchedulerConfig
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.places import Places
 from actors.core.request import Request, RequestStatus
+from actors.core.request_queue import order_of
 from actors.core.running_rows import RunningRows
 from actors.core.step import Step
 from kv_transfer.params import TransferRole
@@ -115,7 +116,7 @@ class Batch:
         """
         candidates = (r for r in self._rows.last_admitted() if r.transfer_role is not TransferRole.PRODUCER)
         if self._config.policy == "priority":
-            return max(candidates, key=lambda request: request.order)
+            return max(candidates, key=lambda request: order_of(request, self._config))
         return next(candidates)
 
     def preempt(self, request: Request, step: Step) -> None:

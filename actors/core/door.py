@@ -15,6 +15,7 @@ def find_refusal(
     block_size: int,
     max_model_len: int,
     has_connector: bool,
+    has_grammars: bool,
 ) -> str | None:
     """Say, with the numbers, why the request could never run in this engine, or return None.
 
@@ -22,6 +23,12 @@ def find_refusal(
     """
     if not has_connector and request.kv_transfer_params is not None:
         return "the request takes part in a handoff, but this engine has no connector"
+    if request.sampling_params.structured_output is not None and not has_grammars:
+        return "structured output is asked for, but this engine compiles no grammars"
+    if request.pooling_params is not None and request.kv_transfer_params is not None:
+        return "a pooling request has nothing to hand over"
+    if (embeds := request.prompt_embeds) is not None and embeds.num_tokens != request.num_prompt_tokens:
+        return f"prompt_embeds has {embeds.num_tokens} rows for {request.num_prompt_tokens} prompt tokens"
     if not request.prompt_token_ids:
         return "the prompt has no tokens"
     if request.num_tokens >= max_model_len:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.outbox import Outbox
-from actors.core.outputs import NO_TOKEN, ModelRunnerOutput, StepBatch, TokenLogprobs
+from actors.core.outputs import NO_TOKEN, ModelRunnerOutput, StepBatch
 from actors.core.request import Request
 from actors.core.running_rows import RunningRows
 from actors.core.stats import SchedulerStats, SpecDecodingStats
 from actors.core.status import RequestStatus
 from actors.core.stop import find_stop
+from actors.core.structured_output import StructuredOutputManager, allows
 from actors.errors import IntegrityError
 from kv_transfer.connector import ProducerEnd
 from kv_transfer.params import TransferRole
@@ -38,28 +40,31 @@ class Intake:
     """Requests that ended, or were preempted, since the step was scheduled get nothing of it."""
 
     def __init__(
-        self, rows: RunningRows, kv_cache_manager: KVCacheManager, outbox: Outbox, stats: SchedulerStats, finish: Finish
+        self,
+        rows: RunningRows,
+        kv_cache_manager: KVCacheManager,
+        outbox: Outbox,
+        stats: SchedulerStats,
+        finish: Finish,
+        structured_output: StructuredOutputManager | None,
     ) -> None:
         self._rows = rows
         self._kv = kv_cache_manager
         self._outbox = outbox
         self._stats = stats
         self._finish = finish
+        self._structured_output = structured_output
 
     def take_in(
-        self,
-        batch: StepBatch,
-        drafts: Mapping[str, list[int]],
-        model_output: ModelRunnerOutput,
-        now_s: float,
+        self, batch: StepBatch, drafts: Mapping[str, list[int]], model_output: ModelRunnerOutput, now_s: float
     ) -> None:
         """Take in a step. drafts: those that it verified, by request id."""
         token_ids = model_output.token_ids_of(batch.req_ids)
         self._take_plain(batch, token_ids, now_s)
+        results = _Results(batch, token_ids, drafts, model_output, now_s)
         for index in range(batch.num_plain, len(batch)):
             if self._rows.epochs[batch.rows[index]] == batch.epochs[index]:
-                tokens = [token_id for token_id in token_ids[index].tolist() if token_id != NO_TOKEN]
-                self._take_one(batch, index, tokens, drafts, model_output, now_s)
+                self._take_one(results, index)
 
     def _take_plain(self, batch: StepBatch, token_ids: np.ndarray, now_s: float) -> None:
         """Take in all that decoded one token, together."""
@@ -108,34 +113,47 @@ class Intake:
                 self._outbox.add_end(request, now_s, new_token_ids=[int(tokens[index])])
         return has_ended
 
-    def _take_one(
-        self,
-        batch: StepBatch,
-        index: int,
-        token_ids: list[int],
-        drafts: Mapping[str, list[int]],
-        model_output: ModelRunnerOutput,
-        now_s: float,
-    ) -> None:
+    def _take_one(self, results: _Results, index: int) -> None:
         """Take in a request whose prompt was computed, or that needs a look for another reason."""
-        rows, row = self._rows, int(batch.rows[index])
+        rows, row = self._rows, int(results.batch.rows[index])
         request: Request = rows.requests[row]
-        num_new_tokens = int(batch.num_new_tokens[index])
-        num_computed_tokens = int(batch.num_computed_tokens[index]) + num_new_tokens
-        if token_ids and (drafted := drafts.get(request.request_id)):
-            # The KV of each draft that was not accepted is computed over.
-            num_rejected = len(drafted) - (len(token_ids) - 1)
-            num_computed_tokens -= num_rejected
-            rows.num_computed[row] -= num_rejected
-            self._count_drafts(len(drafted), len(token_ids) - 1)
-        num_earlier_tokens = request.num_output_tokens
+        token_ids = [token_id for token_id in results.token_ids[index].tolist() if token_id != NO_TOKEN]
+        num_new_tokens = int(results.batch.num_new_tokens[index])
+        num_computed_tokens = int(results.batch.num_computed_tokens[index]) + num_new_tokens
+        num_computed_tokens -= self._reject_drafts(request, len(token_ids), results.drafts)
+        num_earlier_tokens = request.num_tokens
         stop = _append_until_stop(request, token_ids)
         rows.num_expected[row] = max(int(rows.num_expected[row]), request.num_tokens)
         if num_computed_tokens % self._kv.block_size < num_new_tokens:
             self._kv.cache_blocks(request, num_computed_tokens)
-        if token_ids:
-            logprobs = model_output.logprobs.get(request.request_id)
-            self._report_tokens(request, num_earlier_tokens, stop, logprobs, now_s)
+        new_token_ids = request.all_token_ids[num_earlier_tokens:]
+        if request.pooling_params is not None and num_computed_tokens == request.num_prompt_tokens:
+            self._report_vector(request, results)
+        elif new_token_ids and allows(self._structured_output, request, new_token_ids):
+            self._report_tokens(request, new_token_ids, stop, results)
+        elif new_token_ids:
+            self._finish(request, RequestStatus.FINISHED_ERROR, results.now_s)
+            error = "the grammar does not allow a token that was sampled"
+            self._outbox.add_end(request, results.now_s, error=error)
+
+    def _reject_drafts(self, request: Request, num_tokens: int, drafts: Mapping[str, list[int]]) -> int:
+        """Take back the drafts that the step did not accept; their KV is computed over. Returns how many."""
+        drafted = drafts.get(request.request_id)
+        if not num_tokens or not drafted:
+            return 0
+        num_accepted = num_tokens - 1
+        self._count_drafts(len(drafted), num_accepted)
+        num_rejected = len(drafted) - num_accepted
+        self._rows.num_computed[request.row] -= num_rejected
+        return num_rejected
+
+    def _report_vector(self, request: Request, results: _Results) -> None:
+        """End a pooling request."""
+        vector = results.model_output.pooler_output.get(request.request_id)
+        if vector is None:
+            raise IntegrityError(f"{request.request_id}: its prompt is through, and there is no vector")
+        self._finish(request, RequestStatus.FINISHED_STOPPED, results.now_s)
+        self._outbox.add_end(request, results.now_s, pooling_output=vector)
 
     def _count_drafts(self, num_drafted: int, num_accepted: int) -> None:
         stats = self._stats.spec_decoding_stats
@@ -150,15 +168,11 @@ class Intake:
             positions[position] += 1
 
     def _report_tokens(
-        self,
-        request: Request,
-        num_earlier_tokens: int,
-        stop: RequestStatus | None,
-        logprobs: list[TokenLogprobs] | None,
-        now_s: float,
+        self, request: Request, token_ids: list[int], stop: RequestStatus | None, results: _Results
     ) -> None:
         """Tell of a request's new tokens, and end it if they complete it or it is to be handed over."""
-        token_ids = request.all_token_ids[request.num_prompt_tokens + num_earlier_tokens :]
+        now_s = results.now_s
+        logprobs = results.model_output.logprobs.get(request.request_id)
         logprobs = None if logprobs is None else logprobs[: len(token_ids)]
         self._stats.num_output_tokens += len(token_ids)
         if request.first_token_at_s is None:
@@ -170,9 +184,20 @@ class Intake:
         elif stop is not None:
             self._finish(request, stop, now_s, ProducerEnd.FINISHED_HERE)
         else:
-            self._outbox.add_tokens(request, token_ids, logprobs, num_earlier_tokens)
+            self._outbox.add_tokens(request, token_ids, logprobs)
             return
         self._outbox.add_end(request, now_s, new_token_ids=token_ids, logprobs=logprobs, handed_over=is_handed_over)
+
+
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """What a step had and what came of it. token_ids: in the order of the batch."""
+
+    batch: StepBatch
+    token_ids: np.ndarray
+    drafts: Mapping[str, list[int]]
+    model_output: ModelRunnerOutput
+    now_s: float
 
 
 def _append_until_stop(request: Request, token_ids: list[int]) -> RequestStatus | None:

@@ -19,10 +19,10 @@ def check_places(
     """Raise IntegrityError unless each request is in exactly one place, with the status and the blocks that fit it."""
     _check_statuses(requests, places, remote)
     with_blocks = kv_cache_manager.holders()
-    may_hold = {*places.running.by_id, *remote.loading, *remote.held, *(r.request_id for r in places.holding)}
+    may_hold = {*places.running.by_id, *remote.loading, *remote.held, *(r.request_id for r in places.all_holding())}
     if not with_blocks <= may_hold:
         raise IntegrityError(f"{sorted(with_blocks - may_hold)} hold blocks, but neither run nor transfer")
-    for request in (*places.running, *places.holding):
+    for request in (*places.running, *places.all_holding()):
         _check_blocks(request, kv_cache_manager)
 
 
@@ -33,6 +33,9 @@ def _check_statuses(requests: Mapping[str, Request], places: Places, remote: Rem
         (places.running, {RequestStatus.RUNNING}),
         (places.waiting, waiting),
         (places.holding, {RequestStatus.WAITING}),
+        (places.waiting_for_lora, waiting),
+        (places.holding_for_lora, {RequestStatus.WAITING}),
+        (places.compiling.values(), {RequestStatus.WAITING_FOR_FSM}),
         (remote.blocked_producers.values(), {RequestStatus.WAITING}),
         (remote.blocked_consumers, {RequestStatus.WAITING}),
         (remote.loading.values(), {RequestStatus.WAITING_FOR_REMOTE_KVS}),

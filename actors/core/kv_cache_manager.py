@@ -73,7 +73,7 @@ class KVCacheManager:
         One token at least is left to compute, since its logits are wanted; not so for a consumer, which is sent the
         token that they would give.
         """
-        if not self._enable_caching:
+        if not self._enable_caching or not request.reads_prefix_cache:
             return []
         request.extend_block_hashes()
         num_tokens = request.num_tokens - (request.transfer_role is not TransferRole.CONSUMER)
@@ -144,7 +144,7 @@ class KVCacheManager:
         if self._events is not None:
             tokens = request.all_token_ids[first * self.block_size : last * self.block_size]
             parent = hashes[first - 1] if first else None
-            self._events.add(BlockStored(hashes[first:last], parent, tokens, self.block_size))
+            self._events.add(BlockStored(hashes[first:last], parent, tokens, self.block_size, request.lora_name))
 
     def count_lookup(self, request: Request, num_hit_tokens: int) -> None:
         """Count a look-up whose request was admitted."""

@@ -15,15 +15,13 @@ class Outbox:
     def __init__(self) -> None:
         self._outputs: dict[int, EngineCoreOutputs] = {}
 
-    def add_tokens(
-        self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None, num_earlier_tokens: int
-    ) -> None:
-        """Tell of tokens of a request that goes on. num_earlier_tokens: its output tokens before them."""
+    def add_tokens(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> None:
+        """Tell of the last tokens of a request that goes on."""
         output = EngineCoreOutput(
             request_id=request.request_id,
             attempt=request.attempt,
             new_token_ids=token_ids,
-            first_position=num_earlier_tokens,
+            first_position=request.num_output_tokens - len(token_ids),
             logprobs=logprobs,
         )
         self._of(request.client_index).others.append(output)
@@ -52,11 +50,13 @@ class Outbox:
         logprobs: list[TokenLogprobs] | None = None,
         handed_over: bool = False,
         error: str | None = None,
+        pooling_output: list[float] | None = None,
     ) -> None:
         """Tell of a request's end, with its last tokens if there are any."""
         tokens = new_token_ids or []
         is_stopped = request.status is RequestStatus.FINISHED_STOPPED and request.num_output_tokens > 0
-        stop_token_id = request.all_token_ids[-1] if is_stopped else None
+        last_token_id = request.all_token_ids[-1] if request.num_output_tokens else None
+        is_stop_token = is_stopped and last_token_id in request.stop_token_ids
         output = EngineCoreOutput(
             request_id=request.request_id,
             attempt=request.attempt,
@@ -64,9 +64,11 @@ class Outbox:
             first_position=request.num_output_tokens - len(tokens),
             finish_reason=None if handed_over else FINISH_REASONS[request.status],
             handed_over=handed_over,
-            stop_token_id=stop_token_id,
+            stop_token_id=last_token_id if is_stop_token else None,
+            stop_reason="repetition" if is_stopped and not is_stop_token else None,
             error=error,
             logprobs=logprobs,
+            pooling_output=pooling_output,
             timings=_timings(request, now_s),
         )
         self._of(request.client_index).others.append(output)

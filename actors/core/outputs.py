@@ -8,8 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from actors.core.request import PromptEmbeds
 from actors.core.request import StatusChange as StatusChange
-from actors.core.sampling_params import SamplingParams
+from actors.core.sampling_params import PoolingParams, SamplingParams
 from actors.core.stats import SchedulerStats
 from actors.core.status import FinishReason
 from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput
@@ -33,6 +34,9 @@ class NewRequestData:
     eos_token_ids: tuple[int, ...]
     block_ids: tuple[list[int], ...]
     num_computed_tokens: int
+    pooling_params: PoolingParams | None = None
+    lora_name: str | None = None
+    prompt_embeds: PromptEmbeds | None = None
 
 
 @dataclass(frozen=True, slots=True)

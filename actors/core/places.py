@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actors.config import CacheConfig, SchedulerConfig
+from actors.core.lora_slots import LoraSlots
 from actors.core.request import Request, RequestStatus
 from actors.core.request_queue import RequestQueue, create_request_queue
 from actors.core.running_rows import RunningRows
@@ -17,22 +18,43 @@ class Places:
     running: RUNNING
     holding: WAITING, with all the blocks that the next token needs: their load is over
     waiting: WAITING or PREEMPTED, without blocks
+    waiting_for_lora, holding_for_lora: like these, set aside until their adapter has a slot
+    compiling: WAITING_FOR_FSM, by id
     """
 
     waiting: RequestQueue
     holding: RequestQueue
     running: RunningRows
+    waiting_for_lora: LoraSlots
+    holding_for_lora: LoraSlots
+    compiling: dict[str, Request] = field(default_factory=dict)
 
     @classmethod
     def create(cls, config: SchedulerConfig, cache_config: CacheConfig) -> Places:
         """Make empty queues of the configured policy."""
         rows = RunningRows(config.max_num_seqs, cache_config.block_size)
-        return cls(create_request_queue(config.policy), create_request_queue(config.policy), rows)
+        return cls(
+            create_request_queue(config),
+            create_request_queue(config),
+            rows,
+            LoraSlots(config, rows),
+            LoraSlots(config, rows),
+        )
 
     def remove(self, request: Request) -> None:
         """Take a request out of the place where it is, if it is in any."""
-        if not self.running.remove(request) and not self.waiting.remove_request(request):
-            self.holding.remove_request(request)
+        _ = (
+            self.running.remove(request)
+            or self.waiting.remove_request(request)
+            or self.holding.remove_request(request)
+            or self.waiting_for_lora.remove(request)
+            or self.holding_for_lora.remove(request)
+            or self.compiling.pop(request.request_id, None)
+        )
+
+    def all_holding(self) -> list[Request]:
+        """Those that wait for their turn with blocks, whatever else they wait for."""
+        return [*self.holding, *self.holding_for_lora]
 
     def others_wait(self, request: Request) -> bool:
         """Whether any other request waits for its turn."""

@@ -32,6 +32,7 @@ from actors.core.request import Request
 from actors.core.request_queue import RequestQueue
 from actors.core.status import RequestStatus
 from actors.core.stop import find_stop
+from actors.core.structured_output import StructuredOutputManager, allows
 from kv_transfer.connector import KVConnectorOutput, KVConnectorScheduler, LoadOutcome, ProducerEnd, ReceivedKV
 from kv_transfer.params import TransferRole
 from kv_transfer.stats import TransferStats
@@ -68,8 +69,10 @@ class RemoteKV:
         blocked_consumers: RequestQueue,
         load_failure_policy: Literal["recompute", "fail"],
         handoff_timeout_s: float,
+        structured_output: StructuredOutputManager | None = None,
     ) -> None:
         self.connector = connector
+        self._structured_output = structured_output
         self.blocked_producers: dict[str, Request] = {}
         self.blocked_consumers = blocked_consumers
         self.loading: dict[str, Request] = {}
@@ -129,7 +132,7 @@ class RemoteKV:
         max_growth = num_blocks_for(consumer.max_num_tokens) - num_own
         for request in self.loading.values():
             max_growth = max(max_growth, num_blocks_for(request.max_num_tokens) - num_blocks_of(request.request_id))
-        for request in places.holding:
+        for request in places.all_holding():
             max_growth = max(max_growth, num_blocks_for(request.max_num_tokens))
         num_pinned += places.running.num_producer_blocks()
         max_growth = max(max_growth, num_blocks_for(places.running.max_consumer_tokens()))
@@ -172,7 +175,7 @@ class RemoteKV:
         endings: list[Ending] = []
         for request_id in sorted(output.ready_to_prefill):
             if (producer := self.blocked_producers.pop(request_id, None)) is not None:
-                places.waiting.add_request(producer)
+                places.waiting.restore_request(producer)
         for request_id, reason in output.failed_sending.items():
             endings += self._end_producer(request_id, reason, requests)
         for request_id in output.finished_sending:
@@ -226,6 +229,9 @@ class RemoteKV:
         request.set_status(RequestStatus.WAITING, now_s)
         request.append_output_token_ids(first_token_id)
         places.holding.add_request(request)
+        if not allows(self._structured_output, request, [first_token_id]):
+            error = "the grammar does not allow the first token"
+            return [Ending(request, RequestStatus.FINISHED_ERROR, error)]
         # The producer has looked already; but this engine's limits may be tighter.
         stop = find_stop(request)
         return [] if stop is None else [Ending(request, stop)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from actors.core.block_hash import BlockHash, BlockHasher
-from actors.core.sampling_params import SamplingParams
+from actors.core.sampling_params import PoolingParams, SamplingParams
 from actors.core.status import TRANSITIONS
 from actors.core.status import FinishReason as FinishReason
 from actors.core.status import RequestStatus as RequestStatus
@@ -19,16 +19,34 @@ if TYPE_CHECKING:
     from actors.core.running_rows import RunningRows
 
 
+@dataclass(frozen=True, slots=True)
+class PromptEmbeds:
+    """Embeddings in place of a prompt's tokens.
+
+    data:   [num_tokens, hidden_size] of dtype, row by row
+    digest: of data, names them in the prefix cache
+    """
+
+    data: bytes
+    num_tokens: int
+    hidden_size: int
+    dtype: str
+    digest: bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreRequest:
     """A request as it is submitted to an engine, over the wire or in process (msgspec encodes it).
 
     attempt:          new each time the request is submitted again
-    prompt_token_ids: at least one token
+    prompt_token_ids: at least one token; as many zeros as prompt_embeds has rows, if there are any
+    pooling_params:   a vector is wanted, no tokens
     output_token_ids: tokens that it already has (resume); the engine goes on at the next position
     eos_token_ids:    the model's end-of-sequence tokens
     arrival_time_s:   wall clock of its arrival at the cluster, orders the priority queue
     deadline_s:       wall clock after which nobody wants the answer, or None
+    tenant:           who shares fairly with others what the engine serves
+    lora_name:        the adapter that it runs with
     cache_salt:       separates the prefix cache between those who must not see each other's hits
     """
 
@@ -42,6 +60,10 @@ class EngineCoreRequest:
     arrival_time_s: float = 0.0
     deadline_s: float | None = None
     cache_salt: str | None = None
+    tenant: str = ""
+    lora_name: str | None = None
+    prompt_embeds: PromptEmbeds | None = None
+    pooling_params: PoolingParams | None = None
     kv_transfer_params: KVTransferParams | None = None
 
 
@@ -80,13 +102,17 @@ class Request:
         "is_corrupted",
         "is_known_to_worker",
         "kv_transfer_params",
+        "lora_name",
         "max_num_tokens",
         "num_cached_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_prompt_tokens_computed",
+        "pooling_params",
         "priority",
+        "prompt_embeds",
         "prompt_token_ids",
+        "queue_place",
         "request_id",
         "row",
         "sampling_params",
@@ -95,6 +121,7 @@ class Request:
         "status",
         "status_changes",
         "stop_token_ids",
+        "tenant",
         "transfer_role",
         "transfer_timings",
     )
@@ -111,6 +138,10 @@ class Request:
         self.sampling_params = core_request.sampling_params
         self.eos_token_ids = core_request.eos_token_ids
         self.cache_salt = core_request.cache_salt
+        self.tenant = core_request.tenant
+        self.lora_name = core_request.lora_name
+        self.prompt_embeds = core_request.prompt_embeds
+        self.pooling_params = core_request.pooling_params
         self.kv_transfer_params = core_request.kv_transfer_params
         ticket = core_request.kv_transfer_params
         self.transfer_role: TransferRole | None = None if ticket is None else ticket.role
@@ -121,7 +152,8 @@ class Request:
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.spec_token_ids: list[int] = []
         params = core_request.sampling_params
-        self.max_num_tokens = self.num_prompt_tokens + params.max_tokens
+        # A pooling request is over before it has any token.
+        self.max_num_tokens = self.num_prompt_tokens + (1 if self.pooling_params else params.max_tokens)
         """Prompt and output tokens that it may have in the end; the scheduler caps it by max_model_len."""
         self.stop_token_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else self.eos_token_ids))
         self.block_hashes: list[BlockHash] = []
@@ -130,6 +162,7 @@ class Request:
 
         self._rows: RunningRows | None = None
         self.row = -1
+        self.queue_place: tuple[float, ...] = ()
         self._num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
@@ -197,7 +230,24 @@ class Request:
     @property
     def is_plain(self) -> bool:
         """Whether its decode steps need no look at the request itself: its next token is all that comes of them."""
-        return self.transfer_role is not TransferRole.PRODUCER and self.sampling_params.logprobs is None
+        params = self.sampling_params
+        is_looked_at = params.logprobs is not None or params.structured_output or params.repetition_max_pattern
+        return self.transfer_role is not TransferRole.PRODUCER and not is_looked_at and self.pooling_params is None
+
+    @property
+    def may_run_ahead(self) -> bool:
+        """Whether its next token can be computed before its last one is known here.
+
+        A producer ends with its first token, a pooling request has none, and a grammar has to see each of them.
+        """
+        ends_here = self.transfer_role is TransferRole.PRODUCER or self.pooling_params is not None
+        return not ends_here and self.sampling_params.structured_output is None
+
+    @property
+    def reads_prefix_cache(self) -> bool:
+        """Whether it is content with cached KV: not if something is wanted of every prompt token."""
+        wants_last = self.pooling_params is None or self.pooling_params.pooling == "last"
+        return wants_last and self.sampling_params.prompt_logprobs is None
 
     @property
     def num_tokens_with_spec(self) -> int:

@@ -1,11 +1,12 @@
-"""The order in which waiting requests are admitted. Every operation is O(1), or O(log n) in the heap."""
+"""The order in which waiting requests are admitted. Every operation is O(log n) at most, however many wait."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import itertools
 from collections.abc import Iterable, Iterator
-from typing import Literal, Protocol
+from typing import Protocol
 
+from actors.config import SchedulerConfig
 from actors.core.removable_heap import RemovableHeap
 from actors.core.request import Request
 
@@ -17,16 +18,19 @@ class RequestQueue(Protocol):
         """Add a request at its place."""
 
     def prepend_request(self, request: Request) -> None:
-        """Add a request that goes before all others that the policy counts as its equals."""
+        """Add a request that was preempted: it goes before all that the policy counts as its equals."""
+
+    def restore_request(self, request: Request) -> None:
+        """Bring a request back that was taken out only to be set aside: it gets the place that it had."""
 
     def peek_request(self) -> Request:
         """Return the next request. Raises IndexError if there is none."""
 
     def pop_request(self) -> Request:
-        """Take the next request out. Raises IndexError if there is none."""
+        """Take the next request out because it is served. Raises IndexError if there is none."""
 
     def remove_request(self, request: Request) -> bool:
-        """Take a request out, wherever it stands; returns whether it was there."""
+        """Take a request out, wherever it stands, without serving it; returns whether it was there."""
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         """Take several requests out."""
@@ -36,81 +40,35 @@ class RequestQueue(Protocol):
     def __iter__(self) -> Iterator[Request]: ...
 
 
-class FCFSRequestQueue:
-    """First come, first served; what is prepended comes before all."""
-
-    def __init__(self) -> None:
-        self._requests: OrderedDict[str, Request] = OrderedDict()
-
-    def add_request(self, request: Request) -> None:
-        """Add a request at the end."""
-        self._requests[request.request_id] = request
-
-    def prepend_request(self, request: Request) -> None:
-        """Add a request at the front."""
-        self._requests[request.request_id] = request
-        self._requests.move_to_end(request.request_id, last=False)
-
-    def peek_request(self) -> Request:
-        """Return the front request. Raises IndexError if there is none."""
-        for request in self._requests.values():
-            return request
-        raise IndexError("peek into an empty queue")
-
-    def pop_request(self) -> Request:
-        """Take the front request out. Raises IndexError if there is none."""
-        if not self._requests:
-            raise IndexError("pop from an empty queue")
-        return self._requests.popitem(last=False)[1]
-
-    def remove_request(self, request: Request) -> bool:
-        """Take a request out; returns whether it was there."""
-        return self._requests.pop(request.request_id, None) is not None
-
-    def remove_requests(self, requests: Iterable[Request]) -> None:
-        """Take several requests out."""
-        for request in requests:
-            self.remove_request(request)
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests.values())
-
-
-class PriorityRequestQueue:
-    """By (priority, arrival_time, request_id), the smallest first: Request.__lt__."""
+class _HeapQueue:
+    """Requests by their queue_place; who makes the places makes the policy."""
 
     def __init__(self) -> None:
         self._requests: dict[str, Request] = {}
-        self._heap: RemovableHeap[tuple[int, float]] = RemovableHeap()
+        self._heap: RemovableHeap[tuple[float, ...]] = RemovableHeap()
 
-    def add_request(self, request: Request) -> None:
-        """Add a request at the place of its priority."""
+    def restore_request(self, request: Request) -> None:
+        """Add a request at the place that it had."""
         self._requests[request.request_id] = request
-        self._heap.push(request.request_id, (request.priority, request.arrival_time))
-
-    def prepend_request(self, request: Request) -> None:
-        """Add a request: its priority and arrival say where, whether it is new or comes back."""
-        self.add_request(request)
+        self._heap.push(request.request_id, request.queue_place)
 
     def peek_request(self) -> Request:
-        """Return the most urgent request. Raises IndexError if there is none."""
+        """Return the next request. Raises IndexError if there is none."""
         first = self._heap.peek()
         if first is None:
             raise IndexError("peek into an empty queue")
         return self._requests[first[1]]
 
     def pop_request(self) -> Request:
-        """Take the most urgent request out. Raises IndexError if there is none."""
+        """Take the next request out. Raises IndexError if there is none."""
         request = self.peek_request()
         self.remove_request(request)
         return request
 
     def remove_request(self, request: Request) -> bool:
         """Take a request out; returns whether it was there."""
-        self._requests.pop(request.request_id, None)
+        if self._requests.pop(request.request_id, None) is None:
+            return False
         return self._heap.remove(request.request_id)
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
@@ -125,6 +83,153 @@ class PriorityRequestQueue:
         return (self._requests[request_id] for request_id in self._heap)
 
 
-def create_request_queue(policy: Literal["fcfs", "priority"]) -> RequestQueue:
+class FCFSRequestQueue(_HeapQueue):
+    """First come, first served; what is prepended comes before all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = itertools.count(0)
+        self._first = itertools.count(-1, -1)
+
+    def add_request(self, request: Request) -> None:
+        """Add a request at the end."""
+        request.queue_place = (float(next(self._last)),)
+        self.restore_request(request)
+
+    def prepend_request(self, request: Request) -> None:
+        """Add a request at the front."""
+        request.queue_place = (float(next(self._first)),)
+        self.restore_request(request)
+
+
+class PriorityRequestQueue(_HeapQueue):
+    """By (priority, arrival_time, request_id), the smallest first, with ageing if the configuration has it."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__()
+        self._config = config
+
+    def add_request(self, request: Request) -> None:
+        """Add a request at the place of its priority."""
+        request.queue_place = order_of(request, self._config)[:2]
+        self.restore_request(request)
+
+    def prepend_request(self, request: Request) -> None:
+        """Add a request: its priority and arrival say where, whether it is new or comes back."""
+        self.add_request(request)
+
+
+class TenantRequestQueue:
+    """Weighted fair: each tenant that has requests waiting gets its share of what is served, whoever has more of them.
+
+    Start-time fair queueing (Goyal, Vin, Cheng 1996) with tenants as flows: a tenant has a start tag; the one with the
+    smallest is next; serving a request of cost c moves its tag on by c / weight, and the virtual time to its old tag.
+    A tenant that had nothing waiting begins at the virtual time, so that it gains nothing by having been idle. A
+    request's cost is its prompt and the tokens that it may generate. Within a tenant the configured policy decides.
+    Preempted requests come before all others: they have been paid for.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._config = config
+        self._front = _create_flat_queue(config)
+        self._queues: dict[str, RequestQueue] = {}
+        self._finish_tags: dict[str, float] = {}
+        self._start_tags: RemovableHeap[tuple[float]] = RemovableHeap()
+        self._virtual_time = 0.0
+        self._num_requests = 0
+
+    def add_request(self, request: Request) -> None:
+        """Add a request at the end of its tenant's, or where the policy says among these."""
+        self._queue_of(request).add_request(request)
+        self._num_requests += 1
+
+    def restore_request(self, request: Request) -> None:
+        """Bring a request back to its place among its tenant's."""
+        queue = self._front if request.num_preemptions else self._queue_of(request)
+        queue.restore_request(request)
+        self._num_requests += 1
+
+    def prepend_request(self, request: Request) -> None:
+        """Add a request before those of all tenants that have not run yet."""
+        self._front.prepend_request(request)
+        self._num_requests += 1
+
+    def peek_request(self) -> Request:
+        """Return the next request. Raises IndexError if there is none."""
+        if self._front:
+            return self._front.peek_request()
+        first = self._start_tags.peek()
+        if first is None:
+            raise IndexError("peek into an empty queue")
+        return self._queues[first[1]].peek_request()
+
+    def pop_request(self) -> Request:
+        """Take the next request out, and charge its tenant. Raises IndexError if there is none."""
+        request = self.peek_request()
+        if not self._front.remove_request(request):
+            [self._virtual_time], tenant = self._start_tags.peek() or ([0.0], "")
+            weight = self._config.tenant_weights.get(tenant, 1.0)
+            self._finish_tags[tenant] = self._virtual_time + (request.max_num_tokens or 1) / weight
+            self._start_tags.push(tenant, (self._finish_tags[tenant],))
+            self._queues[tenant].remove_request(request)
+            self._close_if_empty(tenant)
+        self._num_requests -= 1
+        return request
+
+    def remove_request(self, request: Request) -> bool:
+        """Take a request out without charging anybody; returns whether it was there."""
+        queue = self._queues.get(request.tenant)
+        if not self._front.remove_request(request) and (queue is None or not queue.remove_request(request)):
+            return False
+        self._close_if_empty(request.tenant)
+        self._num_requests -= 1
+        return True
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        """Take several requests out."""
+        for request in requests:
+            self.remove_request(request)
+
+    def __len__(self) -> int:
+        return self._num_requests
+
+    def __iter__(self) -> Iterator[Request]:
+        """Iterate tenant by tenant, the preempted ones first."""
+        return itertools.chain(self._front, *(self._queues[tenant] for tenant in self._start_tags))
+
+    def _queue_of(self, request: Request) -> RequestQueue:
+        tenant = request.tenant
+        queue = self._queues.get(tenant)
+        if queue is None:
+            queue = self._queues[tenant] = _create_flat_queue(self._config)
+            start_tag = max(self._virtual_time, self._finish_tags.get(tenant, 0.0))
+            self._start_tags.push(tenant, (start_tag,))
+        return queue
+
+    def _close_if_empty(self, tenant: str) -> None:
+        if tenant in self._queues and not self._queues[tenant]:
+            del self._queues[tenant]
+            self._start_tags.remove(tenant)
+            # A tag that the virtual time has passed says nothing any more.
+            self._finish_tags = {name: tag for name, tag in self._finish_tags.items() if tag > self._virtual_time}
+
+
+def order_of(request: Request, config: SchedulerConfig) -> tuple[float, float, str]:
+    """By what the priority policy serves, the smallest first, and chooses victims, the largest first.
+
+    With priority_ageing_s a request rises by one level for each so many seconds that it waits. All rise alike, so
+    that the order of two of them never changes: it is that of priority + arrival_time / priority_ageing_s.
+    """
+    level = float(request.priority)
+    if config.priority_ageing_s is not None:
+        level += request.arrival_time / config.priority_ageing_s
+    return (level, request.arrival_time, request.request_id)
+
+
+def create_request_queue(config: SchedulerConfig) -> RequestQueue:
     """Make an empty queue of the configured policy."""
-    return PriorityRequestQueue() if policy == "priority" else FCFSRequestQueue()
+    return TenantRequestQueue(config) if config.fairness == "tenant" else _create_flat_queue(config)
+
+
+def _create_flat_queue(config: SchedulerConfig) -> RequestQueue:
+    return PriorityRequestQueue(config) if config.policy == "priority" else FCFSRequestQueue()

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,6 +30,7 @@ class RunningRows:
     def __init__(self, max_num_seqs: int, block_size: int) -> None:
         self._block_size = block_size
         self.by_id: dict[str, Request] = {}
+        self.num_by_lora: Counter[str] = Counter()
         self.epochs = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_expected = np.zeros(max_num_seqs, dtype=np.int64)
@@ -84,6 +86,8 @@ class RunningRows:
         self.requests[row] = request
         self.req_ids[row] = request.request_id
         self.token_lists[row] = request.all_token_ids
+        if request.lora_name is not None:
+            self.num_by_lora[request.lora_name] += 1
         request.enter_row(self, row)
 
     def remove(self, request: Request) -> bool:
@@ -92,6 +96,10 @@ class RunningRows:
             return False
         row = request.row
         request.leave_row()
+        if request.lora_name is not None:
+            self.num_by_lora[request.lora_name] -= 1
+            if not self.num_by_lora[request.lora_name]:
+                del self.num_by_lora[request.lora_name]
         self.num_changes += 1
         self.epochs[row] = 0
         self.is_plain[row] = self.is_producer[row] = False

@@ -3,6 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutputParams:
+    """What the output has to be.
+
+    value: a JSON schema, a regular expression, a JSON list of choices, or an EBNF grammar; nothing for json_object
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParams:
+    """What is wanted of a prompt instead of tokens.
+
+    pooling:    of the last layer's hidden states
+    normalize:  to length 1
+    dimensions: keep so many of the vector's first ones; None: all
+    """
+
+    task: Literal["embed", "classify", "score"] = "embed"
+    pooling: Literal["last", "mean", "cls"] = "last"
+    normalize: bool = True
+    dimensions: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +44,10 @@ class SamplingParams:
     stop_token_ids: end the request; the token is part of the output
     ignore_eos:  go on past the model's end-of-sequence tokens
     min_tokens:  neither EOS nor a stop token can be sampled before so many output tokens
+    prompt_logprobs: like logprobs, for the prompt's tokens: these are all computed, whatever the prefix cache has
+    structured_output: what the output has to be
+    repetition_max_pattern: stop when the output ends in the same tokens again and again: at most so many tokens, at
+        least repetition_min_count times; 0: go on
     """
 
     temperature: float = 1.0
@@ -32,7 +63,11 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
+    structured_output: StructuredOutputParams | None = None
+    repetition_max_pattern: int = 0
+    repetition_min_count: int = 3
 
     @property
     def has_penalties(self) -> bool:

@@ -35,6 +35,7 @@ from actors.core.running_rows import RunningRows
 from actors.core.stats import SchedulerStats
 from actors.core.step import Step
 from actors.core.stop import find_stop
+from actors.core.structured_output import StructuredOutputManager
 from actors.errors import DuplicateRequest
 from kv_transfer.connector import KVConnectorScheduler, ProducerEnd
 from kv_transfer.params import TransferRole
@@ -51,6 +52,7 @@ class Scheduler:
         max_model_len: int,
         *,
         connector: KVConnectorScheduler | None = None,
+        structured_output: StructuredOutputManager | None = None,
         load_failure_policy: Literal["recompute", "fail"] = "recompute",
         handoff_timeout_s: float = 120.0,
         clock: Callable[[], float],
@@ -59,6 +61,7 @@ class Scheduler:
         self.block_size = cache_config.block_size
         self.max_model_len = max_model_len
         self.connector = connector
+        self.structured_output = structured_output
         self._kv_events = KVEventLog() if cache_config.enable_kv_events else None
         self.kv_cache_manager = KVCacheManager(
             num_blocks, self.block_size, cache_config.enable_prefix_caching, self._kv_events
@@ -67,9 +70,10 @@ class Scheduler:
         self.remote = RemoteKV(
             connector,
             self.kv_cache_manager,
-            blocked_consumers=create_request_queue(scheduler_config.policy),
+            blocked_consumers=create_request_queue(scheduler_config),
             load_failure_policy=load_failure_policy,
             handoff_timeout_s=handoff_timeout_s,
+            structured_output=structured_output,
         )
         self.finished_req_ids: set[str] = set()
         self._places = Places.create(scheduler_config, cache_config)
@@ -78,9 +82,13 @@ class Scheduler:
         self._clock = clock
         self._outbox = Outbox()
         self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
+        self._compile_deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
         self._stats = SchedulerStats(num_blocks=num_blocks)
-        self._intake = Intake(self._places.running, self.kv_cache_manager, self._outbox, self._stats, self._finish)
+        self._intake = Intake(
+            self._places.running, self.kv_cache_manager, self._outbox, self._stats, self._finish, structured_output
+        )
         self._common_prefix = (0, 0)
+        self._preempted_by_reset: set[str] = set()
 
     # -- requests come and go ------------------------------------------------------------------------------------
 
@@ -102,9 +110,21 @@ class Scheduler:
             self._finish(request, RequestStatus.FINISHED_IGNORED, now_s)
             self._outbox.add_end(request, now_s, error=refusal)
         else:
-            self.waiting.add_request(request)
             if request.deadline_s is not None:
                 self._deadlines.push(request.request_id, (request.deadline_s,))
+            if request.sampling_params.structured_output is None:
+                self.waiting.add_request(request)
+            else:
+                self._start_compiling(request, now_s)
+
+    def _start_compiling(self, request: Request, now_s: float) -> None:
+        assert self.structured_output is not None, "a grammar without a compiler is refused at the door"
+        params = request.sampling_params.structured_output
+        assert params is not None
+        request.set_status(RequestStatus.WAITING_FOR_FSM, now_s)
+        self._places.compiling[request.request_id] = request
+        self._compile_deadlines.push(request.request_id, (now_s + self.config.grammar_timeout_s,))
+        self.structured_output.start_compiling(request.request_id, params, request.output_token_ids)
 
     def _find_refusal(self, request: Request) -> str | None:
         return find_refusal(
@@ -114,6 +134,7 @@ class Scheduler:
             block_size=self.block_size,
             max_model_len=self.max_model_len,
             has_connector=self.connector is not None,
+            has_grammars=self.structured_output is not None,
         )
 
     def finish_requests(
@@ -147,6 +168,9 @@ class Scheduler:
         del self.requests[request_id]
         self._places.remove(request)
         self._deadlines.remove(request_id)
+        if self.structured_output is not None and request.sampling_params.structured_output is not None:
+            self._compile_deadlines.remove(request_id)
+            self.structured_output.release(request_id)
         self.remote.release(request, end, first_token_id)
         self.finished_req_ids.add(request_id)
         self._outbox.add_finished_id(request)
@@ -161,6 +185,7 @@ class Scheduler:
         """
         now_s = self._clock()
         self._end_overdue_requests(now_s)
+        self._take_compiled(now_s)
         self.remote.cancel_overdue_loads(now_s)
         step = Step(self.config, token_budget=self.config.max_num_batched_tokens, now_s=now_s)
         self._batch.schedule_running(step)
@@ -172,9 +197,30 @@ class Scheduler:
         while (first := self._deadlines.peek()) is not None and first[0][0] <= now_s:
             self.finish_requests(first[1], RequestStatus.FINISHED_ABORTED, error="deadline exceeded")
 
+    def _take_compiled(self, now_s: float) -> None:
+        """Let requests wait for their turn whose grammar is ready, and end those that will never have one."""
+        if self.structured_output is None:
+            return
+        for request_id, error in self.structured_output.take_compiled().items():
+            request = self._places.compiling.get(request_id)
+            if request is None:
+                continue
+            if error is not None:
+                self.finish_requests(request_id, RequestStatus.FINISHED_ERROR, error=error)
+                continue
+            del self._places.compiling[request_id]
+            self._compile_deadlines.remove(request_id)
+            request.set_status(RequestStatus.WAITING, now_s)
+            self.waiting.add_request(request)
+        while (first := self._compile_deadlines.peek()) is not None and first[0][0] <= now_s:
+            error = f"the grammar was not compiled within {self.config.grammar_timeout_s:g} s"
+            self.finish_requests(first[1], RequestStatus.FINISHED_ERROR, error=error)
+
     def _build_output(self, step: Step) -> SchedulerOutput:
         finished_req_ids, self.finished_req_ids = self.finished_req_ids, set()
         output = step.build_output(self.running, self.kv_cache_manager, finished_req_ids)
+        output.preempted_req_ids |= self._preempted_by_reset
+        self._preempted_by_reset = set()
         output.num_common_prefix_blocks = [self._count_common_prefix_blocks()]
         self._stats.num_prompt_tokens_computed += step.num_prompt_tokens
         if output.total_num_scheduled_tokens:
@@ -284,10 +330,10 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """Return the wall clock at which schedule() has something to end or cancel, or None."""
-        own, load = self._deadlines.peek(), self.remote.next_deadline()
-        if own is None or load is None:
-            return load if own is None else own[0][0]
-        return min(own[0][0], load)
+        firsts = (self._deadlines.peek(), self._compile_deadlines.peek())
+        deadlines = [first[0][0] for first in firsts if first is not None]
+        load_deadline_s = self.remote.next_deadline()
+        return min(deadlines if load_deadline_s is None else [*deadlines, load_deadline_s], default=None)
 
     def get_kv_connector(self) -> KVConnectorScheduler | None:
         """Return the scheduler side of the connector."""
@@ -313,8 +359,19 @@ class Scheduler:
         prefix.reset = False
         return snapshot
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached blocks, for instance after new weights. Refuses, and returns False, while any is held."""
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        """Forget all cached blocks, for instance after new weights. Refuses, and returns False, while any is held.
+
+        reset_running_requests: preempt all that run; they start over. Refused too, with nothing touched, while a
+        transfer holds blocks, or a request that has got its KV by one: a peer has these already.
+        """
+        rows = self._places.running
+        is_transferring = bool(self.remote.loading or self.remote.held or self._places.all_holding())
+        if reset_running_requests and not is_transferring and not rows.is_producer.any():
+            step = Step(self.config, token_budget=0, now_s=self._clock())
+            for request in list(rows.last_admitted()):
+                self._batch.preempt(request, step)
+            self._preempted_by_reset |= step.preempted
         return self.kv_cache_manager.reset_prefix_cache()
 
     def take_kv_events(self) -> KVEventBatch | None:

@@ -61,12 +61,12 @@ TRANSITIONS: Mapping[RequestStatus, Mapping[RequestStatus, str]] = MappingProxyT
             _S.FINISHED_LENGTH_CAPPED: "resumed, or loaded, with all its tokens",
             _S.FINISHED_ABORTED: "aborted, or past its deadline",
             _S.FINISHED_IGNORED: "refused: it can never fit here",
-            _S.FINISHED_ERROR: "producer: its consumer is gone",
+            _S.FINISHED_ERROR: "producer: its consumer is gone; loaded: its grammar does not allow the first token",
         },
         _S.WAITING_FOR_FSM: {
             _S.WAITING: "its grammar is ready",
             _S.FINISHED_ABORTED: "aborted, or past its deadline",
-            _S.FINISHED_ERROR: "its grammar does not compile",
+            _S.FINISHED_ERROR: "its grammar does not compile, or not in time",
         },
         _S.WAITING_FOR_REMOTE_KVS: {
             _S.WAITING: "its KV is here; or the load failed and it is prefilled here",
@@ -76,10 +76,10 @@ TRANSITIONS: Mapping[RequestStatus, Mapping[RequestStatus, str]] = MappingProxyT
         },
         _S.RUNNING: {
             _S.PREEMPTED: "another request needs its blocks",
-            _S.FINISHED_STOPPED: "EOS or a stop token",
+            _S.FINISHED_STOPPED: "EOS, a stop token or repetition; pooling: its vector is there",
             _S.FINISHED_LENGTH_CAPPED: "max_tokens or max_model_len; producer: handed over",
             _S.FINISHED_ABORTED: "aborted, or past its deadline",
-            _S.FINISHED_ERROR: "producer: its consumer is gone",
+            _S.FINISHED_ERROR: "producer: its consumer is gone; its grammar does not allow what was sampled",
         },
         _S.PREEMPTED: {
             _S.RUNNING: "admitted again, from its longest cached prefix",

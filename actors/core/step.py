@@ -120,6 +120,11 @@ class Step:
             finished_req_ids=finished_req_ids,
             preempted_req_ids=self.preempted,
             scheduled_spec_decode_tokens=self.spec_token_ids,
+            structured_output_request_ids={
+                request.request_id: index
+                for index, request in enumerate(others, len(self.steady_rows))
+                if request.sampling_params.structured_output is not None
+            },
         )
 
     def _build_batch(self, rows: RunningRows, others: list[Request]) -> StepBatch:
@@ -188,6 +193,9 @@ def _describe(request: Request, kv_cache_manager: KVCacheManager) -> NewRequestD
         eos_token_ids=request.eos_token_ids,
         block_ids=(kv_cache_manager.get_block_ids(request.request_id),),
         num_computed_tokens=request.num_computed_tokens,
+        pooling_params=request.pooling_params,
+        lora_name=request.lora_name,
+        prompt_embeds=request.prompt_embeds,
     )
 
 

@@ -18,4 +18,19 @@ def find_stop(request: Request) -> RequestStatus | None:
         return RequestStatus.FINISHED_STOPPED
     if len(request.all_token_ids) >= request.max_num_tokens:
         return RequestStatus.FINISHED_LENGTH_CAPPED
+    if request.sampling_params.repetition_max_pattern and num_output_tokens >= request.sampling_params.min_tokens:
+        return RequestStatus.FINISHED_STOPPED if ends_in_repetition(request) else None
     return None
+
+
+def ends_in_repetition(request: Request) -> bool:
+    """Whether the output's last tokens are one pattern again and again, as often as the request gives up at."""
+    params, tokens = request.sampling_params, request.all_token_ids
+    for size in range(1, params.repetition_max_pattern + 1):
+        num_repeated = size * params.repetition_min_count
+        if num_repeated > request.num_output_tokens:
+            return False
+        # Equal to itself, moved by the pattern's size: all of it is that pattern.
+        if tokens[-num_repeated:-size] == tokens[len(tokens) - num_repeated + size :]:
+            return True
+    return False

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actors.config import CacheConfig, SchedulerConfig
-from actors.core.request import EngineCoreRequest, Request
-from actors.core.sampling_params import SamplingParams
+from actors.core.request import EngineCoreRequest, PromptEmbeds, Request
+from actors.core.sampling_params import PoolingParams, SamplingParams, StructuredOutputParams
 from actors.core.scheduler import Scheduler
+from actors.core.structured_output import StructuredOutputManager
 from kv_transfer.connector import KVConnectorScheduler
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 
@@ -37,6 +38,9 @@ def make_scheduler(
     watermark: float = 0.0,
     enable_prefix_caching: bool = True,
     overlap: bool = False,
+    max_loras: int = 4,
+    enable_kv_events: bool = False,
+    structured_output: StructuredOutputManager | None = None,
     connector: KVConnectorScheduler | None = None,
     load_failure_policy: Literal["recompute", "fail"] = "recompute",
     handoff_timeout_s: float = 10.0,
@@ -51,11 +55,15 @@ def make_scheduler(
             policy=policy,
             watermark=watermark,
             overlap=overlap,
+            max_loras=max_loras,
         ),
-        CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching),
+        CacheConfig(
+            block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching, enable_kv_events=enable_kv_events
+        ),
         num_blocks,
         max_model_len,
         connector=connector,
+        structured_output=structured_output,
         load_failure_policy=load_failure_policy,
         handoff_timeout_s=handoff_timeout_s,
         clock=clock or Clock(),
@@ -79,6 +87,12 @@ def make_request(
     arrival_time_s: float = 0.0,
     deadline_s: float | None = None,
     cache_salt: str | None = None,
+    tenant: str = "",
+    lora_name: str | None = None,
+    structured_output: StructuredOutputParams | None = None,
+    repetition_max_pattern: int = 0,
+    pooling_params: PoolingParams | None = None,
+    prompt_embeds: PromptEmbeds | None = None,
     role: TransferRole | None = None,
     client_index: int = 0,
     now_s: float = 1000.0,
@@ -91,7 +105,12 @@ def make_request(
         request_id=request_id,
         prompt_token_ids=list(prompt),
         sampling_params=SamplingParams(
-            max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=stop_token_ids, ignore_eos=ignore_eos
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop_token_ids=stop_token_ids,
+            ignore_eos=ignore_eos,
+            structured_output=structured_output,
+            repetition_max_pattern=repetition_max_pattern,
         ),
         output_token_ids=list(output_token_ids),
         eos_token_ids=(EOS,),
@@ -99,6 +118,10 @@ def make_request(
         arrival_time_s=arrival_time_s,
         deadline_s=deadline_s,
         cache_salt=cache_salt,
+        tenant=tenant,
+        lora_name=lora_name,
+        pooling_params=pooling_params,
+        prompt_embeds=prompt_embeds,
         kv_transfer_params=None if role is None else ticket(role, request_id),
     )
     return Request.from_engine_core_request(core_request, client_index, BLOCK_SIZE, now_s=now_s)

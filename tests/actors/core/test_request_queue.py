@@ -1,43 +1,69 @@
 from __future__ import annotations
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from actors.core.request_queue import FCFSRequestQueue, PriorityRequestQueue, RequestQueue, create_request_queue
+from actors.config import SchedulerConfig
+from actors.core.request import Request
+from actors.core.request_queue import RequestQueue, create_request_queue, order_of
 from tests.actors.core.builders import make_request
+
+FCFS = SchedulerConfig()
+PRIORITY = SchedulerConfig(policy="priority")
+FAIR = SchedulerConfig(fairness="tenant", tenant_weights={"double": 2.0})
+ALL = pytest.mark.parametrize("config", [FCFS, PRIORITY, FAIR], ids=["fcfs", "priority", "fair"])
 
 
 def ids(queue: RequestQueue) -> list[str]:
     return [request.request_id for request in queue]
 
 
+def served(queue: RequestQueue, count: int) -> list[str]:
+    return [queue.pop_request().request_id for _ in range(count)]
+
+
 def test_fcfs_serves_in_the_order_of_arrival_and_what_is_prepended_first() -> None:
-    queue = FCFSRequestQueue()
+    queue = create_request_queue(FCFS)
     for request_id in ("a", "b", "c"):
         queue.add_request(make_request(request_id))
+    queue.prepend_request(make_request("y"))
     queue.prepend_request(make_request("z"))
-    assert ids(queue) == ["z", "a", "b", "c"]
+    assert ids(queue) == ["z", "y", "a", "b", "c"]
     assert queue.peek_request().request_id == "z"
-    assert [queue.pop_request().request_id for _ in range(4)] == ["z", "a", "b", "c"]
+    assert served(queue, 5) == ["z", "y", "a", "b", "c"]
 
 
 def test_priority_serves_by_priority_then_arrival_then_id() -> None:
-    queue = PriorityRequestQueue()
+    queue = create_request_queue(PRIORITY)
     for request_id, priority, arrival_s in (("d", 1, 0.0), ("c", 0, 2.0), ("b", 0, 1.0), ("a", 0, 1.0)):
         queue.add_request(make_request(request_id, priority=priority, arrival_time_s=arrival_s))
     assert ids(queue) == ["a", "b", "c", "d"]
-    assert [queue.pop_request().request_id for _ in range(4)] == ["a", "b", "c", "d"]
+    assert served(queue, 4) == ["a", "b", "c", "d"]
 
 
 def test_what_is_prepended_to_a_priority_queue_goes_to_its_own_place() -> None:
-    queue = PriorityRequestQueue()
+    queue = create_request_queue(PRIORITY)
     queue.add_request(make_request("urgent", priority=0))
     queue.prepend_request(make_request("preempted", priority=5))
     assert ids(queue) == ["urgent", "preempted"]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_a_request_can_be_removed_from_the_middle_once(policy: str) -> None:
-    queue = create_request_queue("priority" if policy == "priority" else "fcfs")
+def test_with_ageing_a_low_priority_is_served_before_those_that_came_much_later() -> None:
+    config = SchedulerConfig(policy="priority", priority_ageing_s=10.0)
+    queue = create_request_queue(config)
+    low = make_request("low", priority=2, arrival_time_s=100.0)
+    queue.add_request(make_request("soon", priority=0, arrival_time_s=119.0))
+    queue.add_request(low)
+    queue.add_request(make_request("late", priority=0, arrival_time_s=121.0))
+    assert ids(queue) == ["soon", "low", "late"]
+    assert order_of(low, config) == (12.0, 100.0, "low")
+
+
+@ALL
+def test_a_request_can_be_removed_from_the_middle_once(config: SchedulerConfig) -> None:
+    queue = create_request_queue(config)
     requests = [make_request(name) for name in ("a", "b", "c", "d")]
     for request in requests:
         queue.add_request(request)
@@ -48,9 +74,153 @@ def test_a_request_can_be_removed_from_the_middle_once(policy: str) -> None:
     assert len(queue) == 1
 
 
-@pytest.mark.parametrize("queue", [FCFSRequestQueue(), PriorityRequestQueue()])
-def test_an_empty_queue_has_nothing_to_peek_at_or_pop(queue: RequestQueue) -> None:
+@ALL
+def test_what_was_set_aside_comes_back_to_its_place(config: SchedulerConfig) -> None:
+    queue = create_request_queue(config)
+    requests = [make_request(name, arrival_time_s=float(index)) for index, name in enumerate("abcd")]
+    for request in requests:
+        queue.add_request(request)
+    queue.remove_request(requests[1])
+    queue.remove_request(requests[0])
+    queue.restore_request(requests[1])
+    queue.restore_request(requests[0])
+    assert ids(queue) == ["a", "b", "c", "d"]
+
+
+@ALL
+def test_an_empty_queue_has_nothing_to_peek_at_or_pop(config: SchedulerConfig) -> None:
+    queue = create_request_queue(config)
     with pytest.raises(IndexError):
         queue.peek_request()
     with pytest.raises(IndexError):
         queue.pop_request()
+
+
+# -- tenants ---------------------------------------------------------------------------------------------------------
+
+
+def add(queue: RequestQueue, request_id: str, tenant: str, size: int = 10) -> Request:
+    request = make_request(request_id, size, max_tokens=10, tenant=tenant)
+    queue.add_request(request)
+    return request
+
+
+def test_a_burst_of_one_tenant_does_not_delay_another() -> None:
+    queue = create_request_queue(FAIR)
+    for index in range(1000):
+        add(queue, f"burst-{index}", "loud")
+    assert served(queue, 3) == ["burst-0", "burst-1", "burst-2"]
+    add(queue, "single", "quiet")
+    assert "single" in served(queue, 2)
+
+
+def test_a_tenant_that_was_idle_has_saved_nothing_up() -> None:
+    queue = create_request_queue(FAIR)
+    for index in range(100):
+        add(queue, f"a{index}", "a")
+    served(queue, 60)
+    for index in range(30):
+        add(queue, f"b{index}", "b")
+    first = served(queue, 20)
+    assert 9 <= sum(name.startswith("b") for name in first) <= 11
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 50), min_size=40, max_size=40), st.lists(st.integers(1, 50), min_size=40, max_size=40))
+def test_backlogged_tenants_are_served_by_their_weights(doubles: list[int], singles: list[int]) -> None:
+    """Goyal's bound: normalised service in any window differs by at most one largest request of each."""
+    queue = create_request_queue(FAIR)
+    for index, (double, single) in enumerate(zip(doubles, singles, strict=True)):
+        add(queue, f"d{index}", "double", double)
+        add(queue, f"s{index}", "single", single)
+    lead = 0.0
+    leads = [lead]
+    num_left = {"d": 40, "s": 40}
+    while all(num_left.values()):
+        request = queue.pop_request()
+        num_left[request.request_id[0]] -= 1
+        cost = request.max_num_tokens
+        lead += cost / 2 if request.tenant == "double" else -cost
+        leads.append(lead)
+    assert max(leads) - min(leads) <= (max(doubles) + 10) / 2 + max(singles) + 10
+
+
+def test_preempted_requests_come_before_all_tenants_and_are_not_charged_again() -> None:
+    queue = create_request_queue(FAIR)
+    first = add(queue, "a0", "a")
+    add(queue, "b0", "b")
+    add(queue, "a1", "a")
+    assert queue.pop_request() is first
+    first.num_preemptions += 1
+    queue.prepend_request(first)
+    queue.remove_request(first)
+    queue.restore_request(first)
+    assert served(queue, 3) == ["a0", "b0", "a1"]
+
+
+def test_who_leaves_without_being_served_is_not_charged() -> None:
+    queue = create_request_queue(FAIR)
+    gone = [add(queue, f"a{index}", "a") for index in range(5)]
+    add(queue, "b0", "b")
+    queue.remove_requests(gone)
+    add(queue, "a5", "a")
+    add(queue, "b1", "b")
+    assert served(queue, 3) == ["a5", "b0", "b1"]
+
+
+# -- against a sorted list -------------------------------------------------------------------------------------------
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """FCFS and priority, with ageing or not, against a list that is sorted anew each time."""
+
+    @initialize(policy=st.sampled_from(["fcfs", "priority"]), ageing_s=st.sampled_from([None, 3.0]))
+    def start(self, policy: str, ageing_s: float | None) -> None:
+        self.config = SchedulerConfig.model_validate({"policy": policy, "priority_ageing_s": ageing_s})
+        self.queue = create_request_queue(self.config)
+        self.model: list[tuple[tuple[float, float, str], Request]] = []
+        self.aside: list[tuple[tuple[float, float, str], Request]] = []
+        self.num_made = 0
+
+    @rule(priority=st.integers(0, 3), arrival_s=st.integers(0, 9), comes_back=st.booleans())
+    def add(self, priority: int, arrival_s: int, comes_back: bool) -> None:
+        self.num_made += 1
+        request = make_request(f"r{self.num_made:04}", priority=priority, arrival_time_s=float(arrival_s))
+        if comes_back:
+            self.queue.prepend_request(request)
+        else:
+            self.queue.add_request(request)
+        place = float(-self.num_made if comes_back else self.num_made)
+        is_fcfs = self.config.policy == "fcfs"
+        self.model.append(((place, 0.0, "") if is_fcfs else order_of(request, self.config), request))
+
+    @precondition(lambda self: self.model)
+    @rule()
+    def pop(self) -> None:
+        self.model.sort(key=lambda entry: entry[0])
+        assert self.queue.peek_request() is self.model[0][1]
+        assert self.queue.pop_request() is self.model.pop(0)[1]
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), is_for_good=st.booleans())
+    def remove(self, data: st.DataObject, is_for_good: bool) -> None:
+        entry = self.model.pop(data.draw(st.integers(0, len(self.model) - 1)))
+        assert self.queue.remove_request(entry[1])
+        if not is_for_good:
+            self.aside.append(entry)
+
+    @precondition(lambda self: self.aside)
+    @rule()
+    def restore(self) -> None:
+        entry = self.aside.pop(0)
+        self.queue.restore_request(entry[1])
+        self.model.append(entry)
+
+    def teardown(self) -> None:
+        if hasattr(self, "queue"):
+            assert len(self.queue) == len(self.model)
+            assert list(self.queue) == [request for _, request in sorted(self.model, key=lambda entry: entry[0])]
+
+
+TestQueue = QueueMachine.TestCase
+TestQueue.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

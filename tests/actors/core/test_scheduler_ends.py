@@ -218,3 +218,17 @@ def test_shutdown_ends_every_request_and_tells_its_client() -> None:
     driver.step()
     assert driver.end_of("a").error == driver.end_of("b").error == "the engine shuts down"
     assert not driver.scheduler.has_requests()
+
+
+def test_an_output_that_repeats_itself_is_stopped_if_the_request_says_so() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", 4, max_tokens=30, repetition_max_pattern=2, ignore_eos=True))
+    ends = []
+    for token_id in (5, 6, 7, 6, 7, 6, 7, 6):
+        outputs = scheduler.update_from_output(scheduler.schedule(), ModelRunnerOutput(["a"], [[token_id]]))
+        ends += [output for output in outputs[0].outputs if output.finished]
+        if ends:
+            break
+    [end] = ends
+    assert (end.first_position, end.finish_reason, end.stop_reason) == (6, FinishReason.STOP, "repetition")
+    assert end.stop_token_id is None

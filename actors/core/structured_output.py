@@ -1,0 +1,32 @@
+"""Grammars as the scheduler sees them: compiled elsewhere, while the request waits in WAITING_FOR_FSM."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from actors.core.request import Request
+from actors.core.sampling_params import StructuredOutputParams
+
+
+class StructuredOutputManager(Protocol):
+    """Compiles grammars off the step and follows each request's tokens through its own. Never blocks."""
+
+    def start_compiling(self, request_id: str, params: StructuredOutputParams, output_token_ids: Sequence[int]) -> None:
+        """Begin to compile. output_token_ids: tokens that the request came with, for its matcher to go through."""
+
+    def take_compiled(self) -> dict[str, str | None]:
+        """Requests whose grammar is ready since the last call, or does not compile: then the compiler's words."""
+
+    def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> bool:
+        """Move the request's matcher on; False if the grammar does not allow the tokens."""
+
+    def release(self, request_id: str) -> None:
+        """The request has ended; its grammar may still be compiling. Unknown ones are ignored."""
+
+
+def allows(manager: StructuredOutputManager | None, request: Request, token_ids: Sequence[int]) -> bool:
+    """Move the request's matcher on, if it has one; False if its grammar does not allow the tokens."""
+    if manager is None or request.sampling_params.structured_output is None:
+        return True
+    return manager.accept_tokens(request.request_id, token_ids)

@@ -1,0 +1,101 @@
+"""A step is scheduled while another one runs: same tokens, one token too many at most, no block given away early."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from actors.core.outputs import SchedulerOutput
+from actors.core.request import RequestStatus
+from actors.core.scheduler import Scheduler
+from tests.actors.core.builders import make_request, make_scheduler
+from tests.actors.core.fakes import Driver, reference_tokens
+
+
+class Pipeline:
+    """Keeps one step under way, and executes each as late as can be."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.driver = Driver(scheduler)
+        self.under_way: deque[SchedulerOutput] = deque()
+
+    def schedule(self) -> SchedulerOutput:
+        self.under_way.append(self.driver.scheduler.schedule())
+        return self.under_way[-1]
+
+    def update(self) -> None:
+        output = self.under_way.popleft()
+        outputs = self.driver.scheduler.update_from_output(output, self.driver.worker.execute(output))
+        self.driver.outputs += [one for client in outputs.values() for one in client.outputs]
+        self.driver.scheduler.check_integrity()
+
+    def run(self) -> None:
+        for _ in range(300):
+            if not self.driver.scheduler.has_requests() and not self.under_way:
+                return
+            is_empty = self.schedule().total_num_scheduled_tokens == 0
+            while len(self.under_way) == 2 or (self.under_way and is_empty):
+                self.update()
+        raise AssertionError("it does not end")
+
+
+def test_a_request_goes_on_before_its_last_token_is_known() -> None:
+    scheduler = make_scheduler(overlap=True)
+    pipeline = Pipeline(scheduler)
+    scheduler.add_request(make_request("a", range(1, 7), max_tokens=4, ignore_eos=True))
+    assert pipeline.schedule().num_scheduled_tokens == {"a": 6}
+    second = pipeline.schedule()
+    assert second.num_scheduled_tokens == {"a": 1}
+    assert second.scheduled_cached_reqs.num_computed_tokens == [6]
+    assert second.scheduled_cached_reqs.num_output_tokens == [1]
+    pipeline.run()
+    assert pipeline.driver.tokens_of("a") == reference_tokens(range(1, 7), 4, eos=-1)
+
+
+def test_no_step_is_scheduled_that_max_tokens_makes_void() -> None:
+    scheduler = make_scheduler(overlap=True)
+    pipeline = Pipeline(scheduler)
+    scheduler.add_request(make_request("a", 6, max_tokens=2, ignore_eos=True))
+    sizes = [pipeline.schedule().total_num_scheduled_tokens for _ in range(3)]
+    assert sizes == [6, 1, 0]
+
+
+def test_what_a_step_computes_after_the_end_is_dropped_and_its_block_is_fenced_until_then() -> None:
+    scheduler = make_scheduler(overlap=True)
+    pipeline = Pipeline(scheduler)
+    prompt = range(1, 5)
+    stop = reference_tokens(prompt, 1, eos=-1)[0]
+    scheduler.add_request(make_request("a", prompt, max_tokens=9, stop_token_ids=(stop,), ignore_eos=True))
+    pipeline.schedule()
+    pipeline.schedule()
+    pipeline.update()
+    pool = scheduler.kv_cache_manager.block_pool
+    assert pipeline.driver.end_of("a").stop_token_id == stop
+    assert (scheduler.kv_cache_manager.num_fenced_blocks, pool.num_free_blocks) == (2, 62)
+    assert scheduler.has_requests()
+    pipeline.update()
+    assert pipeline.driver.tokens_of("a") == [stop]
+    assert (scheduler.kv_cache_manager.num_fenced_blocks, pool.num_free_blocks) == (0, 64)
+
+
+def test_an_abort_between_the_steps_is_final() -> None:
+    scheduler = make_scheduler(overlap=True)
+    pipeline = Pipeline(scheduler)
+    scheduler.add_request(make_request("a", 6, max_tokens=9, ignore_eos=True))
+    pipeline.schedule()
+    pipeline.schedule()
+    scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    pipeline.update()
+    pipeline.update()
+    assert pipeline.driver.outputs == []
+
+
+def test_preemption_waits_for_the_blocks_of_the_step_under_way_instead_of_preempting_more() -> None:
+    scheduler = make_scheduler(overlap=True, num_blocks=7, max_num_seqs=4)
+    pipeline = Pipeline(scheduler)
+    prompts = {name: range(first, first + 6) for name, first in (("a", 1), ("b", 21), ("c", 41))}
+    for name, prompt in prompts.items():
+        scheduler.add_request(make_request(name, prompt, max_tokens=14, ignore_eos=True))
+    pipeline.run()
+    for name, prompt in prompts.items():
+        assert pipeline.driver.tokens_of(name) == reference_tokens(prompt, 14, eos=-1)
+    assert scheduler.make_stats().num_preemptions > 0

@@ -1,0 +1,162 @@
+"""WAITING_FOR_FSM: a request waits for its grammar and for nothing else; the grammar sees every token once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from actors.core.request import FinishReason, RequestStatus
+from actors.core.sampling_params import StructuredOutputParams
+from kv_transfer.connector import KVConnectorOutput
+from kv_transfer.params import TransferRole
+from tests.actors.core.builders import Clock, make_request, make_scheduler
+from tests.actors.core.fakes import Driver, FakeConnector, loaded, reference_tokens
+
+JSON = StructuredOutputParams("json_object")
+PROMPT = range(1, 7)
+
+
+@dataclass
+class FakeGrammars:
+    """Tests say when a grammar is ready, and which token none allows."""
+
+    forbidden: int | None = None
+    compiling: dict[str, StructuredOutputParams] = field(default_factory=dict)
+    compiled: dict[str, str | None] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    released: list[str] = field(default_factory=list)
+
+    def start_compiling(self, request_id: str, params: StructuredOutputParams, output_token_ids: Sequence[int]) -> None:
+        self.compiling[request_id] = params
+        self.tokens[request_id] = list(output_token_ids)
+
+    def take_compiled(self) -> dict[str, str | None]:
+        compiled, self.compiled = self.compiled, {}
+        return compiled
+
+    def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> bool:
+        self.tokens[request_id] += token_ids
+        return self.forbidden not in token_ids
+
+    def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+
+def test_a_request_waits_for_its_grammar_and_others_pass() -> None:
+    grammars = FakeGrammars()
+    driver = Driver(make_scheduler(structured_output=grammars))
+    request = make_request("a", PROMPT, structured_output=JSON, max_tokens=3, ignore_eos=True)
+    driver.scheduler.add_request(request)
+    driver.scheduler.add_request(make_request("b", 4, max_tokens=3, ignore_eos=True))
+    driver.step()
+    assert (request.status, driver.scheduled()) == (RequestStatus.WAITING_FOR_FSM, {"b": 4})
+    grammars.compiled["a"] = None
+    driver.step()
+    assert driver.scheduled() == {"b": 1, "a": 6}
+    driver.run()
+    assert grammars.tokens["a"] == driver.tokens_of("a") == reference_tokens(PROMPT, 3, eos=-1)
+    assert grammars.released == ["a"]
+
+
+def test_the_step_names_the_requests_that_need_a_mask_by_their_place_in_the_batch() -> None:
+    grammars = FakeGrammars()
+    driver = Driver(make_scheduler(structured_output=grammars))
+    driver.scheduler.add_request(make_request("b", 4, max_tokens=5, ignore_eos=True))
+    driver.scheduler.add_request(make_request("a", PROMPT, structured_output=JSON, max_tokens=5, ignore_eos=True))
+    grammars.compiled["a"] = None
+    for _ in range(3):
+        driver.step()
+        place = driver.steps[-1].structured_output_request_ids["a"]
+        assert driver.steps[-1].batch.req_ids[place] == "a"
+
+
+def test_a_grammar_that_does_not_compile_ends_its_request_alone_with_the_compilers_words() -> None:
+    grammars = FakeGrammars()
+    driver = Driver(make_scheduler(structured_output=grammars))
+    driver.scheduler.add_request(make_request("a", 4, structured_output=JSON))
+    driver.scheduler.add_request(make_request("b", 4, max_tokens=2))
+    grammars.compiled["a"] = "unexpected '}' at 3"
+    driver.run()
+    assert (driver.end_of("a").finish_reason, driver.end_of("a").error) == (FinishReason.ERROR, "unexpected '}' at 3")
+    assert driver.end_of("b").error is None
+
+
+def test_a_grammar_has_a_deadline() -> None:
+    clock = Clock()
+    driver = Driver(make_scheduler(structured_output=FakeGrammars(), clock=clock))
+    driver.scheduler.add_request(make_request("a", 4, structured_output=JSON))
+    driver.step()
+    assert driver.scheduler.next_deadline() == clock.now_s + 30.0
+    clock.now_s += 30.0
+    driver.step()
+    assert driver.end_of("a").error == "the grammar was not compiled within 30 s"
+    assert driver.scheduler.next_deadline() is None
+
+
+def test_a_request_is_aborted_while_its_grammar_compiles_and_the_late_grammar_is_dropped() -> None:
+    grammars = FakeGrammars()
+    driver = Driver(make_scheduler(structured_output=grammars))
+    driver.scheduler.add_request(make_request("a", 4, structured_output=JSON))
+    driver.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    grammars.compiled["a"] = None
+    driver.run()
+    assert grammars.released == ["a"]
+
+
+def test_a_token_that_the_grammar_does_not_allow_ends_the_request_and_never_leaves() -> None:
+    right = reference_tokens(PROMPT, 3, eos=-1)
+    grammars = FakeGrammars(forbidden=right[1])
+    driver = Driver(make_scheduler(structured_output=grammars))
+    driver.scheduler.add_request(make_request("a", PROMPT, structured_output=JSON, max_tokens=3, ignore_eos=True))
+    grammars.compiled["a"] = None
+    driver.run()
+    assert driver.tokens_of("a") == right[:1]
+    assert driver.end_of("a").error == "the grammar does not allow a token that was sampled"
+
+
+def test_a_resumed_requests_matcher_goes_through_the_tokens_that_it_has() -> None:
+    grammars = FakeGrammars()
+    driver = Driver(make_scheduler(structured_output=grammars))
+    right = reference_tokens(PROMPT, 4, eos=-1)
+    driver.scheduler.add_request(
+        make_request("a", PROMPT, structured_output=JSON, max_tokens=4, ignore_eos=True, output_token_ids=right[:2])
+    )
+    grammars.compiled["a"] = None
+    driver.run()
+    assert grammars.tokens["a"] == right
+
+
+def test_a_consumers_matcher_goes_through_the_producers_token() -> None:
+    right = reference_tokens(PROMPT, 3, eos=-1)
+    grammars, connector = FakeGrammars(), FakeConnector()
+    driver = Driver(make_scheduler(structured_output=grammars, connector=connector))
+    request = make_request(
+        "c", PROMPT, structured_output=JSON, max_tokens=3, ignore_eos=True, role=TransferRole.CONSUMER
+    )
+    driver.scheduler.add_request(request)
+    grammars.compiled["c"] = None
+    driver.step()
+    driver.worker.write(connector.loading["c"].block_ids, request.all_token_ids, 0, 6)
+    driver.step(KVConnectorOutput(finished_recving={"c": loaded(6, right[0])}))
+    driver.run()
+    assert grammars.tokens["c"] == right
+
+
+def test_a_grammar_never_runs_ahead_of_its_tokens() -> None:
+    grammars = FakeGrammars()
+    scheduler = make_scheduler(structured_output=grammars, overlap=True)
+    driver = Driver(scheduler)
+    scheduler.add_request(make_request("a", PROMPT, structured_output=JSON, max_tokens=5, ignore_eos=True))
+    grammars.compiled["a"] = None
+    first = scheduler.schedule()
+    assert first.num_scheduled_tokens == {"a": 6}
+    assert scheduler.schedule().num_scheduled_tokens == {}
+    scheduler.update_from_output(first, driver.worker.execute(first))
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 1}
+
+
+def test_an_engine_without_a_compiler_refuses_grammars() -> None:
+    driver = Driver(make_scheduler())
+    driver.scheduler.add_request(make_request("a", 4, structured_output=JSON))
+    driver.run()
+    assert driver.end_of("a").error == "structured output is asked for, but this engine compiles no grammars"
