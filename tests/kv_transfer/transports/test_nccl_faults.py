@@ -242,6 +242,24 @@ def test_an_abort_that_returns_before_its_kernels_have_left_is_not_believed(netw
         producer.fake.open_gate(producer.fake.kernel_gate)
 
 
+def fail_from_now_on(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(end.fake, "on_launch", failing(FakeNcclError(3)))
+
+
+def test_what_was_queued_before_a_failing_launch_is_waited_for(
+    network: FakeNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl_communicator, "STAGING_SIZE_BYTES", 64)
+    producer, consumer = make_end(network, abort_timeout_s=SHORT_S), make_end(network)
+    with linked(producer, consumer) as (near, _):
+        producer.fake.kernel_gate.clear()
+        monkeypatch.setattr(producer.fake, "on_launch", lambda: fail_from_now_on(producer, monkeypatch))
+        with pytest.raises(LinkLost, match="NCCL status 3"):
+            near.send([*blocks(), *blocks()], TIMEOUT_S)
+        assert len(producer.wedged) == 1, "the first group is in flight"
+        producer.fake.open_gate(producer.fake.kernel_gate)
+
+
 def test_an_abort_that_hangs_with_nothing_in_flight_costs_a_thread_and_not_the_engine(network: FakeNetwork) -> None:
     producer, consumer = make_end(network, abort_timeout_s=SHORT_S), make_end(network)
     with linked(producer, consumer) as (near, _):
