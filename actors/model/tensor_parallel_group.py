@@ -16,21 +16,33 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import ProcessGroupGloo
 
 from actors.model.errors import RankLost
+from actors.model.tensor_parallel_mesh import MAX_MESSAGE_BYTES, SocketMesh
 
 
 class TensorParallelGroup:
     """One rank's end of the group. Operations are collective: every rank calls the same ones in the same order."""
 
-    def __init__(self, rank: int, size: int, device: torch.device, backend: Any, store: TCPStore | None) -> None:
-        """backend: a torch process group, whose stubs lack its methods; store: kept alive as long as the group."""
+    def __init__(
+        self, rank: int, size: int, device: torch.device, backend: Any, store: TCPStore | None, mesh: SocketMesh | None
+    ) -> None:
+        """backend: a torch process group, whose stubs lack its methods; store: kept alive as long as the group.
+
+        mesh: for small tensors, on CPUs
+        """
         self.rank = rank
         self.size = size
         self._device = device
         self._backend = backend
+        self._mesh = mesh
         self._store = store
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sum over the ranks, in place; the same bits on every rank. Raises RankLost."""
+        """The sum over the ranks, the same bits on every rank; the tensor may be overwritten. Raises RankLost."""
+        if self._mesh is not None and tensor.nbytes <= MAX_MESSAGE_BYTES:
+            first, *others = self._mesh.exchange(tensor)
+            for other in others:
+                first = first + other
+            return first
         try:
             self._backend.allreduce([tensor]).wait()
         except RuntimeError as error:
@@ -39,6 +51,8 @@ class TensorParallelGroup:
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """[size, *tensor.shape]: every rank's contiguous tensor, by rank. Raises RankLost."""
+        if self._mesh is not None and tensor.nbytes <= MAX_MESSAGE_BYTES:
+            return torch.stack(self._mesh.exchange(tensor))
         gathered = tensor.new_empty((self.size, *tensor.shape))
         try:
             self._backend._allgather_base(gathered.view(-1), tensor.view(-1)).wait()
@@ -53,10 +67,14 @@ class TensorParallelGroup:
     def set_timeout(self, timeout_s: float) -> None:
         """From now on, for every operation."""
         self._backend._set_default_timeout(timedelta(seconds=timeout_s))
+        if self._mesh is not None:
+            self._mesh.set_timeout(timeout_s)
 
     def close(self) -> None:
         """Drop the group, which closes its connections."""
         self._backend = self._store = None
+        if self._mesh is not None:
+            self._mesh.close()
 
 
 def open_rendezvous(host: str, timeout_s: float) -> TCPStore:
@@ -80,7 +98,10 @@ def join_group(
         backend = make(PrefixStore("tensor-parallel", store), rank, size, host, timeout)
     except RuntimeError as error:
         raise RankLost(f"rank {rank} of {size} did not meet the others: {str(error).splitlines()[0]}") from error
-    return TensorParallelGroup(rank, size, device, backend, store)
+    mesh = None
+    if device.type == "cpu":
+        mesh = SocketMesh(PrefixStore("mesh", store), rank, size, host, timeout_s)
+    return TensorParallelGroup(rank, size, device, backend, store, mesh)
 
 
 def _make_gloo(store: PrefixStore, rank: int, size: int, host: str, timeout: timedelta) -> Any:

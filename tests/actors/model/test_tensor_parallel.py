@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from actors.model import loader
 from actors.model.errors import CheckpointError, ModelError, RankLost, UnsupportedModel
 from actors.model.loader import LoadedModel, load_model
 from actors.model.tensor_parallel_group import TensorParallelGroup, join_group, open_rendezvous
+from actors.model.tensor_parallel_mesh import MAX_MESSAGE_BYTES
 from tests.actors.model.ranks import on_each_rank
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 
@@ -197,15 +199,56 @@ def test_the_checkpoints_own_dtype_counts_where_its_config_is_silent(checkpoint:
     assert [part.dtype for part in load(directory, 2)] == [torch.float16] * 2
 
 
-def test_a_rank_that_leaves_fails_the_others_at_once() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_elements", [1, 5000, MAX_MESSAGE_BYTES])
+def test_sums_and_gathers_have_the_same_bits_on_every_rank(num_elements: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = torch.randn(3, num_elements, generator=generator).to(dtype)
+
+    def work(group: TensorParallelGroup) -> tuple[Tensor, Tensor]:
+        for _ in range(3):
+            gathered = group.all_gather(parts[group.rank].clone())
+        return gathered, group.all_reduce(parts[group.rank].clone())
+
+    results = on_each_rank(3, work)
+    for gathered, total in results:
+        assert torch.equal(gathered, parts)
+        assert torch.equal(total, results[0][1])
+        torch.testing.assert_close(total.float(), parts.float().sum(0), atol=0.05, rtol=0.02)
+
+
+def test_the_smallest_number_of_all_ranks_counts() -> None:
+    assert on_each_rank(3, lambda group: group.smallest(10 - group.rank)) == [8, 8, 8]
+
+
+@pytest.mark.parametrize("num_elements", [4, MAX_MESSAGE_BYTES])
+def test_a_rank_that_leaves_fails_the_others_at_once(num_elements: int) -> None:
     def work(group: TensorParallelGroup) -> str:
         if group.rank == 1:
             return "left"
-        with pytest.raises(RankLost, match="an all-reduce failed"):
-            group.all_reduce(torch.zeros(4))
+        with pytest.raises(RankLost):
+            group.all_reduce(torch.zeros(num_elements))
         return "noticed"
 
     assert on_each_rank(2, work) == ["noticed", "left"]
+
+
+@pytest.mark.parametrize("num_elements", [4, MAX_MESSAGE_BYTES])
+def test_a_rank_that_stalls_fails_the_others_after_the_deadline(num_elements: int) -> None:
+    is_over = threading.Event()
+
+    def work(group: TensorParallelGroup) -> float:
+        group.set_timeout(0.2)
+        if group.rank == 1:
+            assert is_over.wait(10.0)
+            return 0.0
+        begin_s = time.monotonic()
+        with pytest.raises(RankLost):
+            group.all_reduce(torch.zeros(num_elements))
+        is_over.set()
+        return time.monotonic() - begin_s
+
+    assert 0.2 <= on_each_rank(2, work)[0] < 5.0
 
 
 def test_a_rank_that_never_comes_is_waited_for_up_to_the_deadline() -> None:
