@@ -70,6 +70,8 @@ def _build(task: RankTask, host: str, connection: RankConnection, opened: ExitSt
     identity = EngineAddress(f"{task.engine_id}/{task.tp_rank}", task.incarnation, control.address)
     worker = build_worker(task.config, identity, control.control, on_progress=lambda: _wake(connection), group=group)
     opened.callback(worker.shutdown)
+    # Again, and now first: if this rank fails, the others must not wait in a forward until its links are closed.
+    opened.callback(group.close)
     group.set_timeout(parallel.rank_timeout_s)
     connection.send(RankReady(control.address))
     return worker

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from actors import rank_loop
 from actors.config import EngineConfig
@@ -21,6 +23,7 @@ from actors.core.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from actors.model.errors import CheckpointError, RankLost, RanksDisagree
+from actors.model.forward import FlatForward
 from actors.process_ranks import ProcessRanks
 from actors.rank_control import RankControl
 from actors.rank_launcher import RankLauncher, Ranks
@@ -131,6 +134,26 @@ def test_a_rank_that_cannot_load_fails_the_start_with_its_reason(checkpoint: Che
 def test_what_rank_0_cannot_load_is_refused_as_with_one_rank(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no config\.json"), running(tmp_path, RankThreads):
         pass
+
+
+def test_a_rank_that_fails_in_a_step_ends_the_engine_with_its_reason(
+    checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward, rank_0 = FlatForward.__call__, threading.current_thread()
+
+    def fail_on_further_ranks(self: FlatForward, *arguments: Any) -> Tensor:
+        if threading.current_thread() is not rank_0 and failing.is_set():
+            raise ValueError("a broken invariant")
+        return forward(self, *arguments)
+
+    failing = threading.Event()
+    monkeypatch.setattr(FlatForward, "__call__", fail_on_further_ranks)
+    with running(checkpoint("llama"), RankThreads) as engine:
+        failing.set()
+        begin_s = time.monotonic()
+        with pytest.raises(RankLost, match="rank 1: ValueError: a broken invariant"):
+            engine.generate(random_prompt(30), 4)
+        assert time.monotonic() - begin_s < RANK_TIMEOUT_S, "nobody waited for the deadline"
 
 
 def test_ranks_that_sample_different_tokens_end_the_engine(

@@ -5,6 +5,8 @@ import pytest
 from cluster.config import DEMO_MODEL, load_cluster_config
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
+from cluster.pool.placement import Placement
+from cluster.pool.reconciler import Slot
 
 
 def mistakes(path: Path | None, **overrides: object) -> list[str]:
@@ -69,3 +71,13 @@ def test_a_groups_own_scheduler_settings_replace_the_clusters() -> None:
     config = load_cluster_config(None, overrides)
     assert config.engine_config(EngineRole.PREFILL).scheduler.max_num_batched_tokens == 2048
     assert config.engine_config(EngineRole.DECODE).scheduler.max_num_seqs == 8
+
+
+def test_the_engines_of_a_role_may_have_ranks_which_reserve_on_one_node_together() -> None:
+    parallel = {"tensor_parallel_size": 4}
+    config = load_cluster_config(None, {"decode": {"num_cpus": 2, "num_gpus": 1, "parallel": parallel}})
+    assert (config.num_ranks(EngineRole.PREFILL), config.num_ranks(EngineRole.DECODE)) == (1, 4)
+    assert config.engine_config(EngineRole.DECODE).parallel.tensor_parallel_size == 4
+    assert config.num_cpus == 1 + 4 * 2
+    decode = Slot(EngineRole.DECODE, 0)
+    assert Placement(config, [decode])._bundle(decode) == {"CPU": 8, "GPU": 4}
