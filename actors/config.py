@@ -67,6 +67,8 @@ class SchedulerConfig(_Settings):
     tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict, description="Shares, by tenant; 1 for those that are not named."
     )
+    max_num_encoder_input_tokens: int = Field(2048, ge=0, description="Embeddings that encoders make in one step.")
+    encoder_cache_size: int = Field(2048, ge=0, description="Embeddings that an engine keeps.")
     max_loras: int = Field(4, ge=1, description="Adapters in one batch; requests for others wait.")
     grammar_timeout_s: float = Field(30.0, gt=0, description="How long a grammar may be compiled.")
     num_speculative_tokens: int = Field(0, ge=0, description="Tokens drafted ahead per request; 0: none.")

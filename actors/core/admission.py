@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actors.config import SchedulerConfig
+from actors.core.block_pool import KVCacheBlock
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.places import Places
 from actors.core.remote_kv import LoadDecision, RemoteKV
@@ -114,22 +115,34 @@ class Admission:
             return True
         num_missing_tokens = request.num_tokens - request.num_computed_tokens - num_hit_tokens
         num_new_tokens = step.num_new_tokens(request, num_missing_tokens, self._places)
-        if num_new_tokens <= 0:
-            return False
-        # A producer gets its whole prompt's blocks, so it can neither need more nor be preempted half-sent. What is
-        # holding has all its blocks: nothing is taken, so nothing is refused.
-        is_producer = request.transfer_role is TransferRole.PRODUCER
-        num_slots = request.num_tokens - num_hit_tokens if is_producer else num_new_tokens
-        headroom = self._num_headroom_blocks()
-        new_blocks = kv.allocate_slots(
-            request, num_slots, hit, full_sequence_must_fit=True, num_headroom_blocks=headroom
-        )
-        if new_blocks is None:
+        num_computed_tokens = request.num_computed_tokens + num_hit_tokens
+        chosen = step.choose_encoder_inputs(request, num_computed_tokens, num_new_tokens)
+        if chosen is not None:
+            num_new_tokens = chosen.num_new_tokens
+        if num_new_tokens <= 0 or not self._has_room(request, hit, num_new_tokens):
+            if chosen is not None:
+                step.encoder.give_up(request, chosen)
             return False
         queue.pop_request()
         self._seat(request, num_hit_tokens, step)
+        if chosen is not None:
+            step.encoder.take(request, chosen, num_computed_tokens)
         step.take(request, num_new_tokens)
         return True
+
+    def _has_room(self, request: Request, hit: list[KVCacheBlock], num_new_tokens: int) -> bool:
+        """Give a newcomer its prefix hit and the blocks for so many tokens; returns whether it got them.
+
+        A producer gets its whole prompt's blocks, so it can neither need more nor be preempted half-sent. What is
+        holding has all its blocks: nothing is taken, so nothing is refused.
+        """
+        is_producer = request.transfer_role is TransferRole.PRODUCER
+        num_slots = request.num_tokens - len(hit) * self._kv.block_size if is_producer else num_new_tokens
+        headroom = self._num_headroom_blocks()
+        new_blocks = self._kv.allocate_slots(
+            request, num_slots, hit, full_sequence_must_fit=True, num_headroom_blocks=headroom
+        )
+        return new_blocks is not None
 
     def _seat(self, request: Request, num_hit_tokens: int, step: Step) -> None:
         request.num_computed_tokens += num_hit_tokens

@@ -85,16 +85,27 @@ class Batch:
         rows, row = self._rows, request.row
         num_missing_tokens = int(rows.num_expected[row] - rows.num_computed[row])
         num_new_tokens = step.num_new_tokens(request, num_missing_tokens, self._places)
-        if num_new_tokens <= 0:
-            return
+        chosen = step.choose_encoder_inputs(request, request.num_computed_tokens, num_new_tokens)
+        if chosen is not None:
+            num_new_tokens = chosen.num_new_tokens
+        if num_new_tokens > 0 and self._has_room(request, num_new_tokens, step):
+            if chosen is not None:
+                step.encoder.take(request, chosen, request.num_computed_tokens)
+            step.take(request, num_new_tokens)
+        elif chosen is not None:
+            step.encoder.give_up(request, chosen)
+
+    def _has_room(self, request: Request, num_new_tokens: int, step: Step) -> bool:
+        """Give a running request the blocks that it needs for so many tokens; returns whether it got them."""
+        rows, row = self._rows, request.row
         num_slots = request.num_computed_tokens + num_new_tokens
         num_new_blocks = self._kv.num_blocks_for(num_slots) - rows.num_blocks_of(row)
         if self._make_room(request, num_new_blocks, step) is not _Room.NOW:
-            return
+            return False
         if num_new_blocks > 0:
             step.new_block_ids[row] = [self._kv.grow(request.request_id) for _ in range(num_new_blocks)]
             rows.num_slots[row] += num_new_blocks * self._kv.block_size
-        step.take(request, num_new_tokens)
+        return True
 
     def _make_room(self, request: Request, num_blocks: int, step: Step) -> _Room:
         """Preempt until so many blocks are free for a running request."""
@@ -122,6 +133,7 @@ class Batch:
     def preempt(self, request: Request, step: Step) -> None:
         """Take a running request out of the step and of the batch; it starts over when there is room."""
         step.refund(request)
+        step.encoder.cache.free(request)
         step.preempted.add(request.request_id)
         self._rows.remove(request)
         self._kv.free(request)

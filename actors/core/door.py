@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actors.config import SchedulerConfig
+from actors.core.encoder_scheduling import find_encoder_refusal
 from actors.core.request import Request
 from kv_transfer.params import TransferRole
 
@@ -29,6 +30,8 @@ def find_refusal(
         return "a pooling request has nothing to hand over"
     if (embeds := request.prompt_embeds) is not None and embeds.num_tokens != request.num_prompt_tokens:
         return f"prompt_embeds has {embeds.num_tokens} rows for {request.num_prompt_tokens} prompt tokens"
+    if request.mm_features and (mistake := find_encoder_refusal(request, config)) is not None:
+        return mistake
     if not request.prompt_token_ids:
         return "the prompt has no tokens"
     if request.num_tokens >= max_model_len:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from actors.core.encoder_cache_manager import EncoderCacheManager
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.outbox import Outbox
 from actors.core.outputs import NO_TOKEN, ModelRunnerOutput, StepBatch
@@ -43,6 +44,7 @@ class Intake:
         self,
         rows: RunningRows,
         kv_cache_manager: KVCacheManager,
+        encoder_cache_manager: EncoderCacheManager,
         outbox: Outbox,
         stats: SchedulerStats,
         finish: Finish,
@@ -50,6 +52,8 @@ class Intake:
     ) -> None:
         self._rows = rows
         self._kv = kv_cache_manager
+        self._encoder_cache = encoder_cache_manager
+        self._passed_inputs: list[tuple[str, int]] = []
         self._outbox = outbox
         self._stats = stats
         self._finish = finish
@@ -126,6 +130,8 @@ class Intake:
         rows.num_expected[row] = max(int(rows.num_expected[row]), request.num_tokens)
         if num_computed_tokens % self._kv.block_size < num_new_tokens:
             self._kv.cache_blocks(request, num_computed_tokens)
+        if request.mm_features:
+            self._pass_inputs(request, num_computed_tokens)
         new_token_ids = request.all_token_ids[num_earlier_tokens:]
         if request.pooling_params is not None and num_computed_tokens == request.num_prompt_tokens:
             self._report_vector(request, results)
@@ -135,6 +141,18 @@ class Intake:
             self._finish(request, RequestStatus.FINISHED_ERROR, results.now_s)
             error = "the grammar does not allow a token that was sampled"
             self._outbox.add_end(request, results.now_s, error=error)
+
+    def _pass_inputs(self, request: Request, num_computed_tokens: int) -> None:
+        """Let go of the multimodal items that the request's computed tokens have passed."""
+        for input_id in self._encoder_cache.get_cached_input_ids(request):
+            if request.mm_features[input_id].end <= num_computed_tokens:
+                self._encoder_cache.free_encoder_input(request, input_id)
+                self._passed_inputs.append((request.request_id, input_id))
+
+    def take_passed_inputs(self) -> list[tuple[str, int]]:
+        """Hand out the items that requests have passed since the last time, as (request id, input id)."""
+        passed, self._passed_inputs = self._passed_inputs, []
+        return passed
 
     def _reject_drafts(self, request: Request, num_tokens: int, drafts: Mapping[str, list[int]]) -> int:
         """Take back the drafts that the step did not accept; their KV is computed over. Returns how many."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from actors.core.grammar_wait import GrammarWait
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.places import Places
 from actors.core.remote_kv import RemoteKV
@@ -14,10 +15,14 @@ from kv_transfer.params import TransferRole
 
 
 def check_places(
-    requests: Mapping[str, Request], places: Places, remote: RemoteKV, kv_cache_manager: KVCacheManager
+    requests: Mapping[str, Request],
+    places: Places,
+    remote: RemoteKV,
+    grammar_wait: GrammarWait,
+    kv_cache_manager: KVCacheManager,
 ) -> None:
     """Raise IntegrityError unless each request is in exactly one place, with the status and the blocks that fit it."""
-    _check_statuses(requests, places, remote)
+    _check_statuses(requests, places, remote, grammar_wait)
     with_blocks = kv_cache_manager.holders()
     may_hold = {*places.running.by_id, *remote.loading, *remote.held, *(r.request_id for r in places.all_holding())}
     if not with_blocks <= may_hold:
@@ -26,7 +31,9 @@ def check_places(
         _check_blocks(request, kv_cache_manager)
 
 
-def _check_statuses(requests: Mapping[str, Request], places: Places, remote: RemoteKV) -> None:
+def _check_statuses(
+    requests: Mapping[str, Request], places: Places, remote: RemoteKV, grammar_wait: GrammarWait
+) -> None:
     waiting = {RequestStatus.WAITING, RequestStatus.PREEMPTED}
     found: Counter[str] = Counter()
     for members, statuses in (
@@ -35,7 +42,7 @@ def _check_statuses(requests: Mapping[str, Request], places: Places, remote: Rem
         (places.holding, {RequestStatus.WAITING}),
         (places.waiting_for_lora, waiting),
         (places.holding_for_lora, {RequestStatus.WAITING}),
-        (places.compiling.values(), {RequestStatus.WAITING_FOR_FSM}),
+        (grammar_wait.requests.values(), {RequestStatus.WAITING_FOR_FSM}),
         (remote.blocked_producers.values(), {RequestStatus.WAITING}),
         (remote.blocked_consumers, {RequestStatus.WAITING}),
         (remote.loading.values(), {RequestStatus.WAITING_FOR_REMOTE_KVS}),

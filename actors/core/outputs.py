@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from actors.core.multimodal import MultiModalFeature
 from actors.core.request import PromptEmbeds
 from actors.core.request import StatusChange as StatusChange
 from actors.core.sampling_params import PoolingParams, SamplingParams
@@ -37,6 +38,7 @@ class NewRequestData:
     pooling_params: PoolingParams | None = None
     lora_name: str | None = None
     prompt_embeds: PromptEmbeds | None = None
+    mm_features: tuple[MultiModalFeature, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,10 @@ class SchedulerOutput:
     finished_req_ids: requests that ended since the last step, known to the worker or not: it forgets them before it
         looks at anything else, since an id may come back at once
     preempted_req_ids: requests that lost their blocks in this step
+    scheduled_encoder_inputs: items to encode before the forward, by request id
+    free_encoder_input_ids: items whose request is past them, as (request id, input id)
+    free_encoder_mm_hashes: encoder outputs to forget
+    structured_output_request_ids: requests that need a grammar's mask, with their places in the batch
     """
 
     batch: StepBatch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from actors.config import CacheConfig, SchedulerConfig
 from actors.core.lora_slots import LoraSlots
@@ -13,13 +13,12 @@ from actors.core.running_rows import RunningRows
 
 @dataclass(slots=True)
 class Places:
-    """The scheduler's queues. RemoteKV has those of the requests that wait for a peer.
+    """The scheduler's queues. RemoteKV has the requests that wait for a peer, GrammarWait those for a grammar.
 
     running: RUNNING
     holding: WAITING, with all the blocks that the next token needs: their load is over
     waiting: WAITING or PREEMPTED, without blocks
     waiting_for_lora, holding_for_lora: like these, set aside until their adapter has a slot
-    compiling: WAITING_FOR_FSM, by id
     """
 
     waiting: RequestQueue
@@ -27,7 +26,6 @@ class Places:
     running: RunningRows
     waiting_for_lora: LoraSlots
     holding_for_lora: LoraSlots
-    compiling: dict[str, Request] = field(default_factory=dict)
 
     @classmethod
     def create(cls, config: SchedulerConfig, cache_config: CacheConfig) -> Places:
@@ -49,7 +47,6 @@ class Places:
             or self.holding.remove_request(request)
             or self.waiting_for_lora.remove(request)
             or self.holding_for_lora.remove(request)
-            or self.compiling.pop(request.request_id, None)
         )
 
     def all_holding(self) -> list[Request]:

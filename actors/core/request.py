@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from actors.core.block_hash import BlockHash, BlockHasher
+from actors.core.multimodal import MultiModalFeature
 from actors.core.sampling_params import PoolingParams, SamplingParams
 from actors.core.status import TRANSITIONS
 from actors.core.status import FinishReason as FinishReason
@@ -40,6 +41,7 @@ class EngineCoreRequest:
 
     attempt:          new each time the request is submitted again
     prompt_token_ids: at least one token; as many zeros as prompt_embeds has rows, if there are any
+    mm_features:      the prompt's multimodal items, in order
     pooling_params:   a vector is wanted, no tokens
     output_token_ids: tokens that it already has (resume); the engine goes on at the next position
     eos_token_ids:    the model's end-of-sequence tokens
@@ -63,6 +65,7 @@ class EngineCoreRequest:
     tenant: str = ""
     lora_name: str | None = None
     prompt_embeds: PromptEmbeds | None = None
+    mm_features: tuple[MultiModalFeature, ...] = ()
     pooling_params: PoolingParams | None = None
     kv_transfer_params: KVTransferParams | None = None
 
@@ -104,6 +107,7 @@ class Request:
         "kv_transfer_params",
         "lora_name",
         "max_num_tokens",
+        "mm_features",
         "num_cached_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -138,6 +142,7 @@ class Request:
         self.sampling_params = core_request.sampling_params
         self.eos_token_ids = core_request.eos_token_ids
         self.cache_salt = core_request.cache_salt
+        self.mm_features = core_request.mm_features
         self.tenant = core_request.tenant
         self.lora_name = core_request.lora_name
         self.prompt_embeds = core_request.prompt_embeds

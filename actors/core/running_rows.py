@@ -113,7 +113,9 @@ class RunningRows:
         """Return who has tokens to compute: rows that decode one token each, and the others in order of admission."""
         num_missing = self.num_expected - self.num_computed
         is_due = (num_missing > 0) & (self.num_expected < self.max_num_tokens)
-        is_steady = is_due & self.is_plain & (num_missing == 1) & ~self.has_drafts
+        # The prompt's last token is not yet plain decoding: an encoder's output may stand there.
+        decodes = (num_missing == 1) & (self.num_computed >= self.num_prompt)
+        is_steady = is_due & self.is_plain & decodes & ~self.has_drafts
         others = (is_due ^ is_steady).nonzero()[0]
         if len(others):
             others = others[np.argsort(self.epochs[others])]

@@ -20,6 +20,9 @@ from actors.config import CacheConfig, SchedulerConfig
 from actors.core.admission import Admission
 from actors.core.batch import Batch
 from actors.core.door import find_refusal
+from actors.core.encoder_cache_manager import EncoderCacheManager
+from actors.core.encoder_scheduling import EncoderStep
+from actors.core.grammar_wait import GrammarWait
 from actors.core.intake import Intake
 from actors.core.integrity import check_places
 from actors.core.kv_cache_manager import KVCacheManager
@@ -36,7 +39,7 @@ from actors.core.stats import SchedulerStats
 from actors.core.step import Step
 from actors.core.stop import find_stop
 from actors.core.structured_output import StructuredOutputManager
-from actors.errors import DuplicateRequest
+from actors.errors import DuplicateRequest, IntegrityError
 from kv_transfer.connector import KVConnectorScheduler, ProducerEnd
 from kv_transfer.params import TransferRole
 
@@ -66,6 +69,7 @@ class Scheduler:
         self.kv_cache_manager = KVCacheManager(
             num_blocks, self.block_size, cache_config.enable_prefix_caching, self._kv_events
         )
+        self.encoder_cache_manager = EncoderCacheManager(scheduler_config.encoder_cache_size)
         self.requests: dict[str, Request] = {}
         self.remote = RemoteKV(
             connector,
@@ -82,10 +86,16 @@ class Scheduler:
         self._clock = clock
         self._outbox = Outbox()
         self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
-        self._compile_deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
+        self._grammar_wait = GrammarWait(structured_output, scheduler_config.grammar_timeout_s)
         self._stats = SchedulerStats(num_blocks=num_blocks)
         self._intake = Intake(
-            self._places.running, self.kv_cache_manager, self._outbox, self._stats, self._finish, structured_output
+            self._places.running,
+            self.kv_cache_manager,
+            self.encoder_cache_manager,
+            self._outbox,
+            self._stats,
+            self._finish,
+            structured_output,
         )
         self._common_prefix = (0, 0)
         self._preempted_by_reset: set[str] = set()
@@ -115,16 +125,7 @@ class Scheduler:
             if request.sampling_params.structured_output is None:
                 self.waiting.add_request(request)
             else:
-                self._start_compiling(request, now_s)
-
-    def _start_compiling(self, request: Request, now_s: float) -> None:
-        assert self.structured_output is not None, "a grammar without a compiler is refused at the door"
-        params = request.sampling_params.structured_output
-        assert params is not None
-        request.set_status(RequestStatus.WAITING_FOR_FSM, now_s)
-        self._places.compiling[request.request_id] = request
-        self._compile_deadlines.push(request.request_id, (now_s + self.config.grammar_timeout_s,))
-        self.structured_output.start_compiling(request.request_id, params, request.output_token_ids)
+                self._grammar_wait.start(request, now_s)
 
     def _find_refusal(self, request: Request) -> str | None:
         return find_refusal(
@@ -167,10 +168,9 @@ class Scheduler:
         request_id = request.request_id
         del self.requests[request_id]
         self._places.remove(request)
+        self.encoder_cache_manager.free(request)
         self._deadlines.remove(request_id)
-        if self.structured_output is not None and request.sampling_params.structured_output is not None:
-            self._compile_deadlines.remove(request_id)
-            self.structured_output.release(request_id)
+        self._grammar_wait.release(request)
         self.remote.release(request, end, first_token_id)
         self.finished_req_ids.add(request_id)
         self._outbox.add_finished_id(request)
@@ -187,11 +187,15 @@ class Scheduler:
         self._end_overdue_requests(now_s)
         self._take_compiled(now_s)
         self.remote.cancel_overdue_loads(now_s)
-        step = Step(self.config, token_budget=self.config.max_num_batched_tokens, now_s=now_s)
+        step = self._begin_step(self.config.max_num_batched_tokens, now_s)
         self._batch.schedule_running(step)
         if not step.preempted or step.is_empty:
             self._admission.schedule_waiting(step)
         return self._build_output(step)
+
+    def _begin_step(self, token_budget: int, now_s: float) -> Step:
+        encoder = EncoderStep(self.encoder_cache_manager, self.config.max_num_encoder_input_tokens)
+        return Step(self.config, token_budget, now_s, encoder)
 
     def _end_overdue_requests(self, now_s: float) -> None:
         while (first := self._deadlines.peek()) is not None and first[0][0] <= now_s:
@@ -199,26 +203,18 @@ class Scheduler:
 
     def _take_compiled(self, now_s: float) -> None:
         """Let requests wait for their turn whose grammar is ready, and end those that will never have one."""
-        if self.structured_output is None:
-            return
-        for request_id, error in self.structured_output.take_compiled().items():
-            request = self._places.compiling.get(request_id)
-            if request is None:
-                continue
-            if error is not None:
-                self.finish_requests(request_id, RequestStatus.FINISHED_ERROR, error=error)
-                continue
-            del self._places.compiling[request_id]
-            self._compile_deadlines.remove(request_id)
-            request.set_status(RequestStatus.WAITING, now_s)
-            self.waiting.add_request(request)
-        while (first := self._compile_deadlines.peek()) is not None and first[0][0] <= now_s:
-            error = f"the grammar was not compiled within {self.config.grammar_timeout_s:g} s"
-            self.finish_requests(first[1], RequestStatus.FINISHED_ERROR, error=error)
+        for request, error in ((over.request, over.error) for over in self._grammar_wait.take_over(now_s)):
+            if error is None:
+                request.set_status(RequestStatus.WAITING, now_s)
+                self.waiting.add_request(request)
+            else:
+                self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR, error=error)
 
     def _build_output(self, step: Step) -> SchedulerOutput:
         finished_req_ids, self.finished_req_ids = self.finished_req_ids, set()
         output = step.build_output(self.running, self.kv_cache_manager, finished_req_ids)
+        output.free_encoder_input_ids = self._intake.take_passed_inputs()
+        output.free_encoder_mm_hashes = self.encoder_cache_manager.get_freed_mm_hashes()
         output.preempted_req_ids |= self._preempted_by_reset
         self._preempted_by_reset = set()
         output.num_common_prefix_blocks = [self._count_common_prefix_blocks()]
@@ -330,10 +326,9 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """Return the wall clock at which schedule() has something to end or cancel, or None."""
-        firsts = (self._deadlines.peek(), self._compile_deadlines.peek())
-        deadlines = [first[0][0] for first in firsts if first is not None]
-        load_deadline_s = self.remote.next_deadline()
-        return min(deadlines if load_deadline_s is None else [*deadlines, load_deadline_s], default=None)
+        own = self._deadlines.peek()
+        deadlines = (own and own[0][0], self._grammar_wait.next_deadline(), self.remote.next_deadline())
+        return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     def get_kv_connector(self) -> KVConnectorScheduler | None:
         """Return the scheduler side of the connector."""
@@ -368,11 +363,15 @@ class Scheduler:
         rows = self._places.running
         is_transferring = bool(self.remote.loading or self.remote.held or self._places.all_holding())
         if reset_running_requests and not is_transferring and not rows.is_producer.any():
-            step = Step(self.config, token_budget=0, now_s=self._clock())
+            step = self._begin_step(0, self._clock())
             for request in list(rows.last_admitted()):
                 self._batch.preempt(request, step)
             self._preempted_by_reset |= step.preempted
         return self.kv_cache_manager.reset_prefix_cache()
+
+    def reset_encoder_cache(self) -> bool:
+        """Forget all encoder outputs. Refuses, and returns False, while a request still has to read any."""
+        return self.encoder_cache_manager.reset()
 
     def take_kv_events(self) -> KVEventBatch | None:
         """What the prefix cache has stored and forgotten since the last time; None if nothing, or if it is not on."""
@@ -385,4 +384,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise IntegrityError if blocks, places and statuses contradict each other. Costs O(blocks + requests)."""
         self.kv_cache_manager.check_integrity()
-        check_places(self.requests, self._places, self.remote, self.kv_cache_manager)
+        self.encoder_cache_manager.check_integrity()
+        check_places(self.requests, self._places, self.remote, self._grammar_wait, self.kv_cache_manager)
+        if not self.encoder_cache_manager.holders() <= self.running.by_id.keys():
+            raise IntegrityError("a request that does not run holds encoder outputs")

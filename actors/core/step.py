@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actors.config import SchedulerConfig
+from actors.core.encoder_cache_manager import EncoderCacheManager
+from actors.core.encoder_scheduling import EncoderInputs, EncoderStep
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.outputs import NOTHING_GROWN, NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
 from actors.core.places import Places
@@ -30,6 +32,7 @@ class Step:
     config: SchedulerConfig
     token_budget: int
     now_s: float
+    encoder: EncoderStep = field(default_factory=lambda: EncoderStep(EncoderCacheManager(0), 0))
     steady_rows: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     new_block_ids: dict[int, list[int]] = field(default_factory=dict)
@@ -87,12 +90,25 @@ class Step:
                 self.spec_token_ids[request.request_id] = request.spec_token_ids[:num_drafts]
             request.spec_token_ids = []
 
+    def choose_encoder_inputs(
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int
+    ) -> EncoderInputs | None:
+        """Cut a chunk before the first multimodal item that cannot be encoded now; None if it touches no item."""
+        if not request.mm_features or num_new_tokens <= 0:
+            return None
+        chosen = self.encoder.choose(request, num_computed_tokens, num_new_tokens)
+        if self.config.enable_chunked_prefill or chosen.num_new_tokens == num_new_tokens:
+            return chosen
+        self.encoder.give_up(request, chosen)
+        return EncoderInputs([], [], num_new_tokens=0, num_embeds=0)
+
     def refund(self, request: Request) -> None:
         """Take a victim back out of the step, if it is in it. It still has its row."""
         self.drop_steady(request.row)
         self.token_budget += self.num_scheduled_tokens.pop(request.request_id, 0)
         self.new_block_ids.pop(request.row, None)
         self.spec_token_ids.pop(request.request_id, None)
+        self.encoder.refund(request)
 
     def build_output(
         self, rows: RunningRows, kv_cache_manager: KVCacheManager, finished_req_ids: set[str]
@@ -120,6 +136,7 @@ class Step:
             finished_req_ids=finished_req_ids,
             preempted_req_ids=self.preempted,
             scheduled_spec_decode_tokens=self.spec_token_ids,
+            scheduled_encoder_inputs=self.encoder.inputs,
             structured_output_request_ids={
                 request.request_id: index
                 for index, request in enumerate(others, len(self.steady_rows))
@@ -196,6 +213,7 @@ def _describe(request: Request, kv_cache_manager: KVCacheManager) -> NewRequestD
         pooling_params=request.pooling_params,
         lora_name=request.lora_name,
         prompt_embeds=request.prompt_embeds,
+        mm_features=request.mm_features,
     )
 
 

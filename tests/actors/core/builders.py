@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actors.config import CacheConfig, SchedulerConfig
+from actors.core.multimodal import MultiModalFeature
 from actors.core.request import EngineCoreRequest, PromptEmbeds, Request
 from actors.core.sampling_params import PoolingParams, SamplingParams, StructuredOutputParams
 from actors.core.scheduler import Scheduler
@@ -39,6 +40,8 @@ def make_scheduler(
     enable_prefix_caching: bool = True,
     overlap: bool = False,
     max_loras: int = 4,
+    encoder_budget: int = 16,
+    encoder_cache_size: int = 16,
     enable_kv_events: bool = False,
     structured_output: StructuredOutputManager | None = None,
     connector: KVConnectorScheduler | None = None,
@@ -56,6 +59,8 @@ def make_scheduler(
             watermark=watermark,
             overlap=overlap,
             max_loras=max_loras,
+            max_num_encoder_input_tokens=encoder_budget,
+            encoder_cache_size=encoder_cache_size,
         ),
         CacheConfig(
             block_size=BLOCK_SIZE, enable_prefix_caching=enable_prefix_caching, enable_kv_events=enable_kv_events
@@ -93,6 +98,7 @@ def make_request(
     repetition_max_pattern: int = 0,
     pooling_params: PoolingParams | None = None,
     prompt_embeds: PromptEmbeds | None = None,
+    mm_features: Sequence[MultiModalFeature] = (),
     role: TransferRole | None = None,
     client_index: int = 0,
     now_s: float = 1000.0,
@@ -122,6 +128,7 @@ def make_request(
         lora_name=lora_name,
         pooling_params=pooling_params,
         prompt_embeds=prompt_embeds,
+        mm_features=tuple(mm_features),
         kv_transfer_params=None if role is None else ticket(role, request_id),
     )
     return Request.from_engine_core_request(core_request, client_index, BLOCK_SIZE, now_s=now_s)

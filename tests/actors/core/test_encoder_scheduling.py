@@ -1,0 +1,155 @@
+"""Which items a chunk has encoded, where it is cut, and that the worker has what every chunk needs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from actors.config import SchedulerConfig
+from actors.core.encoder_cache_manager import EncoderCacheManager
+from actors.core.encoder_scheduling import EncoderInputs, find_encoder_refusal, schedule_encoder_inputs
+from actors.core.multimodal import MultiModalFeature
+from actors.core.outputs import SchedulerOutput
+from actors.core.request import RequestStatus
+from tests.actors.core.builders import make_request, make_scheduler
+from tests.actors.core.fakes import Driver, reference_tokens
+
+FEATURES = [MultiModalFeature("a", 2, 4, 4), MultiModalFeature("b", 8, 6, 6), MultiModalFeature("a", 16, 4, 4)]
+
+
+@pytest.mark.parametrize(
+    ("num_computed", "num_new", "budget", "cache_size", "expected"),
+    [
+        pytest.param(0, 2, 16, 16, EncoderInputs([], [], 2, 0), id="text only"),
+        pytest.param(0, 3, 16, 16, EncoderInputs([0], [], 3, 4), id="an item is begun"),
+        pytest.param(0, 20, 16, 16, EncoderInputs([0, 1], [], 20, 10), id="equal items are encoded once"),
+        pytest.param(0, 20, 9, 16, EncoderInputs([0], [], 8, 4), id="the budget cuts before the second"),
+        pytest.param(0, 20, 16, 9, EncoderInputs([0], [], 8, 4), id="the cache cuts before the second"),
+        pytest.param(0, 20, 3, 16, EncoderInputs([], [], 2, 0), id="the budget cuts before the first"),
+        pytest.param(4, 3, 3, 16, EncoderInputs([], [], 0, 0), id="inside of an item there is nothing to cut"),
+        pytest.param(6, 2, 0, 16, EncoderInputs([], [], 2, 0), id="what is passed costs nothing"),
+        pytest.param(14, 8, 16, 16, EncoderInputs([2], [], 8, 4), id="an item that comes again"),
+    ],
+)
+def test_a_chunk_is_cut_before_the_first_item_that_cannot_be_encoded(
+    num_computed: int, num_new: int, budget: int, cache_size: int, expected: EncoderInputs
+) -> None:
+    request = make_request("r", 24, mm_features=FEATURES)
+    cache = EncoderCacheManager(cache_size)
+    assert schedule_encoder_inputs(request, num_computed, num_new, budget, cache) == expected
+
+
+def test_what_is_cached_costs_nothing_and_is_held() -> None:
+    cache = EncoderCacheManager(16)
+    cache.allocate(make_request("other", 24, mm_features=FEATURES), 0)
+    request = make_request("r", 24, mm_features=FEATURES)
+    assert schedule_encoder_inputs(request, 0, 12, 6, cache) == EncoderInputs([1], [0], 12, 6)
+    assert cache.get_cached_input_ids(request) == {0}
+
+
+def test_what_can_never_be_encoded_is_refused_with_the_numbers() -> None:
+    request = make_request("r", 24, mm_features=FEATURES)
+    assert find_encoder_refusal(request, SchedulerConfig()) is None
+    refusal = find_encoder_refusal(request, SchedulerConfig(encoder_cache_size=5))
+    assert refusal == (
+        "multimodal item 1 has 6 embeddings, a step takes max_num_encoder_input_tokens = 2048 and the cache "
+        "encoder_cache_size = 5"
+    )
+    whole = SchedulerConfig(enable_chunked_prefill=False, max_num_encoder_input_tokens=9)
+    assert "the prompt's items have 10 embeddings" in (find_encoder_refusal(request, whole) or "")
+
+
+class EncoderWorker:
+    """Has what it was told to encode, and nothing that it was told to forget."""
+
+    def __init__(self) -> None:
+        self.hashes: set[str] = set()
+        self.features: dict[str, tuple[MultiModalFeature, ...]] = {}
+        self.num_encoded = 0
+
+    def check(self, output: SchedulerOutput) -> None:
+        self.hashes -= set(output.free_encoder_mm_hashes)
+        self.features |= {new.req_id: new.mm_features for new in output.scheduled_new_reqs}
+        for req_id, input_ids in output.scheduled_encoder_inputs.items():
+            assert req_id in output.num_scheduled_tokens
+            self.hashes |= {self.features[req_id][input_id].mm_hash for input_id in input_ids}
+            self.num_encoded += len(input_ids)
+        computed = output.batch.num_computed_tokens.tolist()
+        for req_id, start, num_new in zip(output.batch.req_ids, computed, output.batch.num_new_tokens, strict=True):
+            for feature in self.features[req_id]:
+                if feature.offset < start + num_new and feature.end > start:
+                    assert feature.mm_hash in self.hashes, f"{req_id} reads an embedding that is not there"
+
+
+def test_items_are_encoded_once_and_let_go_when_their_requests_are_past_them() -> None:
+    driver, worker = Driver(make_scheduler(max_num_batched_tokens=10)), EncoderWorker()
+    for name in ("r", "s"):
+        driver.scheduler.add_request(make_request(name, 24, mm_features=FEATURES, max_tokens=2, ignore_eos=True))
+    passed = []
+    while driver.scheduler.has_requests():
+        driver.step()
+        worker.check(driver.steps[-1])
+        passed += driver.steps[-1].free_encoder_input_ids
+    assert sorted(passed) == [(name, input_id) for name in ("r", "s") for input_id in range(3)]
+    assert worker.num_encoded == 2
+    assert driver.scheduler.encoder_cache_manager.num_freeable_slots == 16
+
+
+def test_a_request_that_is_not_admitted_holds_no_embeddings() -> None:
+    driver = Driver(make_scheduler(num_blocks=8))
+    driver.scheduler.add_request(make_request("r", 24, max_tokens=8, ignore_eos=True))
+    driver.step()
+    driver.scheduler.add_request(make_request("s", 24, mm_features=FEATURES, max_tokens=2))
+    driver.step()
+    assert driver.scheduler.encoder_cache_manager.holders() == set()
+    driver.run()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_every_chunk_finds_its_embeddings_under_pressure(policy: str, overlap: bool) -> None:
+    generator = random.Random(3)
+    driver = Driver(
+        make_scheduler(
+            num_blocks=16,
+            max_num_batched_tokens=12,
+            policy="priority" if policy == "priority" else "fcfs",
+            overlap=overlap,
+            encoder_budget=7,
+            encoder_cache_size=8,
+        )
+    )
+    worker = EncoderWorker()
+    prompts = {}
+    for number in range(30):
+        features, offset = [], generator.randrange(4)
+        for _ in range(generator.randrange(3)):
+            size = generator.randrange(1, 7)
+            features.append(MultiModalFeature(f"{size}-{generator.randrange(3)}", offset, size, size))
+            offset += size + generator.randrange(3)
+        name = f"r{number}"
+        prompts[name] = range(100 * number, 100 * number + offset + generator.randrange(1, 9))
+        driver.scheduler.add_request(
+            make_request(
+                name,
+                prompts[name],
+                mm_features=features,
+                max_tokens=generator.randrange(1, 12),
+                priority=generator.randrange(3),
+                ignore_eos=True,
+            )
+        )
+        if number % 5 == 4:
+            driver.scheduler.finish_requests(f"r{number - 2}", RequestStatus.FINISHED_ABORTED)
+        for _ in range(generator.randrange(5)):
+            driver.step()
+            worker.check(driver.steps[-1])
+    while driver.scheduler.has_requests():
+        driver.step()
+        worker.check(driver.steps[-1])
+    for name, prompt in prompts.items():
+        tokens = driver.tokens_of(name)
+        assert tokens == reference_tokens(prompt, len(tokens), eos=-1)
+    assert driver.scheduler.make_stats().num_preemptions > 0
+    assert driver.scheduler.encoder_cache_manager.holders() == set()
