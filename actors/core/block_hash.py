@@ -1,23 +1,47 @@
 """Names for full blocks of tokens: equal prefixes have equal names, in every process.
 
-A block's hash covers its parent's hash, its own tokens and what else its KV depends on, so it stands for the whole
-prefix. The chain starts from a hash of cache_salt: requests of different salts share nothing. xxh3_128 has no secret
-and is not collision-resistant against an attacker who chooses tokens; the salt is what separates tenants.
+A block's hash covers its parent's hash, its own tokens and what else its KV depends on (ExtraKeys), so it stands for
+the whole prefix. The chain starts from a hash of cache_salt: requests of different salts share nothing. xxh3_128 has no
+secret and is not collision-resistant against an attacker who chooses tokens; the salt is what separates tenants.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from xxhash import xxh3_128_digest
+
+from actors.core.multimodal import MultiModalFeature
 
 BlockHash: TypeAlias = bytes
 """16 bytes."""
 
 _TOKEN_TYPECODE = "i"
 _ROOT = b"raypd/block-hash/1"
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraKeys:
+    """What a prompt's KV depends on besides its tokens.
+
+    cache_salt: keeps apart those who must not see each other's hits
+    lora_name:  the adapter
+    mm_features: what stands in the place of placeholder tokens
+    prompt_embeds_digest: names the embeddings that stand in the place of all tokens
+    """
+
+    cache_salt: str | None = None
+    lora_name: str | None = None
+    mm_features: tuple[MultiModalFeature, ...] = ()
+    prompt_embeds_digest: bytes | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no block needs more than its tokens and its parent."""
+        return self.lora_name is None and not self.mm_features and self.prompt_embeds_digest is None
 
 
 class BlockHasher:
@@ -29,22 +53,42 @@ class BlockHasher:
         self.block_size = block_size
         self._num_block_bytes = block_size * array(_TOKEN_TYPECODE).itemsize
 
-    def extend(self, block_hashes: list[BlockHash], token_ids: Sequence[int], cache_salt: str | None) -> None:
+    def extend(self, block_hashes: list[BlockHash], token_ids: Sequence[int], keys: ExtraKeys) -> None:
         """Append the hashes of the blocks that token_ids fills beyond those that block_hashes already names.
 
-        block_hashes: of token_ids' first blocks, all of them made by this method
+        block_hashes: of token_ids' first blocks, all of them made by this method with the same keys
         token_ids:    the request's tokens from its first one on, each in [0, 2^31)
         """
         first = len(block_hashes)
         last = len(token_ids) // self.block_size
         if first >= last:
             return
-        size = self._num_block_bytes
+        size, digest = self._num_block_bytes, xxh3_128_digest
         data = array(_TOKEN_TYPECODE, token_ids[first * self.block_size : last * self.block_size]).tobytes()
-        parent = block_hashes[-1] if block_hashes else root_hash(cache_salt)
-        for start in range(0, len(data), size):
-            parent = xxh3_128_digest(parent + data[start : start + size])
+        parent = block_hashes[-1] if block_hashes else root_hash(keys.cache_salt)
+        if keys.is_plain:
+            for start in range(0, len(data), size):
+                parent = digest(parent + data[start : start + size])
+                block_hashes.append(parent)
+            return
+        for block in range(first, last):
+            start = (block - first) * size
+            parent = digest(parent + data[start : start + size] + self._extra(block, keys))
             block_hashes.append(parent)
+
+    def _extra(self, block: int, keys: ExtraKeys) -> bytes:
+        """Encode a block's own keys: each with its kind and its length, so that no two lists of keys look alike."""
+        begin = block * self.block_size
+        parts = [
+            (b"m", f"{feature.offset - begin}:{feature.mm_hash}".encode())
+            for feature in keys.mm_features
+            if feature.offset < begin + self.block_size and feature.end > begin
+        ]
+        if keys.lora_name is not None:
+            parts.append((b"l", keys.lora_name.encode()))
+        if keys.prompt_embeds_digest is not None:
+            parts.append((b"e", keys.prompt_embeds_digest))
+        return b"".join(kind + len(value).to_bytes(4, "little") + value for kind, value in parts)
 
 
 def root_hash(cache_salt: str | None) -> BlockHash:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from actors.core.block_hash import BlockHash, BlockHasher
+from actors.core.block_hash import BlockHash, BlockHasher, ExtraKeys
 from actors.core.multimodal import MultiModalFeature
 from actors.core.sampling_params import PoolingParams, SamplingParams
 from actors.core.status import TRANSITIONS
@@ -275,7 +275,9 @@ class Request:
         """Name every full block of all_token_ids that has no hash yet."""
         hasher = self._hasher
         if hasher is not None and len(self.all_token_ids) >= (len(self.block_hashes) + 1) * hasher.block_size:
-            hasher.extend(self.block_hashes, self.all_token_ids, self.cache_salt)
+            digest = None if self.prompt_embeds is None else self.prompt_embeds.digest
+            keys = ExtraKeys(self.cache_salt, self.lora_name, self.mm_features, digest)
+            hasher.extend(self.block_hashes, self.all_token_ids, keys)
 
     def set_status(self, status: RequestStatus, now_s: float) -> None:
         """Enter a status. Raises IllegalTransition if no arrow leads there."""

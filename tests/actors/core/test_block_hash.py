@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
-from actors.core.block_hash import BlockHash, BlockHasher, root_hash
+from actors.core.block_hash import BlockHash, BlockHasher, ExtraKeys, root_hash
+from actors.core.multimodal import MultiModalFeature
 
 
 def hashes(token_ids: list[int], salt: str | None = None, block_size: int = 4) -> list[BlockHash]:
+    return keyed_hashes(token_ids, ExtraKeys(salt), block_size)
+
+
+def keyed_hashes(token_ids: list[int], keys: ExtraKeys, block_size: int = 4) -> list[BlockHash]:
     found: list[BlockHash] = []
-    BlockHasher(block_size).extend(found, token_ids, salt)
+    BlockHasher(block_size).extend(found, token_ids, keys)
     return found
 
 
@@ -34,7 +41,7 @@ def test_extending_gives_what_hashing_at_once_gives() -> None:
     token_ids = list(range(20))
     found: list[BlockHash] = []
     for num_tokens in (3, 4, 11, 12, 20):
-        BlockHasher(4).extend(found, token_ids[:num_tokens], "salt")
+        BlockHasher(4).extend(found, token_ids[:num_tokens], ExtraKeys("salt"))
     assert found == hashes(token_ids, "salt")
 
 
@@ -47,3 +54,53 @@ def test_salts_separate_every_block(one: str | None, other: str | None) -> None:
 
 def test_equal_salts_share() -> None:
     assert hashes([1, 2, 3, 4], "a") == hashes([1, 2, 3, 4], "a")
+
+
+ITEM = MultiModalFeature("cat", 5, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("keys", "num_equal"),
+    [
+        (ExtraKeys(), 4),
+        (ExtraKeys(lora_name="x"), 0),
+        (ExtraKeys(prompt_embeds_digest=b"x"), 0),
+        (ExtraKeys(mm_features=(ITEM,)), 1),
+        (ExtraKeys(mm_features=(MultiModalFeature("cat", 12, 2, 2),)), 3),
+    ],
+)
+def test_a_key_changes_the_blocks_that_it_concerns_and_all_after_them(keys: ExtraKeys, num_equal: int) -> None:
+    token_ids = list(range(16))
+    pairs = zip(hashes(token_ids), keyed_hashes(token_ids, keys), strict=True)
+    assert [one == other for one, other in pairs] == [True] * num_equal + [False] * (4 - num_equal)
+
+
+FEATURES = st.lists(
+    st.builds(MultiModalFeature, st.sampled_from(["cat", "dog"]), st.integers(0, 10), st.integers(1, 6), st.just(1)),
+    max_size=2,
+).map(tuple)
+KEYS = st.builds(
+    ExtraKeys,
+    st.sampled_from([None, "", "s"]),
+    st.sampled_from([None, "", "x"]),
+    FEATURES,
+    st.sampled_from([None, b"", b"d"]),
+)
+TOKENS = st.lists(st.integers(0, 1), min_size=12, max_size=12)
+
+
+def seen_by(block: int, token_ids: list[int], keys: ExtraKeys) -> object:
+    """All that the KV of a block depends on beyond the blocks before it."""
+    items = [(f.mm_hash, f.offset) for f in keys.mm_features if f.offset < 4 * block + 4 and f.end > 4 * block]
+    return token_ids[4 * block : 4 * block + 4], items, keys.cache_salt, keys.lora_name, keys.prompt_embeds_digest
+
+
+@given(TOKENS, TOKENS, KEYS, KEYS)
+def test_blocks_share_a_hash_iff_nothing_before_their_end_differs(
+    one_tokens: list[int], other_tokens: list[int], one_keys: ExtraKeys, other_keys: ExtraKeys
+) -> None:
+    ones, others = keyed_hashes(one_tokens, one_keys), keyed_hashes(other_tokens, other_keys)
+    is_same = True
+    for block, (one, other) in enumerate(zip(ones, others, strict=True)):
+        is_same &= seen_by(block, one_tokens, one_keys) == seen_by(block, other_tokens, other_keys)
+        assert (one == other) == is_same
