@@ -121,6 +121,12 @@ class RunningRows:
             others = others[np.argsort(self.epochs[others])]
         return is_steady.nonzero()[0], self.requests[others].tolist()
 
+    def decodes(self, request: Request) -> bool:
+        """Whether all that a running request lacks is its last token's KV, so that the next token follows."""
+        row = request.row
+        is_last = self.num_computed[row] == request.num_tokens - 1 and self.num_computed[row] >= self.num_prompt[row]
+        return bool(is_last) and not self.is_producer[row] and request.pooling_params is None
+
     def num_blocks_of(self, row: int) -> int:
         """How many blocks the row's request holds."""
         return int(self.num_slots[row]) // self._block_size

@@ -41,7 +41,6 @@ from actors.core.stop import find_stop
 from actors.core.structured_output import StructuredOutputManager
 from actors.errors import DuplicateRequest, IntegrityError
 from kv_transfer.connector import KVConnectorScheduler, ProducerEnd
-from kv_transfer.params import TransferRole
 
 
 class Scheduler:
@@ -273,11 +272,11 @@ class Scheduler:
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Take in a drafter's proposals for running requests: the next step verifies them.
 
-        A producer's are ignored: it ends with its next token.
+        Ignored are those for a request that does not decode: its prompt is not through, or it has no next token here.
         """
         for request_id, token_ids in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
             request = self.running.by_id.get(request_id)
-            if request is not None and request.transfer_role is not TransferRole.PRODUCER:
+            if request is not None and self.running.decodes(request):
                 request.spec_token_ids = token_ids
                 self.running.has_drafts[request.row] = bool(token_ids)
 

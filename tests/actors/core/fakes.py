@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from actors.core.multimodal import MultiModalFeature
 from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput
+from actors.core.sampling_params import StructuredOutputParams
 from actors.core.scheduler import Scheduler
 from kv_transfer.connector import (
     KVConnectorMetadata,
@@ -52,6 +54,10 @@ class FakeWorker:
     tokens: dict[str, list[int]] = field(default_factory=dict)
     block_ids: dict[str, list[int]] = field(default_factory=dict)
     num_prompt_tokens: dict[str, int] = field(default_factory=dict)
+    features: dict[str, tuple[MultiModalFeature, ...]] = field(default_factory=dict)
+    encoded: set[str] = field(default_factory=set)
+    num_encoded: int = 0
+    pooling: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.slots = [-1] * (self.num_blocks * self.block_size)
@@ -63,12 +69,33 @@ class FakeWorker:
         cached = output.scheduled_cached_reqs
         starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         assert set(starts) == set(req_ids)
+        self._encode(output, starts)
+        drafts = output.scheduled_spec_decode_tokens
         for request_id, num_tokens in output.num_scheduled_tokens.items():
-            self.write(self.block_ids[request_id], self.tokens[request_id], starts[request_id], num_tokens)
+            tokens = self.tokens[request_id] + drafts.get(request_id, [])
+            self.write(self.block_ids[request_id], tokens, starts[request_id], num_tokens)
         sampled = []
         for request_id, num_tokens in output.num_scheduled_tokens.items():
-            sampled.append(self._sample(request_id, starts[request_id] + num_tokens))
-        return ModelRunnerOutput(req_ids, sampled)
+            num_computed_tokens = starts[request_id] + num_tokens
+            sampled.append(self._sample(request_id, num_computed_tokens, drafts.get(request_id, [])))
+        vectors = {
+            request_id: [float(starts[request_id] + num_tokens)]
+            for request_id, num_tokens in output.num_scheduled_tokens.items()
+            if request_id in self.pooling and starts[request_id] + num_tokens == len(self.tokens[request_id])
+        }
+        return ModelRunnerOutput(req_ids, sampled, pooler_output=vectors)
+
+    def _encode(self, output: SchedulerOutput, starts: dict[str, int]) -> None:
+        """Encode what the step says; every item that a chunk touches has to be there then."""
+        self.encoded -= set(output.free_encoder_mm_hashes)
+        for request_id, input_ids in output.scheduled_encoder_inputs.items():
+            assert request_id in output.num_scheduled_tokens
+            self.encoded |= {self.features[request_id][input_id].mm_hash for input_id in input_ids}
+            self.num_encoded += len(input_ids)
+        for request_id, num_tokens in output.num_scheduled_tokens.items():
+            for feature in self.features[request_id]:
+                if feature.offset < starts[request_id] + num_tokens and feature.end > starts[request_id]:
+                    assert feature.mm_hash in self.encoded, f"{request_id} reads an embedding that is not there"
 
     def _learn(self, output: SchedulerOutput) -> None:
         for request_id in output.finished_req_ids:
@@ -79,6 +106,9 @@ class FakeWorker:
             self.tokens[new.req_id] = new.prompt_token_ids + new.output_token_ids
             self.block_ids[new.req_id] = list(new.block_ids[0])
             self.num_prompt_tokens[new.req_id] = len(new.prompt_token_ids)
+            self.features[new.req_id] = new.mm_features
+            if new.pooling_params is not None:
+                self.pooling.add(new.req_id)
         cached = output.scheduled_cached_reqs
         for request_id, is_resumed, block_ids, num_output_tokens in zip(
             cached.req_ids,
@@ -110,13 +140,19 @@ class FakeWorker:
     def _slot(self, block_ids: Sequence[int], position: int) -> int:
         return block_ids[position // self.block_size] * self.block_size + position % self.block_size
 
-    def _sample(self, request_id: str, num_computed_tokens: int) -> list[int]:
+    def _sample(self, request_id: str, num_computed_tokens: int, drafts: Sequence[int]) -> list[int]:
+        """The drafts that are right and the token after them; nothing while the prompt is not through."""
         token_ids = self.tokens[request_id]
-        self.check(self.block_ids[request_id], token_ids, num_computed_tokens)
-        if num_computed_tokens < len(token_ids):
+        num_known = min(num_computed_tokens, len(token_ids))
+        self.check(self.block_ids[request_id], token_ids, num_known)
+        if num_known < len(token_ids) or request_id in self.pooling:
             return []
-        token_ids.append(next_token(token_ids))
-        return [token_ids[-1]]
+        num_earlier = len(token_ids)
+        for draft in (*drafts, None):
+            token_ids.append(next_token(token_ids))
+            if token_ids[-1] != draft:
+                break
+        return token_ids[num_earlier:]
 
 
 @dataclass
@@ -191,6 +227,32 @@ class FakeConnector:
 
     def has_pending(self) -> bool:
         return bool(self._reservations or self._finishes or self.cancelled)
+
+
+@dataclass
+class FakeGrammars:
+    """Tests say when a grammar is ready, and which token none allows."""
+
+    forbidden: int | None = None
+    compiling: dict[str, StructuredOutputParams] = field(default_factory=dict)
+    compiled: dict[str, str | None] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    released: list[str] = field(default_factory=list)
+
+    def start_compiling(self, request_id: str, params: StructuredOutputParams, output_token_ids: Sequence[int]) -> None:
+        self.compiling[request_id] = params
+        self.tokens[request_id] = list(output_token_ids)
+
+    def take_compiled(self) -> dict[str, str | None]:
+        compiled, self.compiled = self.compiled, {}
+        return compiled
+
+    def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> bool:
+        self.tokens[request_id] += token_ids
+        return self.forbidden not in token_ids
+
+    def release(self, request_id: str) -> None:
+        self.released.append(request_id)
 
 
 def loaded(num_tokens: int, first_token_id: int) -> ReceivedKV:

@@ -10,7 +10,6 @@ from actors.config import SchedulerConfig
 from actors.core.encoder_cache_manager import EncoderCacheManager
 from actors.core.encoder_scheduling import EncoderInputs, find_encoder_refusal, schedule_encoder_inputs
 from actors.core.multimodal import MultiModalFeature
-from actors.core.outputs import SchedulerOutput
 from actors.core.request import RequestStatus
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver, reference_tokens
@@ -60,39 +59,16 @@ def test_what_can_never_be_encoded_is_refused_with_the_numbers() -> None:
     assert "the prompt's items have 10 embeddings" in (find_encoder_refusal(request, whole) or "")
 
 
-class EncoderWorker:
-    """Has what it was told to encode, and nothing that it was told to forget."""
-
-    def __init__(self) -> None:
-        self.hashes: set[str] = set()
-        self.features: dict[str, tuple[MultiModalFeature, ...]] = {}
-        self.num_encoded = 0
-
-    def check(self, output: SchedulerOutput) -> None:
-        self.hashes -= set(output.free_encoder_mm_hashes)
-        self.features |= {new.req_id: new.mm_features for new in output.scheduled_new_reqs}
-        for req_id, input_ids in output.scheduled_encoder_inputs.items():
-            assert req_id in output.num_scheduled_tokens
-            self.hashes |= {self.features[req_id][input_id].mm_hash for input_id in input_ids}
-            self.num_encoded += len(input_ids)
-        computed = output.batch.num_computed_tokens.tolist()
-        for req_id, start, num_new in zip(output.batch.req_ids, computed, output.batch.num_new_tokens, strict=True):
-            for feature in self.features[req_id]:
-                if feature.offset < start + num_new and feature.end > start:
-                    assert feature.mm_hash in self.hashes, f"{req_id} reads an embedding that is not there"
-
-
 def test_items_are_encoded_once_and_let_go_when_their_requests_are_past_them() -> None:
-    driver, worker = Driver(make_scheduler(max_num_batched_tokens=10)), EncoderWorker()
+    driver = Driver(make_scheduler(max_num_batched_tokens=10))
     for name in ("r", "s"):
         driver.scheduler.add_request(make_request(name, 24, mm_features=FEATURES, max_tokens=2, ignore_eos=True))
     passed = []
     while driver.scheduler.has_requests():
         driver.step()
-        worker.check(driver.steps[-1])
         passed += driver.steps[-1].free_encoder_input_ids
     assert sorted(passed) == [(name, input_id) for name in ("r", "s") for input_id in range(3)]
-    assert worker.num_encoded == 2
+    assert driver.worker.num_encoded == 2
     assert driver.scheduler.encoder_cache_manager.num_freeable_slots == 16
 
 
@@ -120,7 +96,6 @@ def test_every_chunk_finds_its_embeddings_under_pressure(policy: str, overlap: b
             encoder_cache_size=8,
         )
     )
-    worker = EncoderWorker()
     prompts = {}
     for number in range(30):
         features, offset = [], generator.randrange(4)
@@ -144,10 +119,7 @@ def test_every_chunk_finds_its_embeddings_under_pressure(policy: str, overlap: b
             driver.scheduler.finish_requests(f"r{number - 2}", RequestStatus.FINISHED_ABORTED)
         for _ in range(generator.randrange(5)):
             driver.step()
-            worker.check(driver.steps[-1])
-    while driver.scheduler.has_requests():
-        driver.step()
-        worker.check(driver.steps[-1])
+    driver.run()
     for name, prompt in prompts.items():
         tokens = driver.tokens_of(name)
         assert tokens == reference_tokens(prompt, len(tokens), eos=-1)

@@ -11,14 +11,17 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.core.outputs import SchedulerOutput
+from actors.core.multimodal import MultiModalFeature
+from actors.core.outputs import DraftTokenIds, SchedulerOutput
 from actors.core.request import FinishReason, Request, RequestStatus
+from actors.core.sampling_params import PoolingParams, StructuredOutputParams
 from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV, Reservation
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import BLOCK_SIZE, EOS, Clock, make_request, make_scheduler
-from tests.actors.core.fakes import Driver, FakeConnector, next_token, reference_tokens
+from tests.actors.core.fakes import Driver, FakeConnector, FakeGrammars, next_token, reference_tokens
 
 GARBAGE = -99
+ANY_JSON = StructuredOutputParams("json_object")
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,12 @@ class Arrival:
     deadline_in_s: float | None
     num_resumed: int
     is_ready: bool
+    tenant: str
+    lora_name: str | None
+    has_grammar: bool
+    is_pooling: bool
+    items: list[tuple[int, int]]
+    """Each: tokens of text before it, and its size."""
 
 
 ARRIVALS = st.builds(
@@ -43,7 +52,25 @@ ARRIVALS = st.builds(
     deadline_in_s=st.sampled_from([None, None, None, 5.0]),
     num_resumed=st.sampled_from([0, 0, 2]),
     is_ready=st.booleans(),
+    tenant=st.sampled_from(["a", "b"]),
+    lora_name=st.sampled_from([None, None, "x", "y", "z"]),
+    has_grammar=st.sampled_from([False, False, False, True]),
+    is_pooling=st.sampled_from([False, False, False, True]),
+    items=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=3),
 )
+
+
+def place_items(items: list[tuple[int, int]], num_prompt_tokens: int) -> list[MultiModalFeature]:
+    """As many of them as the prompt has room for."""
+    features: list[MultiModalFeature] = []
+    offset = 0
+    for gap, size in items:
+        offset += gap
+        if offset + size > num_prompt_tokens:
+            break
+        features.append(MultiModalFeature(f"item-{size}", offset, size, size))
+        offset += size
+    return features
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -61,6 +88,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         watermark=st.sampled_from([0.0, 0.1]),
         max_reserved=st.integers(1, 3),
         overlap=st.booleans(),
+        num_drafts=st.sampled_from([0, 0, 3]),
+        max_loras=st.integers(1, 3),
+        encoder_size=st.integers(4, 9),
+        ageing_s=st.sampled_from([None, 2.0]),
+        fairness=st.sampled_from(["none", "tenant"]),
     )
     def start(
         self,
@@ -75,8 +107,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         watermark: float,
         max_reserved: int,
         overlap: bool,
+        num_drafts: int,
+        max_loras: int,
+        encoder_size: int,
+        ageing_s: float | None,
+        fairness: Any,
     ) -> None:
         self.clock = Clock()
+        self.grammars = FakeGrammars()
+        self.num_drafts = num_drafts
         self.connector = FakeConnector(max_reserved_requests=max_reserved)
         self.scheduler = make_scheduler(
             num_blocks=num_blocks,
@@ -89,6 +128,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             watermark=watermark,
             enable_prefix_caching=caching,
             overlap=overlap,
+            num_speculative_tokens=num_drafts,
+            max_loras=max_loras,
+            encoder_budget=encoder_size,
+            encoder_cache_size=encoder_size,
+            priority_ageing_s=ageing_s,
+            fairness=fairness,
+            structured_output=self.grammars,
             connector=self.connector,
             load_failure_policy=failure,
             clock=self.clock,
@@ -126,8 +172,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=arrival.priority,
             arrival_time_s=self.clock.now_s,
             deadline_s=None if arrival.deadline_in_s is None else self.clock.now_s + arrival.deadline_in_s,
-            output_token_ids=resumed,
-            role=arrival.role,
+            output_token_ids=[] if arrival.is_pooling else resumed,
+            role=None if arrival.is_pooling else arrival.role,
+            tenant=arrival.tenant,
+            lora_name=arrival.lora_name,
+            structured_output=ANY_JSON if arrival.has_grammar else None,
+            pooling_params=PoolingParams(pooling="mean") if arrival.is_pooling else None,
+            mm_features=place_items(arrival.items, len(prompt)),
         )
         self.submitted[request_id] = request
         if arrival.is_ready:
@@ -144,6 +195,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(by_s=st.sampled_from([0.5, 4.0, 11.0]))
     def time_passes(self, by_s: float) -> None:
         self.clock.now_s += by_s
+
+    @precondition(lambda self: self.grammars.compiling)
+    @rule(error=st.sampled_from([None, None, None, "bad grammar"]))
+    def grammars_are_compiled(self, error: str | None) -> None:
+        self.grammars.compiled |= dict.fromkeys(self.grammars.compiling, error)
+        self.grammars.compiling.clear()
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -177,9 +234,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         outputs = self.scheduler.update_from_output(output, model_output)
         for client in outputs.values():
             self.driver.outputs += client.outputs
+        self._draft()
         self.sent |= model_output.finished_sending
         for request_id in model_output.finished_sending:
             self.announced.pop(request_id, None)
+
+    def _draft(self) -> None:
+        """Propose tokens for everything that runs, the right ones for every other request."""
+        if not self.num_drafts:
+            return
+        running = list(self.scheduler.running)
+        drafts = [
+            reference_tokens(request.all_token_ids, self.num_drafts, eos=-1) if number % 2 else [5] * self.num_drafts
+            for number, request in enumerate(running)
+        ]
+        self.scheduler.update_draft_token_ids(DraftTokenIds([request.request_id for request in running], drafts))
 
     @rule(num_steps=st.integers(1, 8))
     def run(self, num_steps: int) -> None:
@@ -267,10 +336,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not self.scheduler.has_requests() and not self.links:
                 break
             self.peers_do_their_part()
+            self.grammars_are_compiled(None)
             self.schedule()
             self.update()
             self.blocks_and_places_agree()
         assert not self.scheduler.has_requests(), f"stuck: {self.scheduler.requests}"
+        assert not self.scheduler.encoder_cache_manager.holders()
         pool = self.scheduler.kv_cache_manager.block_pool
         assert pool.num_free_blocks == pool.num_blocks
         for request in self.submitted.values():
@@ -297,7 +368,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert seen == right[first : first + len(seen)]
         ends = [output for output in outputs if output.finished]
         assert len(ends) == 1 or (not ends and request_id in self.unanswered)
-        if ends and ends[0].finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if request.pooling_params is not None:
+            assert not seen
+            assert not ends or ends[0].error or ends[0].pooling_output == [float(len(prompt))]
+        elif ends and ends[0].finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert request.output_token_ids == right
         if ends and ends[0].handed_over:
             assert len(seen) == 1

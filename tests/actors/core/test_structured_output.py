@@ -2,44 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-
 from actors.core.request import FinishReason, RequestStatus
 from actors.core.sampling_params import StructuredOutputParams
 from kv_transfer.connector import KVConnectorOutput
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import Clock, make_request, make_scheduler
-from tests.actors.core.fakes import Driver, FakeConnector, loaded, reference_tokens
+from tests.actors.core.fakes import Driver, FakeConnector, FakeGrammars, loaded, reference_tokens
 
 JSON = StructuredOutputParams("json_object")
 PROMPT = range(1, 7)
-
-
-@dataclass
-class FakeGrammars:
-    """Tests say when a grammar is ready, and which token none allows."""
-
-    forbidden: int | None = None
-    compiling: dict[str, StructuredOutputParams] = field(default_factory=dict)
-    compiled: dict[str, str | None] = field(default_factory=dict)
-    tokens: dict[str, list[int]] = field(default_factory=dict)
-    released: list[str] = field(default_factory=list)
-
-    def start_compiling(self, request_id: str, params: StructuredOutputParams, output_token_ids: Sequence[int]) -> None:
-        self.compiling[request_id] = params
-        self.tokens[request_id] = list(output_token_ids)
-
-    def take_compiled(self) -> dict[str, str | None]:
-        compiled, self.compiled = self.compiled, {}
-        return compiled
-
-    def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> bool:
-        self.tokens[request_id] += token_ids
-        return self.forbidden not in token_ids
-
-    def release(self, request_id: str) -> None:
-        self.released.append(request_id)
 
 
 def test_a_request_waits_for_its_grammar_and_others_pass() -> None:
