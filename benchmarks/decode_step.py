@@ -79,9 +79,10 @@ def run(
     context: Annotated[int, typer.Option()] = 384,
     steps: Annotated[int, typer.Option()] = 40,
     threads: Annotated[int, typer.Option()] = 1,
+    overlap: Annotated[bool, typer.Option(help="Schedule a step while the one before it runs.")] = False,
 ) -> None:
     """Decode and print the breakdown of the median step."""
-    core = _engine(model, dtype, batch, context + steps + 8, threads)
+    core = _engine(model, dtype, batch, context + steps + 8, threads, overlap=overlap)
     parts = Parts()
     parts.wrap(Scheduler, "schedule", "schedule")
     parts.wrap(Scheduler, "update_from_output", "update")
@@ -111,17 +112,21 @@ def run(
             parts.time("output messages: encode", partial(encode, Outputs(outputs)))
         if index >= _NUM_WARM_STEPS:
             parts.end_step(step_s)
-    Console().print(_table(parts, f"decode step, batch {batch}, context {context}, {dtype}, {threads} thread(s)"))
+    Console().print(
+        _table(parts, f"decode step, batch {batch}, context {context}, {dtype}, {threads} thread(s), overlap {overlap}")
+    )
 
 
-def _engine(model: Path, dtype: str, batch: int, max_model_len: int, threads: int) -> EngineCore:
+def _engine(model: Path, dtype: str, batch: int, max_model_len: int, threads: int, *, overlap: bool) -> EngineCore:
     block_size = 16
     config = EngineConfig.model_validate(
         {
             "model": ModelConfig.model_validate({"model": str(model), "dtype": dtype, "device": "cpu"}),
             "cache": CacheConfig(block_size=block_size, num_blocks=batch * (max_model_len // block_size + 2)),
             # Every prompt in one step: so all requests decode for as long as is measured.
-            "scheduler": SchedulerConfig(max_num_seqs=batch, max_num_batched_tokens=batch * max_model_len),
+            "scheduler": SchedulerConfig(
+                max_num_seqs=batch, max_num_batched_tokens=batch * max_model_len, overlap=overlap
+            ),
             "parallel": ParallelConfig(num_threads=threads),
         }
     )
@@ -131,7 +136,7 @@ def _engine(model: Path, dtype: str, batch: int, max_model_len: int, threads: in
     runner.warm_up()
     num_blocks = runner.layout.num_blocks
     scheduler = Scheduler(config.scheduler, config.cache, num_blocks, runner.max_model_len, clock=time.time)
-    return EngineCore(scheduler, InProcessExecutor(Worker(runner, None)))
+    return EngineCore(scheduler, InProcessExecutor(Worker(runner, None), overlap=overlap))
 
 
 def _table(parts: Parts, title: str) -> Table:
