@@ -10,7 +10,7 @@ from typing import Final
 from actors.config import EngineConfig
 from actors.model.errors import RankLost
 from actors.model.loader import choose_device
-from actors.model.tensor_parallel_group import TensorParallelGroup, join_group, open_rendezvous
+from actors.model.tensor_parallel_group import Rendezvous, TensorParallelGroup, join_group
 from actors.rank_hub import RankHub
 from actors.rank_launcher import RankLauncher, Ranks
 from actors.rank_messages import RankTask
@@ -56,14 +56,15 @@ def gather_ranks(
     with ExitStack() as opened:
         hub = RankHub(host, size - 1, parallel.rank_timeout_s, on_progress)
         opened.callback(hub.close)
-        store = open_rendezvous(host, JOIN_TIMEOUT_S)
+        device = choose_device(config.model)
+        rendezvous = Rendezvous(host, device, JOIN_TIMEOUT_S)
+        opened.callback(rendezvous.close)
         say(f"starting {size - 1} further ranks")
-        ranks = launch(_tasks(config, identity, hub, (host, store.port)))
+        ranks = launch(_tasks(config, identity, hub, rendezvous.address))
         opened.callback(ranks.stop, _STOP_TIMEOUT_S)
         hub.accept_all(parallel.rank_start_timeout_s, ranks.find_lost)
         try:
-            device = choose_device(config.model)
-            group = join_group((host, store.port), 0, size, device=device, host=host, timeout_s=JOIN_TIMEOUT_S)
+            group = join_group(rendezvous, 0, size, device=device, host=host, timeout_s=JOIN_TIMEOUT_S)
             opened.callback(group.close)
             group.set_timeout(parallel.rank_start_timeout_s)
             own = EngineAddress(f"{identity.engine_id}/0", identity.incarnation, identity.control_address)
@@ -74,6 +75,7 @@ def gather_ranks(
         ready = hub.collect_ready(parallel.rank_start_timeout_s)
         group.set_timeout(parallel.rank_timeout_s)
         opened.pop_all()
+        rendezvous.close()
     return RankGroup(worker, hub, ranks, group, tuple(rank.control_address for rank in ready))
 
 

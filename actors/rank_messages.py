@@ -31,7 +31,7 @@ _NUM_KEEPALIVES: Final = 3
 class RankTask:
     """Everything that a further rank needs to know to take part.
 
-    hub, rendezvous: host and port, of rank 0's hub and of the process group's store
+    hub, rendezvous: host and port, of rank 0's hub and of where the ranks' tensor-parallel group meets
     """
 
     config: EngineConfig

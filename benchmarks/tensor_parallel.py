@@ -2,7 +2,7 @@
 
 Times a forward of the whole model in one process, of our shards on two ranks, and of transformers' own tensor
 parallelism (weights as DTensors) on two ranks, which needs the package accelerate; then the way of a step's decision
-from rank 0 to a further rank and back. Every rank is a process with one thread; ranks meet over gloo.
+from rank 0 to a further rank and back. Every rank is a process with one thread; DTensors travel over gloo.
 
     python -m benchmarks.tensor_parallel
 """
@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,16 +28,20 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import ProcessGroupGloo
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from actors.config import ModelConfig
 from actors.core.outputs import SchedulerOutput, StepBatch
 from actors.model.loader import load_model
-from actors.model.tensor_parallel_group import join_group, open_rendezvous
+from actors.model.tensor_parallel_group import Rendezvous, join_group
 from actors.rank_hub import RankHub
 from actors.rank_messages import RankConnection, RankStep, RankStop
 from cluster.config import DEMO_MODEL
+
+_Addresses = Any  # a queue of multiprocessing's, which is generic in its stubs only
 
 _HOST = "127.0.0.1"
 _TIMEOUT_S = 120.0
@@ -66,10 +71,10 @@ def run(
 def _on_ranks(work: Callable[..., None], size: int, model: Path, repeats: int) -> dict[str, float]:
     """What rank 0 measures."""
     context = multiprocessing.get_context("spawn")
-    store = open_rendezvous(_HOST, _TIMEOUT_S)
     receiver, sender = context.Pipe(duplex=False)
+    addresses = context.SimpleQueue()
     ranks = [
-        context.Process(target=work, args=(rank, size, store.port, str(model), repeats, sender)) for rank in range(size)
+        context.Process(target=work, args=(rank, size, addresses, str(model), repeats, sender)) for rank in range(size)
     ]
     for rank in ranks:
         rank.start()
@@ -81,20 +86,26 @@ def _on_ranks(work: Callable[..., None], size: int, model: Path, repeats: int) -
     return times
 
 
-def _time_ours(rank: int, size: int, port: int, model: str, repeats: int, sender: Connection) -> None:
+def _time_ours(rank: int, size: int, addresses: _Addresses, model: str, repeats: int, sender: Connection) -> None:
     torch.set_num_threads(1)
     config = ModelConfig(model=model, dtype="float32", device="cpu")
-    group = None
+    group, cpu = None, torch.device("cpu")
     if size > 1:
-        device = torch.device("cpu")
-        group = join_group((_HOST, port), rank, size, device=device, host=_HOST, timeout_s=_TIMEOUT_S)
+        rendezvous = addresses.get() if rank else Rendezvous(_HOST, cpu, _TIMEOUT_S)
+        if isinstance(rendezvous, Rendezvous):
+            addresses.put(rendezvous.address)
+        group = join_group(rendezvous, rank, size, device=cpu, host=_HOST, timeout_s=_TIMEOUT_S)
     _time_forwards(load_model(config, group).forward.model, rank, repeats, sender)
 
 
-def _time_dtensor(rank: int, size: int, port: int, model: str, repeats: int, sender: Connection) -> None:
+def _time_dtensor(rank: int, size: int, addresses: _Addresses, model: str, repeats: int, sender: Connection) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": _HOST, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
-    os.environ |= {"LOCAL_RANK": str(rank), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    if rank == 0:
+        addresses.put((_HOST, _free_port()))
+    host, port = address = addresses.get()
+    addresses.put(address)
+    os.environ |= {"MASTER_ADDR": host, "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    os.environ |= {"LOCAL_RANK": str(rank)}
     torch.distributed.init_process_group("gloo", rank=rank, world_size=size)
     whole = AutoConfig.from_pretrained(model)
     shard = AutoModelForCausalLM.from_pretrained(
@@ -115,6 +126,11 @@ def _time_forwards(model: Any, rank: int, repeats: int, sender: Connection) -> N
         times[name] = _median_s(lambda tokens=tokens: model(tokens, use_cache=False), repeats)  # type: ignore[misc]  # bound now
     if rank == 0:
         sender.send(times)
+
+
+def _free_port() -> int:
+    with socket.create_server((_HOST, 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def _median_s(work: Callable[[], object], repeats: int) -> float:
@@ -188,7 +204,7 @@ def _answer_hub(address: tuple[str, int], secret: bytes) -> None:
 
 def _gloo_round_trip_s(step: SchedulerOutput, repeats: int) -> float:
     context = multiprocessing.get_context("spawn")
-    store = open_rendezvous(_HOST, _TIMEOUT_S)
+    store = TCPStore(_HOST, 0, 2, is_master=True, timeout=timedelta(seconds=_TIMEOUT_S), wait_for_workers=False)
     rank = context.Process(target=_answer_gloo, args=(store.port, repeats))
     rank.start()
     group = _join(store.port, 0)
@@ -215,9 +231,11 @@ def _answer_gloo(port: int, repeats: int) -> None:
 
 
 def _join(port: int, rank: int) -> Any:  # torch's process groups are untyped
-    device = torch.device("cpu")
-    group = join_group((_HOST, port), rank, 2, device=device, host=_HOST, timeout_s=_TIMEOUT_S)
-    return group._backend
+    timeout = timedelta(seconds=_TIMEOUT_S)
+    store = TCPStore(_HOST, port, None, is_master=False, timeout=timeout, wait_for_workers=False)
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch's stubs lack it
+    options._devices = [ProcessGroupGloo.create_device(hostname=_HOST)]
+    return ProcessGroupGloo(store, rank, 2, options)
 
 
 def _length_of(message: bytes) -> Tensor:

@@ -1,96 +1,247 @@
-"""Small tensors between the ranks of an engine on CPUs: one socket for each pair, used by the forward's own thread.
+"""Collectives between the ranks of an engine on CPUs: one socket for each pair, used by the forward's own thread.
 
-gloo hands every collective from thread to thread, several times on each side. A decode step has two collectives a
-layer, of a few KiB each, and where waking a thread takes long they cost more than the model (benchmarks/RESULTS.md).
-Here every rank sends its part to every other, and all parts are added up in the order of the ranks, so the sum has the
-same bits everywhere.
+gloo hands every collective from thread to thread, several times on each side. A forward has two collectives a layer,
+and where waking a thread takes long they cost more than the model (benchmarks/RESULTS.md). Here nobody but the thread
+that wants the result moves bytes.
 
-Invariant: a rank is at most one exchange ahead of any other, so at most two messages are on a socket; the kernel's
-buffers hold both, and nobody blocks in sending.
+- A small tensor goes whole to every other rank, and every rank adds all parts up in the order of the ranks.
+- A large one is cut: each rank adds up its slice of all parts, then gives the sum to the others. That is as few bytes
+  as a sum over ranks can take.
+
+Either way the result has the same bits on every rank.
+
+Invariant: a rank is at most one exchange ahead of any other, so at most two messages are on a socket. The kernel's
+buffers hold two small ones, so nobody blocks in sending them; large ones are sent and received at the same time.
 """
 
 from __future__ import annotations
 
+import json
+import selectors
 import socket
 import struct
+import time
+from collections.abc import Mapping
 from typing import Final
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Store
 
 from actors.model.errors import RankLost
 
-MAX_MESSAGE_BYTES: Final = 64 * 1024
-_BUFFER_BYTES: Final = 4 * MAX_MESSAGE_BYTES
+MAX_SMALL_BYTES: Final = 64 * 1024
+_BUFFER_BYTES: Final = 4 * MAX_SMALL_BYTES
 
 
 class SocketMesh:
     """One rank's sockets to all others."""
 
-    def __init__(self, store: Store, rank: int, size: int, host: str, timeout_s: float) -> None:
-        """Connect every pair; blocks until all ranks do. host: this rank's own address. Raises RankLost."""
+    def __init__(
+        self, meeting: socket.socket | tuple[str, int], rank: int, size: int, *, host: str, timeout_s: float
+    ) -> None:
+        """Connect every pair; blocks until all ranks do.
+
+        meeting: rank 0's own open_server(); to the others, its host and port
+        host: this rank's own address, as the others reach it
+        Raises RankLost.
+        """
         self._rank = rank
         self._size = size
-        self._sockets: dict[int, socket.socket] = {}
+        self._timeout_s = timeout_s
+        self._peers: dict[int, socket.socket] = {}
         try:
-            self._connect(store, host, timeout_s)
-        except (OSError, RuntimeError) as error:
+            if isinstance(meeting, socket.socket):
+                self._meet_at_rank_0(meeting)
+            else:
+                self._meet(meeting, host)
+        except (OSError, ValueError) as error:
             self.close()
             raise RankLost(f"rank {rank} of {size} did not meet the others: {error}") from error
-        for peer in self._sockets.values():
-            peer.setblocking(True)
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.set_timeout(timeout_s)
 
-    def exchange(self, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, by rank, of the same shape and at most MAX_MESSAGE_BYTES. Raises RankLost."""
-        outgoing = _bytes_of(tensor)
-        parts = [tensor if rank == self._rank else torch.empty_like(tensor) for rank in range(self._size)]
-        try:
-            for peer in self._sockets.values():
-                peer.sendall(outgoing)
-            for rank, peer in self._sockets.items():
-                incoming = _bytes_of(parts[rank])
-                # With MSG_WAITALL less than all means that the rank has hung up.
-                if peer.recv_into(incoming, len(incoming), socket.MSG_WAITALL) < len(incoming):
-                    raise RankLost(f"rank {rank} has hung up")
-        except OSError as error:
-            raise RankLost(f"a rank is gone, or too late: {error}") from error
-        return parts
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """See TensorParallelGroup."""
+        if tensor.nbytes <= MAX_SMALL_BYTES:
+            parts = self.all_gather(tensor)
+            return _add_up(list(parts))
+        result = torch.empty_like(tensor)
+        slices = _slices(tensor, self._size)
+        own = slices[self._rank]
+        parts = own.new_empty((self._size, len(own)))
+        parts[self._rank] = own
+        self._swap({rank: slices[rank] for rank in self._peers}, {rank: parts[rank] for rank in self._peers})
+        sums = _slices(result, self._size)
+        sums[self._rank].copy_(_add_up(list(parts)))
+        self._swap(dict.fromkeys(self._peers, sums[self._rank]), {rank: sums[rank] for rank in self._peers})
+        return result
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """See TensorParallelGroup."""
+        gathered = tensor.new_empty((self._size, *tensor.shape))
+        gathered[self._rank] = tensor
+        self._swap(dict.fromkeys(self._peers, tensor), {rank: gathered[rank] for rank in self._peers})
+        return gathered
 
     def set_timeout(self, timeout_s: float) -> None:
-        """From now on, for every exchange."""
-        seconds, microseconds = divmod(int(timeout_s * 1e6), 1_000_000)
-        for peer in self._sockets.values():
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                peer.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, microseconds))
+        """From now on, for every message."""
+        self._timeout_s = timeout_s
+        for peer in self._peers.values():
+            _limit(peer, timeout_s)
 
     def close(self) -> None:
         """Hang up on every rank; they notice at once."""
-        for peer in self._sockets.values():
+        for peer in self._peers.values():
             peer.close()
-        self._sockets = {}
+        self._peers = {}
 
-    def _connect(self, store: Store, host: str, timeout_s: float) -> None:
-        """Call every lower rank, then wait for every higher one."""
-        with socket.socket() as server:
-            _widen(server)
-            server.bind((host, 0))
-            server.listen(self._size)
-            server.settimeout(timeout_s)
-            store.set(str(self._rank), f"{host}:{server.getsockname()[1]}")
-            for rank in range(self._rank):
-                address, _, port = store.get(str(rank)).decode().rpartition(":")
-                peer = self._sockets[rank] = socket.socket()
-                _widen(peer)
-                peer.settimeout(timeout_s)
-                peer.connect((address, int(port)))
-                peer.sendall(bytes([self._rank]))
+    def _swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
+        """Send a contiguous tensor to every other rank, and fill one from each. Raises RankLost."""
+        sent = {rank: _bytes_of(tensor) for rank, tensor in outgoing.items()}
+        received = {rank: _bytes_of(tensor) for rank, tensor in incoming.items()}
+        is_small = max((len(message) for message in (*sent.values(), *received.values())), default=0) <= MAX_SMALL_BYTES
+        try:
+            if is_small:
+                self._swap_small(sent, received)
+            else:
+                self._swap_large(sent, received)
+        except OSError as error:
+            raise RankLost(f"a rank is gone, or too late: {error}") from error
+
+    def _swap_small(self, sent: Mapping[int, memoryview], received: Mapping[int, memoryview]) -> None:
+        for rank, peer in self._peers.items():
+            peer.sendall(sent[rank])
+        for rank, peer in self._peers.items():
+            _receive_into(peer, received[rank])
+
+    def _swap_large(self, sent: dict[int, memoryview], received: dict[int, memoryview]) -> None:
+        deadline_s = time.monotonic() + self._timeout_s
+        with selectors.DefaultSelector() as selector:
+            for rank in self._peers:
+                self._watch(selector, rank, sent, received)
+            while selector.get_map():
+                ready = selector.select(max(0.0, deadline_s - time.monotonic()))
+                if not ready:
+                    raise RankLost(f"a rank did not move a tensor within {self._timeout_s:g} s")
+                for key, events in ready:
+                    rank, peer = key.data, self._peers[key.data]
+                    if events & selectors.EVENT_WRITE:
+                        sent[rank] = sent[rank][peer.send(sent[rank], socket.MSG_DONTWAIT) :]
+                    if events & selectors.EVENT_READ:
+                        num_bytes = peer.recv_into(received[rank], len(received[rank]), socket.MSG_DONTWAIT)
+                        if num_bytes == 0:
+                            raise ConnectionError(f"rank {rank} has hung up")
+                        received[rank] = received[rank][num_bytes:]
+                    self._watch(selector, rank, sent, received)
+
+    def _watch(
+        self,
+        selector: selectors.BaseSelector,
+        rank: int,
+        sent: Mapping[int, memoryview],
+        received: Mapping[int, memoryview],
+    ) -> None:
+        """Wait for what is still to be moved between this rank and that one, and for nothing more."""
+        peer = self._peers[rank]
+        events = (selectors.EVENT_WRITE if sent[rank] else 0) | (selectors.EVENT_READ if received[rank] else 0)
+        watched = selector.get_map().get(peer)
+        if watched is not None and watched.events == events:
+            return
+        if watched is not None:
+            selector.unregister(peer)
+        if events:
+            selector.register(peer, events, rank)
+
+    def _meet_at_rank_0(self, server: socket.socket) -> None:
+        """Rank 0: let everybody call, then tell everybody where the others are."""
+        server.settimeout(self._timeout_s)
+        addresses: dict[int, tuple[str, int]] = {}
+        for _ in range(1, self._size):
+            peer, _ = server.accept()
+            self._prepare(peer)
+            rank, host, port = json.loads(_receive_message(peer))
+            self._peers[rank], addresses[rank] = peer, (host, port)
+        for peer in self._peers.values():
+            _send_message(peer, json.dumps(list(addresses.items())).encode())
+
+    def _meet(self, rank_0: tuple[str, int], host: str) -> None:
+        """The others: call rank 0 and every lower rank, then wait for every higher one."""
+        with open_server(host) as server:
+            server.settimeout(self._timeout_s)
+            first = self._call(0, rank_0)
+            _send_message(first, json.dumps([self._rank, host, server.getsockname()[1]]).encode())
+            for rank, address in json.loads(_receive_message(first)):
+                if rank < self._rank:
+                    _send_message(self._call(rank, tuple(address)), bytes([self._rank]))
             for _ in range(self._rank + 1, self._size):
                 peer, _ = server.accept()
-                peer.settimeout(timeout_s)
-                self._sockets[peer.recv(1)[0]] = peer
+                self._prepare(peer)
+                self._peers[_receive_message(peer)[0]] = peer
+
+    def _call(self, rank: int, address: tuple[str, int]) -> socket.socket:
+        peer = self._peers[rank] = socket.socket()
+        _widen(peer)
+        peer.settimeout(self._timeout_s)
+        peer.connect(address)
+        self._prepare(peer)
+        return peer
+
+    def _prepare(self, peer: socket.socket) -> None:
+        peer.setblocking(True)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _limit(peer, self._timeout_s)
+
+
+def open_server(host: str) -> socket.socket:
+    """A listening socket on a free port, for the calls of other ranks."""
+    server = socket.socket()
+    _widen(server)
+    server.bind((host, 0))
+    server.listen()
+    return server
+
+
+def _send_message(peer: socket.socket, message: bytes) -> None:
+    peer.sendall(struct.pack("!I", len(message)) + message)
+
+
+def _receive_message(peer: socket.socket) -> bytes:
+    (length,) = struct.unpack("!I", _receive_exactly(peer, 4))
+    return _receive_exactly(peer, length)
+
+
+def _receive_exactly(peer: socket.socket, num_bytes: int) -> bytes:
+    message = bytearray(num_bytes)
+    _receive_into(peer, memoryview(message))
+    return bytes(message)
+
+
+def _receive_into(peer: socket.socket, message: memoryview) -> None:
+    while message:
+        # One call as a rule: only a signal cuts a wait for all of it short.
+        num_bytes = peer.recv_into(message, len(message), socket.MSG_WAITALL)
+        if num_bytes == 0:
+            raise ConnectionError("the rank at the other end has hung up")
+        message = message[num_bytes:]
+
+
+def _limit(peer: socket.socket, timeout_s: float) -> None:
+    seconds, microseconds = divmod(int(timeout_s * 1e6), 1_000_000)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        peer.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, microseconds))
+
+
+def _add_up(parts: list[Tensor]) -> Tensor:
+    """In their order, so that every rank that does this gets the same bits."""
+    total, *others = parts
+    for other in others:
+        total = total + other
+    return total
+
+
+def _slices(tensor: Tensor, count: int) -> list[Tensor]:
+    """Cut a contiguous tensor into so many views, the last ones shorter or empty."""
+    flat = tensor.view(-1)
+    share = -(-len(flat) // count)
+    return [flat[index * share : (index + 1) * share] for index in range(count)]
 
 
 def _widen(peer: socket.socket) -> None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import torch
 
-from actors.model.tensor_parallel_group import TensorParallelGroup, join_group, open_rendezvous
+from actors.model.tensor_parallel_group import Rendezvous, TensorParallelGroup, join_group
 
 T = TypeVar("T")
 
@@ -17,11 +17,12 @@ _TIMEOUT_S = 20.0
 
 def on_each_rank(size: int, work: Callable[[TensorParallelGroup], T]) -> list[T]:
     """What the ranks return, by rank. Raises what the lowest rank that failed raised."""
-    store = open_rendezvous("127.0.0.1", _TIMEOUT_S)
+    cpu = torch.device("cpu")
+    rendezvous = Rendezvous("127.0.0.1", cpu, _TIMEOUT_S)
 
     def run(rank: int) -> T:
-        cpu = torch.device("cpu")
-        group = join_group(("127.0.0.1", store.port), rank, size, device=cpu, host="127.0.0.1", timeout_s=_TIMEOUT_S)
+        meeting = rendezvous.address if rank else rendezvous
+        group = join_group(meeting, rank, size, device=cpu, host="127.0.0.1", timeout_s=_TIMEOUT_S)
         try:
             return work(group)
         finally:
@@ -29,4 +30,7 @@ def on_each_rank(size: int, work: Callable[[TensorParallelGroup], T]) -> list[T]
 
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(run, rank) for rank in range(size)]
-        return [future.result(2 * _TIMEOUT_S) for future in futures]
+        try:
+            return [future.result(2 * _TIMEOUT_S) for future in futures]
+        finally:
+            rendezvous.close()

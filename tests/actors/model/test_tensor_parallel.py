@@ -18,10 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from actors.config import ModelConfig
 from actors.model import loader
-from actors.model.errors import CheckpointError, ModelError, RankLost, UnsupportedModel
+from actors.model.errors import CheckpointError, RankLost, UnsupportedModel
 from actors.model.loader import LoadedModel, load_model
-from actors.model.tensor_parallel_group import TensorParallelGroup, join_group, open_rendezvous
-from actors.model.tensor_parallel_mesh import MAX_MESSAGE_BYTES
+from actors.model.tensor_parallel_group import Rendezvous, TensorParallelGroup, join_group
+from actors.model.tensor_parallel_mesh import MAX_SMALL_BYTES
 from tests.actors.model.ranks import on_each_rank
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 
@@ -200,7 +200,7 @@ def test_the_checkpoints_own_dtype_counts_where_its_config_is_silent(checkpoint:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_elements", [1, 5000, MAX_MESSAGE_BYTES])
+@pytest.mark.parametrize("num_elements", [1, 5000, MAX_SMALL_BYTES])
 def test_sums_and_gathers_have_the_same_bits_on_every_rank(num_elements: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     parts = torch.randn(3, num_elements, generator=generator).to(dtype)
@@ -221,7 +221,7 @@ def test_the_smallest_number_of_all_ranks_counts() -> None:
     assert on_each_rank(3, lambda group: group.smallest(10 - group.rank)) == [8, 8, 8]
 
 
-@pytest.mark.parametrize("num_elements", [4, MAX_MESSAGE_BYTES])
+@pytest.mark.parametrize("num_elements", [4, MAX_SMALL_BYTES])
 def test_a_rank_that_leaves_fails_the_others_at_once(num_elements: int) -> None:
     def work(group: TensorParallelGroup) -> str:
         if group.rank == 1:
@@ -233,7 +233,7 @@ def test_a_rank_that_leaves_fails_the_others_at_once(num_elements: int) -> None:
     assert on_each_rank(2, work) == ["noticed", "left"]
 
 
-@pytest.mark.parametrize("num_elements", [4, MAX_MESSAGE_BYTES])
+@pytest.mark.parametrize("num_elements", [4, MAX_SMALL_BYTES])
 def test_a_rank_that_stalls_fails_the_others_after_the_deadline(num_elements: int) -> None:
     is_over = threading.Event()
 
@@ -252,6 +252,10 @@ def test_a_rank_that_stalls_fails_the_others_after_the_deadline(num_elements: in
 
 
 def test_a_rank_that_never_comes_is_waited_for_up_to_the_deadline() -> None:
-    store = open_rendezvous("127.0.0.1", 1.0)
-    with pytest.raises(ModelError, match="rank 0 of 2 did not meet the others"):
-        join_group(("127.0.0.1", store.port), 0, 2, device=torch.device("cpu"), host="127.0.0.1", timeout_s=0.2)
+    cpu = torch.device("cpu")
+    rendezvous = Rendezvous("127.0.0.1", cpu, 1.0)
+    with pytest.raises(RankLost, match="rank 0 of 2 did not meet the others"):
+        join_group(rendezvous, 0, 2, device=cpu, host="127.0.0.1", timeout_s=0.2)
+    with pytest.raises(RankLost, match="rank 1 of 2 did not meet the others"):
+        join_group(rendezvous.address, 1, 2, device=cpu, host="127.0.0.1", timeout_s=0.2)
+    rendezvous.close()
