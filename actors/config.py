@@ -72,6 +72,9 @@ class SchedulerConfig(_Settings):
     max_loras: int = Field(4, ge=1, description="Adapters in one batch; requests for others wait.")
     grammar_timeout_s: float = Field(30.0, gt=0, description="How long a grammar may be compiled.")
     num_speculative_tokens: int = Field(0, ge=0, description="Tokens drafted ahead per request; 0: none.")
+    num_lookahead_tokens: int = Field(
+        0, ge=0, description="Slots that a running request has beyond its step, for a drafter that writes there."
+    )
     overlap: bool | None = Field(
         None,
         description="Schedule a step while the one before it runs. Tokens are the same either way. Default: where the "

@@ -137,7 +137,10 @@ class Admission:
         holding has all its blocks: nothing is taken, so nothing is refused.
         """
         is_producer = request.transfer_role is TransferRole.PRODUCER
-        num_slots = request.num_tokens - len(hit) * self._kv.block_size if is_producer else num_new_tokens
+        num_hit_tokens = len(hit) * self._kv.block_size
+        num_slots = request.num_tokens - num_hit_tokens if is_producer else num_new_tokens
+        num_possible = request.max_num_tokens - request.num_computed_tokens - num_hit_tokens
+        num_slots = min(num_slots + self._config.num_lookahead_tokens, max(num_slots, num_possible))
         headroom = self._num_headroom_blocks()
         new_blocks = self._kv.allocate_slots(
             request, num_slots, hit, full_sequence_must_fit=True, num_headroom_blocks=headroom
@@ -154,7 +157,8 @@ class Admission:
             self._kv.count_lookup(request, num_hit_tokens)
         request.set_status(RequestStatus.RUNNING, step.now_s)
         num_slots = self._kv.num_blocks_of(request.request_id) * self._kv.block_size
-        self._places.running.add(request, num_slots, runs_ahead=self._may_run_ahead(request))
+        is_plain = self._config.num_lookahead_tokens == 0
+        self._places.running.add(request, num_slots, runs_ahead=self._may_run_ahead(request), is_plain=is_plain)
 
     def _may_run_ahead(self, request: Request) -> bool:
         """Whether a step may be scheduled before the token of the one before it is known.

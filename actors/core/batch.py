@@ -99,6 +99,7 @@ class Batch:
         """Give a running request the blocks that it needs for so many tokens; returns whether it got them."""
         rows, row = self._rows, request.row
         num_slots = request.num_computed_tokens + num_new_tokens
+        num_slots = max(num_slots, min(num_slots + self._config.num_lookahead_tokens, request.max_num_tokens))
         num_new_blocks = self._kv.num_blocks_for(num_slots) - rows.num_blocks_of(row)
         if self._make_room(request, num_new_blocks, step) is not _Room.NOW:
             return False

@@ -175,7 +175,7 @@ class Intake:
 
     def _count_drafts(self, num_drafted: int, num_accepted: int) -> None:
         stats = self._stats.spec_decoding_stats
-        if stats is None:
+        if stats is None:  # Somebody drafts by hand.
             stats = self._stats.spec_decoding_stats = SpecDecodingStats(num_drafted)
         stats.num_drafts += 1
         stats.num_draft_tokens += num_drafted
@@ -192,6 +192,7 @@ class Intake:
         now_s = results.now_s
         logprobs = results.model_output.logprobs.get(request.request_id)
         logprobs = None if logprobs is None else logprobs[: len(token_ids)]
+        prompt_logprobs = results.model_output.prompt_logprobs_dict.get(request.request_id)
         self._stats.num_output_tokens += len(token_ids)
         if request.first_token_at_s is None:
             request.first_token_at_s = now_s
@@ -202,9 +203,16 @@ class Intake:
         elif stop is not None:
             self._finish(request, stop, now_s, ProducerEnd.FINISHED_HERE)
         else:
-            self._outbox.add_tokens(request, token_ids, logprobs)
+            self._outbox.add_tokens(request, token_ids, logprobs, prompt_logprobs)
             return
-        self._outbox.add_end(request, now_s, new_token_ids=token_ids, logprobs=logprobs, handed_over=is_handed_over)
+        self._outbox.add_end(
+            request,
+            now_s,
+            new_token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            handed_over=is_handed_over,
+        )
 
 
 @dataclass(frozen=True, slots=True)

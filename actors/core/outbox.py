@@ -15,7 +15,13 @@ class Outbox:
     def __init__(self) -> None:
         self._outputs: dict[int, EngineCoreOutputs] = {}
 
-    def add_tokens(self, request: Request, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> None:
+    def add_tokens(
+        self,
+        request: Request,
+        token_ids: list[int],
+        logprobs: list[TokenLogprobs] | None,
+        prompt_logprobs: list[TokenLogprobs] | None,
+    ) -> None:
         """Tell of the last tokens of a request that goes on."""
         output = EngineCoreOutput(
             request_id=request.request_id,
@@ -23,6 +29,7 @@ class Outbox:
             new_token_ids=token_ids,
             first_position=request.num_output_tokens - len(token_ids),
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
         self._of(request.client_index).others.append(output)
 
@@ -48,6 +55,7 @@ class Outbox:
         *,
         new_token_ids: list[int] | None = None,
         logprobs: list[TokenLogprobs] | None = None,
+        prompt_logprobs: list[TokenLogprobs] | None = None,
         handed_over: bool = False,
         error: str | None = None,
         pooling_output: list[float] | None = None,
@@ -68,6 +76,7 @@ class Outbox:
             stop_reason="repetition" if is_stopped and not is_stop_token else None,
             error=error,
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
             pooling_output=pooling_output,
             timings=_timings(request, now_s),
         )

@@ -120,6 +120,8 @@ class SchedulerOutput:
     free_encoder_input_ids: items whose request is past them, as (request id, input id)
     free_encoder_mm_hashes: encoder outputs to forget
     structured_output_request_ids: requests that need a grammar's mask, with their places in the batch
+    grammar_bitmask: [len(structured_output_request_ids), ceil(vocab_size / 32)] int32, 1 for allowed tokens; filled in
+        between schedule() and the forward
     """
 
     batch: StepBatch
@@ -135,6 +137,7 @@ class SchedulerOutput:
     free_encoder_input_ids: list[tuple[str, int]] = field(default_factory=list)
     free_encoder_mm_hashes: list[str] = field(default_factory=list)
     structured_output_request_ids: dict[str, int] = field(default_factory=dict)
+    grammar_bitmask: np.ndarray | None = None
     kv_connector_metadata: KVConnectorMetadata | None = None
 
     def is_empty(self) -> bool:
@@ -196,9 +199,21 @@ class ModelRunnerOutput:
     logprobs: for each request that asked, one entry per sampled token
     num_nans_in_logits: by request id, only those that have any
     pooler_output: for each pooling request whose prompt is through, its vector
+    prompt_logprobs_dict: for each request that asked and whose prompt is through, one entry per prompt token but the
+        first
+    draft_token_ids: what a drafter proposes for the next step
     """
 
-    __slots__ = ("kv_connector_output", "logprobs", "num_nans_in_logits", "pooler_output", "req_ids", "token_ids")
+    __slots__ = (
+        "draft_token_ids",
+        "kv_connector_output",
+        "logprobs",
+        "num_nans_in_logits",
+        "pooler_output",
+        "prompt_logprobs_dict",
+        "req_ids",
+        "token_ids",
+    )
 
     def __init__(
         self,
@@ -208,6 +223,8 @@ class ModelRunnerOutput:
         logprobs: dict[str, list[TokenLogprobs]] | None = None,
         num_nans_in_logits: dict[str, int] | None = None,
         pooler_output: dict[str, list[float]] | None = None,
+        prompt_logprobs_dict: dict[str, list[TokenLogprobs]] | None = None,
+        draft_token_ids: DraftTokenIds | None = None,
         kv_connector_output: KVConnectorOutput | None = None,
     ) -> None:
         """sampled_token_ids: parallel to req_ids, as lists or as token_ids has it."""
@@ -216,7 +233,14 @@ class ModelRunnerOutput:
         self.logprobs = logprobs or {}
         self.num_nans_in_logits = num_nans_in_logits or {}
         self.pooler_output = pooler_output or {}
+        self.prompt_logprobs_dict = prompt_logprobs_dict or {}
+        self.draft_token_ids = draft_token_ids
         self.kv_connector_output = kv_connector_output
+
+    @property
+    def req_id_to_index(self) -> dict[str, int]:
+        """The place of each request."""
+        return {req_id: index for index, req_id in enumerate(self.req_ids)}
 
     @property
     def sampled_token_ids(self) -> list[list[int]]:
@@ -227,7 +251,7 @@ class ModelRunnerOutput:
         """Return token_ids in the order of req_ids; a request that the step did not have has no tokens."""
         if self.req_ids == req_ids:
             return self.token_ids
-        index_of = {req_id: index for index, req_id in enumerate(self.req_ids)}
+        index_of = self.req_id_to_index
         none = np.full((1, self.token_ids.shape[1]), NO_TOKEN, dtype=np.int64)
         return np.concatenate([self.token_ids, none])[[index_of.get(req_id, -1) for req_id in req_ids]]
 
@@ -287,6 +311,7 @@ class EngineCoreOutput:
     stop_reason:    why it stopped, if neither EOS nor a stop token did ("repetition")
     error:          why, if finish_reason is ERROR (or ABORT by the engine's own decision)
     pooling_output: a pooling request's vector
+    prompt_logprobs: with the first token, if they were asked for
     """
 
     request_id: str
@@ -300,6 +325,7 @@ class EngineCoreOutput:
     error: str | None = None
     logprobs: list[TokenLogprobs] | None = None
     pooling_output: list[float] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
     timings: RequestTimings | None = None
 
     @property

@@ -62,8 +62,12 @@ class RunningRows:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self.by_id
 
-    def add(self, request: Request, num_slots: int, *, runs_ahead: bool) -> None:
-        """Give a request a row. num_slots: of the blocks that it holds."""
+    def add(self, request: Request, num_slots: int, *, runs_ahead: bool, is_plain: bool = True) -> None:
+        """Give a request a row.
+
+        num_slots: of the blocks that it holds
+        is_plain:  False keeps the request from being taken together with others
+        """
         row = self._vacant.pop()
         self._last_epoch += 1
         self.num_changes += 1
@@ -76,7 +80,7 @@ class RunningRows:
         self.max_num_tokens[row] = request.max_num_tokens
         self.client_index[row] = request.client_index
         self.attempt[row] = request.attempt
-        self.is_plain[row] = request.is_plain and len(request.stop_token_ids) <= MAX_STOP_TOKENS
+        self.is_plain[row] = is_plain and request.is_plain and len(request.stop_token_ids) <= MAX_STOP_TOKENS
         self.is_producer[row] = request.transfer_role is TransferRole.PRODUCER
         self.runs_ahead[row] = runs_ahead
         self.has_drafts[row] = False

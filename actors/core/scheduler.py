@@ -13,6 +13,7 @@ in their order. Requests may be added and finished in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import replace
 from typing import Literal
 
@@ -35,7 +36,7 @@ from actors.core.removable_heap import RemovableHeap
 from actors.core.request import Request, RequestStatus
 from actors.core.request_queue import RequestQueue, create_request_queue
 from actors.core.running_rows import RunningRows
-from actors.core.stats import SchedulerStats
+from actors.core.stats import SchedulerStats, SpecDecodingStats
 from actors.core.step import Step
 from actors.core.stop import find_stop
 from actors.core.structured_output import StructuredOutputManager
@@ -87,6 +88,8 @@ class Scheduler:
         self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
         self._grammar_wait = GrammarWait(structured_output, scheduler_config.grammar_timeout_s)
         self._stats = SchedulerStats(num_blocks=num_blocks)
+        if scheduler_config.num_speculative_tokens:
+            self._stats.spec_decoding_stats = SpecDecodingStats(scheduler_config.num_speculative_tokens)
         self._intake = Intake(
             self._places.running,
             self.kv_cache_manager,
@@ -252,6 +255,8 @@ class Scheduler:
             self._count_corrupted(request_id)
         drafts = scheduler_output.scheduled_spec_decode_tokens
         self._intake.take_in(scheduler_output.batch, drafts, model_runner_output, now_s)
+        if model_runner_output.draft_token_ids is not None:
+            self.update_draft_token_ids(model_runner_output.draft_token_ids)
         return self._outbox.take()
 
     def _update_from_connector(self, model_runner_output: ModelRunnerOutput, now_s: float) -> None:
@@ -348,6 +353,7 @@ class Scheduler:
             num_preemptions=self._batch.num_preemptions,
             num_late_completions=self.remote.num_late_completions,
             prefix_cache_stats=replace(prefix),
+            spec_decoding_stats=deepcopy(self._stats.spec_decoding_stats),
             transfer_stats=self.remote.transfer_stats,
         )
         prefix.reset = False

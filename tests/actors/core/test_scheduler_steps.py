@@ -193,3 +193,42 @@ def test_an_empty_step_follows_when_nothing_is_left(num_requests: int) -> None:
     assert driver.steps[-1].total_num_scheduled_tokens == 0
     assert driver.steps[-1].finished_req_ids == {f"r{number}" for number in range(num_requests)}
     assert driver.scheduler.schedule().is_empty()
+
+
+def test_lookahead_slots_are_there_beyond_every_step_but_not_beyond_the_longest_sequence() -> None:
+    driver = Driver(make_scheduler(num_lookahead_tokens=5, num_speculative_tokens=2))
+    prompt = range(1, 7)
+    driver.scheduler.add_request(make_request("a", prompt, max_tokens=12, ignore_eos=True))
+    for _ in range(12):
+        driver.step()
+        num_computed = driver.steps[-1].batch.num_computed_tokens[0] + driver.steps[-1].batch.num_new_tokens[0]
+        num_slots = 4 * driver.scheduler.kv_cache_manager.num_blocks_of("a")
+        assert num_slots >= min(num_computed + 5, 18) or "a" not in driver.scheduler.requests
+    assert driver.tokens_of("a") == reference_tokens(prompt, 12, eos=-1)
+
+
+def test_drafts_may_come_with_the_model_output_and_are_counted_by_position() -> None:
+    scheduler = make_scheduler(num_speculative_tokens=3)
+    scheduler.add_request(make_request("a", 6, max_tokens=20, ignore_eos=True))
+    drafts = DraftTokenIds(["a", "gone"], [[21, 22, 23], [1]])
+    scheduler.update_from_output(scheduler.schedule(), ModelRunnerOutput(["a"], [[11]], draft_token_ids=drafts))
+    step = scheduler.schedule()
+    assert (step.num_scheduled_tokens, step.scheduled_spec_decode_tokens) == ({"a": 4}, {"a": [21, 22, 23]})
+    scheduler.update_from_output(step, ModelRunnerOutput(["a"], [[21, 22, 9]]))
+    stats = scheduler.make_stats().spec_decoding_stats
+    assert stats is not None
+    assert (stats.num_spec_tokens, stats.num_drafts, stats.num_draft_tokens) == (3, 1, 3)
+    assert (stats.num_accepted_tokens, stats.num_accepted_tokens_per_pos) == (2, [1, 1, 0])
+
+
+def test_leading_blocks_that_all_running_requests_share_are_counted() -> None:
+    driver = Driver(make_scheduler())
+    shared = list(range(1, 9))
+    counts = []
+    for name, prompt in (("a", [*shared, 11]), ("b", [*shared, 12]), ("c", [*shared[:5], 13, 14, 15, 16])):
+        driver.scheduler.add_request(make_request(name, prompt, max_tokens=9, ignore_eos=True))
+        driver.step()
+        counts += driver.steps[-1].num_common_prefix_blocks
+    driver.scheduler.add_request(make_request("d", 4, max_tokens=9, ignore_eos=True))
+    driver.step()
+    assert [*counts, *driver.steps[-1].num_common_prefix_blocks] == [0, 2, 1, 0]

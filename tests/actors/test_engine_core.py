@@ -1,0 +1,161 @@
+"""The life of a step: what comes in while one runs, what goes out, and when the engine may sleep."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from actors.config import ModelFacts
+from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
+from actors.core.request import EngineCoreRequest
+from actors.core.sampling_params import SamplingParams
+from actors.engine_core import EngineCore
+from actors.executor import InProcessExecutor, RunningStep
+from actors.worker import Worker
+from tests.actors.core.builders import Clock, make_scheduler
+from tests.actors.core.fakes import FakeWorker, reference_tokens
+
+PROMPT = [1, 2, 3, 4, 5]
+
+
+@dataclass
+class LateStep:
+    """Is executed when its result is asked for, as late as can be."""
+
+    executor: FakeExecutor
+    output: SchedulerOutput
+
+    def result(self) -> ModelRunnerOutput:
+        self.executor.while_it_runs()
+        return self.executor.worker.execute(self.output)
+
+
+@dataclass
+class FakeExecutor:
+    worker: FakeWorker = field(default_factory=lambda: FakeWorker(64, 4))
+    started: list[SchedulerOutput] = field(default_factory=list)
+    while_it_runs: Callable[[], None] = lambda: None
+
+    @property
+    def facts(self) -> ModelFacts:
+        raise AssertionError("nobody asks")
+
+    def start(self, scheduler_output: SchedulerOutput) -> RunningStep:
+        self.started.append(scheduler_output)
+        return LateStep(self, scheduler_output)
+
+    def shutdown(self) -> None:
+        pass
+
+
+def request(request_id: str, max_tokens: int = 3) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        request_id=request_id, prompt_token_ids=PROMPT, sampling_params=SamplingParams(max_tokens=max_tokens)
+    )
+
+
+def make_core(*, overlap: bool) -> tuple[EngineCore, FakeExecutor]:
+    executor = FakeExecutor()
+    return EngineCore(make_scheduler(overlap=overlap), executor, Clock()), executor
+
+
+def run(core: EngineCore, max_steps: int = 50) -> list[tuple[str, list[int]]]:
+    """Step until the engine is idle; what each output brought."""
+    brought = []
+    for _ in range(max_steps):
+        result = core.step()
+        brought += [(o.request_id, o.new_token_ids) for client in result.outputs.values() for o in client.outputs]
+        if result.is_idle:
+            return brought
+    raise AssertionError("never idle")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tokens_come_one_by_one_and_then_the_engine_is_idle(overlap: bool) -> None:
+    core, _ = make_core(overlap=overlap)
+    core.submit(request("a"))
+    right = reference_tokens(PROMPT, 3, eos=-1)
+    assert run(core) == [("a", [token_id]) for token_id in right]
+    assert not core.scheduler.has_requests()
+    pool = core.scheduler.kv_cache_manager.block_pool
+    assert pool.num_free_blocks == pool.num_blocks
+
+
+def test_with_overlap_a_step_is_started_before_the_one_before_it_is_over() -> None:
+    core, executor = make_core(overlap=True)
+    core.submit(request("a"))
+    num_started: list[int] = []
+    executor.while_it_runs = lambda: num_started.append(len(executor.started))
+    run(core)
+    assert num_started[:2] == [2, 3]
+
+
+def test_without_overlap_it_is_not() -> None:
+    core, executor = make_core(overlap=False)
+    core.submit(request("a"))
+    num_started: list[int] = []
+    executor.while_it_runs = lambda: num_started.append(len(executor.started))
+    run(core)
+    assert num_started[:2] == [1, 2]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_request_that_is_aborted_while_its_step_runs_gets_none_of_its_tokens(overlap: bool) -> None:
+    core, executor = make_core(overlap=overlap)
+    core.submit(request("a"))
+    executor.while_it_runs = lambda: core.abort("a")
+    assert run(core) == []
+    assert not core.scheduler.has_requests()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_id_that_is_in_use_is_refused_by_an_output_and_its_owner_goes_on(overlap: bool) -> None:
+    core, _ = make_core(overlap=overlap)
+    core.submit(request("a"), client_index=1)
+    core.step()
+    core.submit(request("a"), client_index=2)
+    refusals = []
+    for _ in range(20):
+        result = core.step()
+        refusals += result.outputs[2].outputs if 2 in result.outputs else []
+        if result.is_idle:
+            break
+    assert [refusal.error for refusal in refusals] == ["request a is still in this engine"]
+
+
+def test_an_abort_of_another_client_or_attempt_is_ignored() -> None:
+    core, _ = make_core(overlap=False)
+    core.submit(request("a"), client_index=1)
+    core.abort("a", client_index=2)
+    core.abort("a", client_index=1, attempt=7)
+    assert len(run(core)) == 3
+
+
+class BlockingWorker:
+    """A worker whose step lasts until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.may_go = threading.Event()
+        self.runner = self
+        self.max_model_len, self.vocab_size, self.eos_token_ids, self.layout = 8, 8, (0,), None
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        assert self.may_go.wait(10)
+        return ModelRunnerOutput(scheduler_output.batch.req_ids, [[1]])
+
+    def shutdown(self) -> None:
+        self.may_go.set()
+
+
+def test_the_in_process_executor_gives_the_worker_a_thread_of_its_own_if_steps_overlap() -> None:
+    scheduler = make_scheduler(overlap=True)
+    core_worker = BlockingWorker()
+    worker: Worker = core_worker  # type: ignore[assignment]  # it has all that the executor asks for
+    executor = InProcessExecutor(worker, overlap=True)
+    step = executor.start(scheduler.schedule())
+    core_worker.may_go.set()
+    assert step.result().req_ids == []
+    executor.shutdown()
