@@ -27,7 +27,9 @@ class IngressHealth(health.aio.HealthServicer):
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: _Context) -> None:  # noqa: N802
         """Send a service's status, and each change of it, until the server drains."""
-        watch = asyncio.ensure_future(super().Watch(request, context))
+        writer = _Writer(context)
+        context_of_watch: _Context = writer  # type: ignore[assignment]  # a watch does nothing but write
+        watch = asyncio.ensure_future(super().Watch(request, context_of_watch))
         draining = asyncio.ensure_future(self._is_draining.wait())
         try:
             await asyncio.wait((watch, draining), return_when=asyncio.FIRST_COMPLETED)
@@ -35,4 +37,26 @@ class IngressHealth(health.aio.HealthServicer):
             watch.cancel()
             draining.cancel()
             await asyncio.gather(watch, draining, return_exceptions=True)
-        await context.write(health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING))
+        await writer.finish()
+
+
+class _Writer:
+    """What a watch needs of its call. A write that has begun is never given up: gRPC allows one at a time."""
+
+    def __init__(self, context: _Context) -> None:
+        self._context = context
+        self._last: asyncio.Future[None] | None = None
+        self._status: object = None
+
+    async def write(self, response: health_pb2.HealthCheckResponse) -> None:
+        """Write a status, to its end even if the caller is cancelled."""
+        self._status = response.status
+        self._last = asyncio.ensure_future(self._context.write(response))
+        await asyncio.shield(self._last)
+
+    async def finish(self) -> None:
+        """Let the last write end; NOT_SERVING is the last word, said once."""
+        if self._last is not None:
+            await self._last
+        if self._status != health_pb2.HealthCheckResponse.NOT_SERVING:
+            await self.write(health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING))
