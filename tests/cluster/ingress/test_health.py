@@ -15,14 +15,18 @@ class SlowContext:
     def __init__(self) -> None:
         self.written: list[int] = []
         self.may_write = asyncio.Event()
-        self.is_writing = asyncio.Event()
+        self.is_writing = False
+        self.has_begun = asyncio.Event()
+        self.has_written = asyncio.Event()
 
     async def write(self, response: health_pb2.HealthCheckResponse) -> None:
-        assert not self.is_writing.is_set(), "two writes at once"
-        self.is_writing.set()
+        assert not self.is_writing, "two writes at once"
+        self.is_writing = True
+        self.has_begun.set()
         await self.may_write.wait()
-        self.is_writing.clear()
+        self.is_writing = False
         self.written.append(response.status)
+        self.has_written.set()
 
 
 async def watch_until_drained(*, drains_while_writing: bool) -> list[int]:
@@ -33,10 +37,7 @@ async def watch_until_drained(*, drains_while_writing: bool) -> list[int]:
         context.may_write.set()
     request = health_pb2.HealthCheckRequest(service="s")
     watch = asyncio.ensure_future(health.Watch(request, context))  # type: ignore[arg-type]  # all that a watch uses
-    while drains_while_writing and not context.is_writing.is_set():
-        await asyncio.sleep(0)
-    while not drains_while_writing and not context.written:
-        await asyncio.sleep(0)
+    await (context.has_begun if drains_while_writing else context.has_written).wait()
     draining = asyncio.ensure_future(health.enter_graceful_shutdown())
     await asyncio.sleep(0)
     context.may_write.set()
