@@ -1,0 +1,240 @@
+"""Two engines' transfer tables, and links between them that are as slow, as unordered and as mortal as tests want.
+
+Everything of kv_transfer is real but threads, streams and bytes: a block is named by its id, and what a chunk holds is
+read when it leaves and written when it arrives. Control and data are ordered each, and not with each other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.control import ControlStream
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.link import ChunkJob, DataThread
+from kv_transfer.links import LinkTable
+from kv_transfer.params import EngineAddress
+from kv_transfer.peer_link import LinkState, PeerLink
+from kv_transfer.pieces import PieceMap
+from kv_transfer.transfers import TransferTable
+from kv_transfer.wire import Cancel, Chunk, Finished, Ready
+from tests.actors.core.builders import BLOCK_SIZE
+
+PREFILL = EngineAddress("prefill", 1, "127.0.0.1:1")
+DECODE = EngineAddress("decode", 1, "127.0.0.1:2")
+DEAD = EngineAddress("dead", 1, "127.0.0.1:3")
+"""Takes dials and READYs, and never says a word."""
+
+LAYOUT = KVCacheLayout(
+    num_blocks=64,
+    num_kv_heads=1,
+    num_layers=1,
+    block_size=BLOCK_SIZE,
+    head_dim=1,
+    dtype="float32",
+    dtype_size_bytes=4,
+    model_fingerprint="simulated",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBlock:
+    """Stands for a block's memory."""
+
+    block_id: int
+    nbytes: int = LAYOUT.block_size_bytes
+
+
+class WholeBlocks:
+    """A PieceMap of ends that are alike."""
+
+    piece_tokens = BLOCK_SIZE
+    pieces_per_block = peer_pieces_per_block = 1
+    piece_size_bytes = LAYOUT.block_size_bytes
+
+    def ids(self, block_ids: Sequence[int]) -> tuple[int, ...]:
+        return tuple(block_ids)
+
+    def messages(self, pieces: Sequence[int]) -> tuple[list[NamedBlock], None]:
+        return [NamedBlock(piece) for piece in pieces], None
+
+
+@dataclass(slots=True)
+class Queue:
+    """A control stream's, or a data thread's, way in."""
+
+    pending: deque[object]
+
+    def send(self, message: object) -> None:
+        self.pending.append(message)
+
+    put = send
+
+
+@dataclass(eq=False)
+class SimulatedLink:
+    """From the decode engine's dial until both ends know that it is dead.
+
+    upward, downward: control messages on their way to the producer, to the consumer
+    leaving, receives: chunks that a data thread has yet to send, to receive
+    flying: (blocks' contents) of chunks between the two
+    """
+
+    producer: PeerLink = field(init=False)
+    consumer: PeerLink = field(init=False)
+    upward: deque[object] = field(default_factory=deque)
+    downward: deque[object] = field(default_factory=deque)
+    leaving: deque[object] = field(default_factory=deque)
+    receives: deque[object] = field(default_factory=deque)
+    flying: deque[list[list[int]]] = field(default_factory=deque)
+    is_cut: bool = False
+    is_known_to_producer: bool = False
+    is_known_to_consumer: bool = False
+
+    @classmethod
+    def open(cls, producer: EngineAddress, consumer: EngineAddress) -> SimulatedLink:
+        link = cls()
+        link.producer = _make_end(consumer, link.downward, link.leaving, is_producer=True)
+        link.consumer = _make_end(producer, link.upward, link.receives, is_producer=False)
+        return link
+
+    def cut(self) -> None:
+        """Whatever is on its way is lost; the ends do not know yet."""
+        self.is_cut = True
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        for queue in (self.upward, self.downward, self.leaving, self.receives):
+            queue.clear()
+        self.flying.clear()
+
+    @property
+    def jobs_leaving(self) -> list[ChunkJob]:
+        return [cast(ChunkJob, job) for job in self.leaving]
+
+
+def _make_end(peer: EngineAddress, says: deque[object], data: deque[object], *, is_producer: bool) -> PeerLink:
+    link = PeerLink(
+        cast(ControlStream, Queue(says)), is_producer, (peer.engine_id, peer.incarnation), None, LinkState.OPEN
+    )
+    link.data = cast(DataThread, Queue(data))
+    link.pieces = cast(PieceMap, WholeBlocks())
+    return link
+
+
+@dataclass
+class Network:
+    """All links, and what happens on them. Each call is one event; it returns whether there was anything to do.
+
+    read, write: a block's contents at the prefill engine, at the decode engine
+    """
+
+    config: KVTransferConfig
+    clock: Callable[[], float]
+    read: Callable[[int], list[int]] = field(init=False)
+    write: Callable[[int, list[int]], None] = field(init=False)
+    links: list[SimulatedLink] = field(default_factory=list)
+    num_lost: int = 0
+
+    def __post_init__(self) -> None:
+        self.prefill = TransferTable(self.config, LAYOUT, cast(LinkTable, self))
+        self.decode = TransferTable(self.config, LAYOUT, cast(LinkTable, self))
+
+    def to_producer(self, peer: EngineAddress) -> PeerLink:
+        """See LinkTable: a usable link of the decode engine, dialled if there is none."""
+        for link in self.links:
+            if link.consumer.peer == (peer.engine_id, peer.incarnation) and link.consumer.is_usable:
+                return link.consumer
+        self.links.append(SimulatedLink.open(peer, DECODE))
+        return self.links[-1].consumer
+
+    def deliver_upward(self, link: SimulatedLink) -> bool:
+        if not link.upward:
+            return False
+        message = link.upward.popleft()
+        assert isinstance(message, Ready | Cancel)
+        if not self.is_dead(link):
+            self.prefill.on_consumer_message(link.producer, message, self.clock())
+        return True
+
+    def deliver_downward(self, link: SimulatedLink) -> bool:
+        if not link.downward:
+            return False
+        message = link.downward.popleft()
+        assert isinstance(message, Chunk | Finished)
+        self.decode.on_producer_message(link.consumer, message, self.clock())
+        return True
+
+    def chunk_leaves(self, link: SimulatedLink) -> bool:
+        if not link.leaving:
+            return False
+        job = cast(ChunkJob, link.leaving.popleft())
+        link.flying.append([self.read(block_id) for block_id in block_ids_of(job)])
+        self.prefill.on_chunk_moved(link.producer, job, self.clock())
+        return True
+
+    def chunk_arrives(self, link: SimulatedLink) -> bool:
+        if not link.flying or not link.receives:
+            return False
+        job = cast(ChunkJob, link.receives.popleft())
+        for block_id, contents in zip(block_ids_of(job), link.flying.popleft(), strict=True):
+            self.write(block_id, contents)
+        self.decode.on_chunk_moved(link.consumer, job, self.clock())
+        return True
+
+    def producer_hears_of_the_loss(self, link: SimulatedLink) -> bool:
+        if not link.is_cut or link.is_known_to_producer:
+            return False
+        link.is_known_to_producer = True
+        self._end(self.prefill, link.producer, link)
+        return True
+
+    def consumer_hears_of_the_loss(self, link: SimulatedLink) -> bool:
+        if not link.is_cut or link.is_known_to_consumer:
+            return False
+        link.is_known_to_consumer = True
+        self._end(self.decode, link.consumer, link)
+        return True
+
+    def look_at_the_clock(self) -> None:
+        """Both agents apply their deadlines; a stuck link is closed."""
+        for table in (self.prefill, self.decode):
+            for end in table.on_time(self.clock()):
+                for link in self.links:
+                    if end in (link.producer, link.consumer):
+                        link.cut()
+
+    def settle(self) -> bool:
+        """Everything that can arrive arrives; returns whether anything did."""
+        num_events = 0
+        while any(event(link) for link in list(self.links) for event in self.events()):
+            num_events += 1
+        return num_events > 0
+
+    def events(self) -> list[Callable[[SimulatedLink], bool]]:
+        return [
+            self.deliver_upward,
+            self.deliver_downward,
+            self.chunk_leaves,
+            self.chunk_arrives,
+            self.producer_hears_of_the_loss,
+            self.consumer_hears_of_the_loss,
+        ]
+
+    @staticmethod
+    def is_dead(link: SimulatedLink) -> bool:
+        return link.consumer.peer[0] == DEAD.engine_id
+
+    def _end(self, table: TransferTable, end: PeerLink, link: SimulatedLink) -> None:
+        end.state, end.reason = LinkState.DEAD, "cut"
+        self.num_lost += 1
+        table.on_link_dead(end)
+        # What was said, or queued, on it since the cut goes nowhere.
+        link.forget_all()
+
+
+def block_ids_of(job: ChunkJob) -> list[int]:
+    return [cast(NamedBlock, block).block_id for block in job.blocks]
