@@ -113,13 +113,11 @@ class RankHub:
     def _welcome(self, peer: socket.socket) -> None:
         connection = RankConnection(peer, self._timeout_s)
         try:
-            connection.authenticate(self.secret, is_hub=True, timeout_s=self._timeout_s)
-            rank = connection.receive()
+            rank = connection.identify(self.secret, self._timeout_s)
         except RankLost:
             logger.warning("a stranger called where only ranks of this engine do", exc_info=True)
             connection.close()
             return
-        assert isinstance(rank, int), "a rank's first word is its number"
         self._connections[rank] = connection
         self._answers[rank] = queue.SimpleQueue()
         reader = threading.Thread(target=self._read, args=(rank, connection), name=f"rank-{rank}", daemon=True)

@@ -45,8 +45,7 @@ def run_rank(task: RankTask, host: str) -> None:
 
 def _call(task: RankTask, timeout_s: float) -> RankConnection:
     connection = RankConnection(socket.create_connection(task.hub, timeout_s), timeout_s)
-    connection.authenticate(task.secret, is_hub=False, timeout_s=timeout_s)
-    connection.send(task.tp_rank)
+    connection.introduce(task.secret, task.tp_rank, timeout_s)
     return connection
 
 

@@ -10,6 +10,8 @@ import pickle
 import socket
 import struct
 import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -75,6 +77,8 @@ class RankStop:
     """Rank 0: the engine ends."""
 
 
+_AuthenticationStep = Callable[[Connection, bytes], None]
+
 RankMessage = int | RankReady | RankWoke | RankStep | RankFailed
 """The first is the rank's number."""
 
@@ -90,20 +94,40 @@ class RankConnection:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _NUM_KEEPALIVES)
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(timeout_s), 0))
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
         self._connection = Connection(peer.detach())
         self._lock = threading.Lock()
 
-    def authenticate(self, secret: bytes, *, is_hub: bool, timeout_s: float) -> None:
-        """Prove to each other that both know the secret, before anything is unpickled. Raises RankLost."""
-        steps = (deliver_challenge, answer_challenge) if is_hub else (answer_challenge, deliver_challenge)
+    def introduce(self, secret: bytes, rank: int, timeout_s: float) -> None:
+        """A rank: prove to the hub that it knows the secret, have it prove the same, say which rank it is.
+
+        Raises RankLost.
+        """
+        self._authenticate(secret, (answer_challenge, deliver_challenge), timeout_s)
+        self.send(rank)
+
+    def identify(self, secret: bytes, timeout_s: float) -> int:
+        """The hub: which rank is this? Nothing is unpickled before it has proven itself. Raises RankLost."""
+        self._authenticate(secret, (deliver_challenge, answer_challenge), timeout_s)
+        self._limit_silence(timeout_s)
+        rank = self.receive()
+        self._limit_silence(0.0)
+        assert isinstance(rank, int), "a rank's first word is its number"
+        return rank
+
+    def _authenticate(self, secret: bytes, steps: Sequence[_AuthenticationStep], timeout_s: float) -> None:
+        self._limit_silence(timeout_s)
         try:
             for step in steps:
-                if step is answer_challenge and not self._connection.poll(timeout_s):
-                    raise RankLost("the other end of a rank's connection said nothing")
                 step(self._connection, secret)
         except (AuthenticationError, OSError, EOFError) as error:
             raise RankLost(f"a rank's connection was refused: {error!r}") from error
+        self._limit_silence(0.0)
+
+    def _limit_silence(self, timeout_s: float) -> None:
+        """How long a receive may wait; 0 is for as long as the other end lives."""
+        with self._socket() as borrowed:
+            borrowed.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout_s))
 
     def send(self, message: RankMessage | RankStop | SchedulerOutput) -> None:
         """Send one message. Raises RankLost."""
@@ -127,14 +151,24 @@ class RankConnection:
     def hang_up(self) -> None:
         """Wake whoever receives, at both ends; from any thread."""
         try:
-            with socket.socket(fileno=self._connection.fileno()) as borrowed:
-                try:
-                    borrowed.shutdown(socket.SHUT_RDWR)
-                finally:
-                    borrowed.detach()
+            with self._socket() as borrowed:
+                borrowed.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # The other end was quicker.
 
     def close(self) -> None:
         """Release the socket; by whoever receives."""
         self._connection.close()
+
+    @contextmanager
+    def _socket(self) -> Iterator[socket.socket]:
+        borrowed = socket.socket(fileno=self._connection.fileno())
+        try:
+            yield borrowed
+        finally:
+            borrowed.detach()
+
+
+def _timeval(timeout_s: float) -> bytes:
+    seconds, microseconds = divmod(int(timeout_s * 1e6), 1_000_000)
+    return struct.pack("ll", seconds, microseconds)

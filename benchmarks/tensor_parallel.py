@@ -195,8 +195,7 @@ def _hub_round_trip_s(step: SchedulerOutput, repeats: int) -> float:
 
 def _answer_hub(address: tuple[str, int], secret: bytes) -> None:
     connection = RankConnection(socket.create_connection(address), _TIMEOUT_S)
-    connection.authenticate(secret, is_hub=False, timeout_s=_TIMEOUT_S)
-    connection.send(1)
+    connection.introduce(secret, 1, _TIMEOUT_S)
     while not isinstance(step := connection.receive(), RankStop):
         assert isinstance(step, SchedulerOutput)
         connection.send(_answer(step))

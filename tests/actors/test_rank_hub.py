@@ -28,8 +28,7 @@ class Engine:
     def call(self, rank: int, secret: bytes | None = None) -> None:
         connection = RankConnection(socket.create_connection(self.hub.address, TIMEOUT_S), TIMEOUT_S)
         self.ranks[rank] = connection
-        connection.authenticate(secret or self.hub.secret, is_hub=False, timeout_s=TIMEOUT_S)
-        connection.send(rank)
+        connection.introduce(secret or self.hub.secret, rank, TIMEOUT_S)
 
     def gather(self, *ranks: int) -> None:
         callers = [threading.Thread(target=self.call, args=(rank,)) for rank in ranks]
@@ -128,6 +127,15 @@ def test_strangers_are_turned_away_before_anything_of_theirs_is_unpickled(engine
     assert "refused" in failures[0]
     engine.hub.broadcast(step(1))
     assert isinstance(engine.ranks[1].receive(), SchedulerOutput)
+
+
+def test_a_silent_stranger_does_not_keep_the_ranks_out() -> None:
+    engine = Engine(1, timeout_s=0.2)
+    with socket.create_connection(engine.hub.address, TIMEOUT_S):
+        engine.gather(1)
+        engine.hub.broadcast(step(1))
+        assert isinstance(engine.ranks[1].receive(), SchedulerOutput)
+    engine.close()
 
 
 def test_ranks_that_never_call_are_named() -> None:
