@@ -139,7 +139,7 @@ def piece_ids(block_ids: Sequence[int], pieces_per_block: int) -> tuple[int, ...
 class ByteRuns:
     """Runs of equal size in a rank's cache, in the order in which their bytes travel.
 
-    starts: [n] int64, bytes from the cache's first; each is a multiple of size_bytes
+    starts: [n] int64, bytes from the cache's first; multiples of size_bytes if a block is cut into pieces
     """
 
     starts: np.ndarray
