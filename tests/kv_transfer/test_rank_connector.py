@@ -113,6 +113,8 @@ def test_a_consumer_takes_each_head_from_one_rank_and_reports_once() -> None:
     assert pairs.started[1].consumer_cancels == ("r#0", "r#2")
     pairs.output = KVConnectorOutput(finished_recving={"r#0": ReceivedKV(LoadOutcome.CANCELLED, 4)})
     assert rank.take_output().finished_recving == {"r": ReceivedKV(LoadOutcome.CANCELLED, 4)}
+    rank.start_step(KVConnectorMetadata(consumer_cancels=("r",)))
+    assert pairs.started[2].is_empty(), "a request that was reported is forgotten"
 
 
 def test_both_ends_name_a_part_alike() -> None:
