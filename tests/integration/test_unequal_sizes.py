@@ -64,6 +64,8 @@ class Fleet:
             block_size=BLOCK_SIZES[role][tp_size],
             num_blocks=64,
             max_num_batched_tokens=32,
+            # Of every pair of sizes some have steps that overlap.
+            overlap=tp_size == 2,
             transfer=KVTransferConfig(transport="gloo"),
         )
         parallel = config.parallel.model_copy(update={"tensor_parallel_size": tp_size})
