@@ -289,12 +289,3 @@ class Request:
     def is_finished(self) -> bool:
         """Whether it has ended here."""
         return self.status.is_finished
-
-    def __lt__(self, other: Request) -> bool:
-        """Order by (priority, arrival_time, request_id): the smaller one is served first."""
-        return self.order < other.order
-
-    @property
-    def order(self) -> tuple[int, float, str]:
-        """Its place in a priority queue."""
-        return (self.priority, self.arrival_time, self.request_id)
