@@ -45,14 +45,6 @@ def test_ignored_eos_does_not_stop_but_a_stop_token_does() -> None:
     assert make_request("a", stop_token_ids=(9,), ignore_eos=True).stop_token_ids == {9}
 
 
-def test_the_order_is_priority_then_arrival_then_id() -> None:
-    urgent = make_request("z", priority=0, arrival_time_s=9.0)
-    early = make_request("y", priority=1, arrival_time_s=1.0)
-    late_a = make_request("a", priority=1, arrival_time_s=2.0)
-    late_b = make_request("b", priority=1, arrival_time_s=2.0)
-    assert sorted([late_b, late_a, early, urgent]) == [urgent, early, late_a, late_b]
-
-
 def test_a_ticket_says_which_end_of_the_handoff_a_request_is() -> None:
     assert make_request("a").transfer_role is None
     assert make_request("a", role=TransferRole.CONSUMER).transfer_role is TransferRole.CONSUMER
