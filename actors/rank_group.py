@@ -62,6 +62,8 @@ def gather_ranks(
         say(f"starting {size - 1} further ranks")
         ranks = launch(_tasks(config, identity, hub, rendezvous.address))
         opened.callback(ranks.stop, _STOP_TIMEOUT_S)
+        # Again, and now before it: ranks that are ready end when their hub does.
+        opened.callback(hub.close)
         hub.accept_all(parallel.rank_start_timeout_s, ranks.find_lost)
         try:
             group = join_group(rendezvous, 0, size, device=device, host=host, timeout_s=JOIN_TIMEOUT_S)
