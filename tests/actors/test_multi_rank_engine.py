@@ -47,8 +47,9 @@ class RunningEngine:
         self.core = core
         self.wake = wake
 
-    def generate(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
-        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    def generate(self, prompt: Sequence[int], num_tokens: int, **sampling: Any) -> list[int]:
+        settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": num_tokens, "ignore_eos": True}
+        params = SamplingParams(**(settings | sampling))
         self.core.submit(EngineCoreRequest(request_id="r", prompt_token_ids=list(prompt), sampling_params=params))
         token_ids: list[int] = []
         while len(token_ids) < num_tokens:
@@ -88,6 +89,17 @@ def test_steps_may_overlap_on_all_ranks(overlap: bool, checkpoint: CheckpointOf)
     directory, prompt = checkpoint("llama"), random_prompt(30)
     with running(directory, RankThreads, size=4, overlap=overlap) as engine:
         assert engine.generate(prompt, 12) == greedy_tokens(directory, tuple(prompt), 12)
+
+
+def test_all_ranks_sample_the_tokens_that_one_rank_would(checkpoint: CheckpointOf) -> None:
+    directory, prompt, answers = checkpoint("qwen3"), random_prompt(30), []
+    for size in (1, 4):
+        with running(directory, RankThreads, size=size) as engine:
+            answers.append(
+                engine.generate(prompt, 16, temperature=0.9, top_p=0.95, top_k=50, seed=7, presence_penalty=0.5)
+            )
+    assert answers[0] == answers[1]
+    assert len(set(answers[0])) > 5
 
 
 def test_the_death_of_a_ranks_process_ends_an_idle_engine_at_once(checkpoint: CheckpointOf) -> None:
