@@ -115,6 +115,9 @@ class Batch:
             if num_blocks <= pool.num_free_blocks + self._kv.num_fenced_blocks:
                 return _Room.LATER
             victim = self._choose_victim()
+            if victim is request and self._rows.num_expected[request.row] > request.num_tokens:
+                # The token that is under way would be void, and the request come back to where it is now, for ever.
+                return _Room.LATER
             self.preempt(victim, step)
             if victim is request:
                 return _Room.NEVER

@@ -7,8 +7,9 @@ from collections import deque
 from actors.core.outputs import SchedulerOutput
 from actors.core.request import RequestStatus
 from actors.core.scheduler import Scheduler
+from kv_transfer.params import TransferRole
 from tests.actors.core.builders import make_request, make_scheduler
-from tests.actors.core.fakes import Driver, reference_tokens
+from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens
 
 
 class Pipeline:
@@ -99,3 +100,19 @@ def test_preemption_waits_for_the_blocks_of_the_step_under_way_instead_of_preemp
     for name, prompt in prompts.items():
         assert pipeline.driver.tokens_of(name) == reference_tokens(prompt, 14, eos=-1)
     assert scheduler.make_stats().num_preemptions > 0
+
+
+def test_a_request_that_can_only_preempt_itself_takes_its_token_first() -> None:
+    connector = FakeConnector()
+    scheduler = make_scheduler(overlap=True, num_blocks=9, max_num_seqs=1, connector=connector)
+    pipeline = Pipeline(scheduler)
+    scheduler.add_request(make_request("c", 12, max_tokens=2, role=TransferRole.CONSUMER))
+    scheduler.add_request(make_request("a", 18, max_tokens=8, ignore_eos=True))
+    for _ in range(40):
+        pipeline.schedule()
+        while len(pipeline.under_way) == 2:
+            pipeline.update()
+    # The load has four blocks, and a needs a sixth one for its token at position 20.
+    assert list(connector.loading) == ["c"]
+    assert len(pipeline.driver.tokens_of("a")) == 3
+    assert scheduler.make_stats().num_preemptions == 1
