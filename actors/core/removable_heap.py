@@ -44,6 +44,10 @@ class RemovableHeap(Generic[OrderT]):
             heapq.heappop(self._heap)
         return None
 
+    def order_of(self, request_id: str) -> OrderT:
+        """Return the place of an id that is here. Raises KeyError if it is not."""
+        return self._order_of[request_id]
+
     def remove(self, request_id: str) -> bool:
         """Take an id out; returns whether it was there."""
         if self._order_of.pop(request_id, None) is None:

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from actors.config import SchedulerConfig
 from actors.core.request import Request
-from actors.core.request_queue import RequestQueue, create_request_queue, order_of
+from actors.core.request_queue import RequestQueue, TenantRequestQueue, create_request_queue, order_of
 from tests.actors.core.builders import make_request
 
 FCFS = SchedulerConfig()
@@ -165,7 +165,52 @@ def test_who_leaves_without_being_served_is_not_charged() -> None:
     queue.remove_requests(gone)
     add(queue, "a5", "a")
     add(queue, "b1", "b")
-    assert served(queue, 3) == ["a5", "b0", "b1"]
+    assert served(queue, 3) == ["b0", "a5", "b1"]
+
+
+def test_a_restored_request_keeps_its_place_though_its_tenants_queue_was_empty_in_between() -> None:
+    queue = create_request_queue(FAIR)
+    add(queue, "b0", "b")
+    second = add(queue, "b1", "b")
+    assert served(queue, 1) == ["b0"]
+    queue.remove_request(second)
+    add(queue, "b2", "b")
+    queue.restore_request(second)
+    assert served(queue, 2) == ["b1", "b2"]
+
+
+def test_a_restored_request_goes_to_the_lane_that_it_came_from_whatever_its_history() -> None:
+    queue = create_request_queue(FAIR)
+    add(queue, "a0", "a")
+    back = make_request("b0", tenant="b")
+    queue.prepend_request(back)
+    queue.remove_request(back)
+    queue.restore_request(back)
+    assert served(queue, 2) == ["b0", "a0"]
+    first, old = add(queue, "a1", "a"), add(queue, "a2", "a")
+    old.num_preemptions += 1
+    queue.remove_request(old)
+    queue.restore_request(old)
+    assert ids(queue) == [first.request_id, old.request_id]
+
+
+def test_what_many_tenants_leave_behind_is_forgotten() -> None:
+    queue = create_request_queue(FAIR)
+    for number in range(2000):
+        add(queue, f"x{number}", "x")
+        add(queue, f"r{number}", f"tenant-{number}")
+    served(queue, 3000)
+    assert isinstance(queue, TenantRequestQueue)
+    assert queue.num_remembered_tenants <= 2001
+    served(queue, 1000)
+    assert queue.num_remembered_tenants == 0
+
+
+def test_of_equal_tenants_the_one_that_has_waited_longest_is_next() -> None:
+    queue = create_request_queue(FAIR)
+    for tenant in ("z", "y", "x"):
+        add(queue, tenant, tenant)
+    assert ids(queue) == served(queue, 3) == ["z", "y", "x"]
 
 
 # -- against a sorted list -------------------------------------------------------------------------------------------
@@ -224,3 +269,96 @@ class QueueMachine(RuleBasedStateMachine):
 
 TestQueue = QueueMachine.TestCase
 TestQueue.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+class FairMachine(RuleBasedStateMachine):
+    """Start-time fair queueing with plain lists that are searched anew each time, and tags that are never forgotten."""
+
+    @initialize(policy=st.sampled_from(["fcfs", "priority"]))
+    def start(self, policy: str) -> None:
+        self.config = SchedulerConfig.model_validate(
+            {"policy": policy, "fairness": "tenant", "tenant_weights": {"b": 2.0}}
+        )
+        self.queue = create_request_queue(self.config)
+        self.entries: list[tuple[bool, tuple[float, float, str], Request]] = []
+        self.aside: list[tuple[bool, tuple[float, float, str], Request]] = []
+        self.start_tags: dict[str, tuple[float, int]] = {}
+        self.finish_tags: dict[str, float] = {}
+        self.virtual_time = 0.0
+        self.num_made = 0
+        self.num_turns = 0
+
+    @rule(tenant=st.sampled_from("abc"), size=st.integers(1, 5), priority=st.integers(0, 2), comes_back=st.booleans())
+    def add(self, tenant: str, size: int, priority: int, comes_back: bool) -> None:
+        self.num_made += 1
+        request = make_request(f"r{self.num_made:04}", size, priority=priority, max_tokens=1, tenant=tenant)
+        if comes_back:
+            self.queue.prepend_request(request)
+        else:
+            self.queue.add_request(request)
+        place = (float(-self.num_made if comes_back else self.num_made), 0.0, "")
+        order = place if self.config.policy == "fcfs" else order_of(request, self.config)
+        self._enter((comes_back, order, request), is_new=True)
+
+    @precondition(lambda self: self.entries)
+    @rule()
+    def pop(self) -> None:
+        expected = self._first()
+        assert self.queue.peek_request() is expected[2]
+        assert self.queue.pop_request() is expected[2]
+        if not expected[0]:
+            tenant = expected[2].tenant
+            self.virtual_time, _ = self.start_tags[tenant]
+            weight = 2.0 if tenant == "b" else 1.0
+            self.finish_tags[tenant] = self.virtual_time + expected[2].max_num_tokens / weight
+            self.num_turns += 1
+            self.start_tags[tenant] = (self.finish_tags[tenant], self.num_turns)
+        self._leave(expected)
+
+    @precondition(lambda self: self.entries)
+    @rule(data=st.data(), is_for_good=st.booleans())
+    def remove(self, data: st.DataObject, is_for_good: bool) -> None:
+        entry = data.draw(st.sampled_from(self.entries))
+        assert self.queue.remove_request(entry[2])
+        self._leave(entry)
+        if not is_for_good:
+            self.aside.append(entry)
+
+    @precondition(lambda self: self.aside)
+    @rule()
+    def restore(self) -> None:
+        entry = self.aside.pop(0)
+        self.queue.restore_request(entry[2])
+        self._enter(entry, is_new=False)
+
+    def _enter(self, entry: tuple[bool, tuple[float, float, str], Request], *, is_new: bool) -> None:
+        tenant = entry[2].tenant
+        if not entry[0] and tenant not in self.start_tags:
+            self.num_turns += 1
+            start_tag = max(self.virtual_time, self.finish_tags.get(tenant, 0.0))
+            self.start_tags[tenant] = (start_tag, self.num_turns if is_new else 0)
+        self.entries.append(entry)
+
+    def _leave(self, entry: tuple[bool, tuple[float, float, str], Request]) -> None:
+        self.entries.remove(entry)
+        tenant = entry[2].tenant
+        is_open = any(not is_front and request.tenant == tenant for is_front, _, request in self.entries)
+        if not is_open and self.start_tags.pop(tenant, None) is not None and not self.start_tags:
+            self.virtual_time = max(self.virtual_time, *self.finish_tags.values(), 0.0)
+
+    def _first(self) -> tuple[bool, tuple[float, float, str], Request]:
+        front = [entry for entry in self.entries if entry[0]]
+        if front:
+            return min(front, key=lambda entry: entry[1])
+        tenant = min(self.start_tags, key=lambda name: (self.start_tags[name], name))
+        return min((entry for entry in self.entries if entry[2].tenant == tenant), key=lambda entry: entry[1])
+
+    def teardown(self) -> None:
+        if hasattr(self, "queue"):
+            assert len(self.queue) == len(self.entries)
+            order = list(self.queue)
+            assert order == [self.queue.pop_request() for _ in order]
+
+
+TestFair = FairMachine.TestCase
+TestFair.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
