@@ -18,6 +18,7 @@ from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import LoadOutcome, ReceivedKV
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.scheduler_connector import ConnectorScheduler
+from tests.actors.core.admission_order import check_admission_order
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import reference_tokens
 from tests.actors.core.simulated_engine import SimulatedEngine
@@ -290,6 +291,7 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
         for engine in self.engines.values():
             engine.scheduler.check_integrity()
             engine.check_promised()
+            check_admission_order(engine.scheduler.config, engine.submitted.values())
         for link in self.network.links:
             for job in link.jobs_leaving:
                 self.prefill.check_leaving(job.transfer_id, block_ids_of(job))

@@ -17,6 +17,7 @@ from actors.core.request import FinishReason, Request, RequestStatus
 from actors.core.sampling_params import PoolingParams, StructuredOutputParams
 from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV, Reservation
 from kv_transfer.params import TransferRole
+from tests.actors.core.admission_order import check_admission_order
 from tests.actors.core.builders import BLOCK_SIZE, EOS, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, FakeGrammars, next_token, reference_tokens
 
@@ -324,6 +325,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_and_places_agree(self) -> None:
         self.scheduler.check_integrity()
+        check_admission_order(self.scheduler.config, self.submitted.values())
 
     @invariant()
     def announced_blocks_keep_their_kv(self) -> None:

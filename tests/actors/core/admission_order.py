@@ -1,0 +1,25 @@
+"""First come, first served, as far as it is promised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from actors.config import SchedulerConfig
+from actors.core.request import Request
+
+
+def check_admission_order(config: SchedulerConfig, requests: Iterable[Request]) -> None:
+    """requests: in the order in which they came. Only who waits for something else than room may be overtaken."""
+    if config.policy != "fcfs" or config.fairness != "none":
+        return
+    overtaken = None
+    for request in filter(_waits_for_room_only, requests):
+        if request.scheduled_at_s is not None:
+            assert overtaken is None, f"{request.request_id} was admitted before {overtaken}"
+        elif not request.is_finished():
+            overtaken = overtaken or request.request_id
+
+
+def _waits_for_room_only(request: Request) -> bool:
+    waits_for_others = request.kv_transfer_params or request.lora_name or request.sampling_params.structured_output
+    return not waits_for_others
