@@ -118,6 +118,21 @@ def test_tokens_equal_generate_between_engines_of_any_size(prefill_size: int, de
     pair.assert_whole()
 
 
+@pytest.mark.parametrize(("prefill_size", "decode_size"), [(1, 1), (1, 2), (2, 1), (4, 1), (2, 4)])
+def test_a_shared_prefix_moves_once_whatever_the_sizes(prefill_size: int, decode_size: int, fleet: Fleet) -> None:
+    pair = fleet.pair(prefill_size, decode_size)
+    prefix = random_prompt(32, seed=1000 * prefill_size + decode_size)
+    for name, length in (("first", 5), ("second", 9)):
+        prompt = prefix + random_prompt(length, seed=length)
+        pair.hand_over(name, prompt, SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True))
+        pair.run()
+        assert pair.answers[name].token_ids == greedy_tokens(fleet.directory, tuple(prompt), NUM_TOKENS)
+    moved = pair.answers["second"].timings("decode").transfer
+    assert moved is not None
+    assert moved.num_bytes == expected_bytes(fleet, prefill_size, decode_size, 9), "the prefix is whole blocks of both"
+    pair.assert_whole()
+
+
 def expected_bytes(fleet: Fleet, prefill_size: int, decode_size: int, num_tokens: int) -> int:
     """Every consumer rank gets each of its heads once, in whole pieces."""
     piece = min(BLOCK_SIZES["prefill"][prefill_size], BLOCK_SIZES["decode"][decode_size])
