@@ -15,7 +15,7 @@ class EncoderInputs:
     """A decision that is not carried out yet.
 
     input_ids:      to be allocated and computed
-    held_ids:       found in the cache; the request holds them already, for this step
+    held_ids:       found in the cache; the request holds them since this choice, not since an earlier chunk
     num_new_tokens: how many tokens the chunk can have
     num_embeds:     what computing them takes of the step's budget
     """
@@ -40,11 +40,12 @@ def schedule_encoder_inputs(
     input_ids: list[int] = []
     held_ids: list[int] = []
     hashes: set[str] = set()
+    held_before = cache.get_cached_input_ids(request)
     num_embeds = 0
     for input_id, feature in enumerate(request.mm_features):
         if feature.offset >= num_computed_tokens + num_new_tokens:
             break
-        if feature.end <= num_computed_tokens or feature.mm_hash in hashes:
+        if feature.end <= num_computed_tokens or feature.mm_hash in hashes or input_id in held_before:
             continue
         if cache.check_and_update_cache(request, input_id):
             held_ids.append(input_id)

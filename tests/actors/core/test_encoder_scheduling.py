@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given, settings
 
 from actors.config import SchedulerConfig
 from actors.core.encoder_cache_manager import EncoderCacheManager
-from actors.core.encoder_scheduling import EncoderInputs, find_encoder_refusal, schedule_encoder_inputs
+from actors.core.encoder_scheduling import EncoderInputs, EncoderStep, find_encoder_refusal, schedule_encoder_inputs
 from actors.core.multimodal import MultiModalFeature
 from actors.core.request import RequestStatus
 from tests.actors.core.builders import make_request, make_scheduler
@@ -45,6 +47,55 @@ def test_what_is_cached_costs_nothing_and_is_held() -> None:
     request = make_request("r", 24, mm_features=FEATURES)
     assert schedule_encoder_inputs(request, 0, 12, 6, cache) == EncoderInputs([1], [0], 12, 6)
     assert cache.get_cached_input_ids(request) == {0}
+
+
+def test_what_an_earlier_chunk_holds_stays_held_when_the_next_one_is_given_up() -> None:
+    request = make_request("r", 24, mm_features=FEATURES)
+    step = EncoderStep(EncoderCacheManager(16), budget=16)
+    step.take(request, step.choose(request, 0, 3), 0)
+    chosen = step.choose(request, 3, 6)
+    assert chosen == EncoderInputs([1], [], 6, 6)
+    step.give_up(request, chosen)
+    assert step.cache.get_cached_input_ids(request) == {0}
+
+
+@st.composite
+def items(draw: st.DrawFn) -> list[MultiModalFeature]:
+    """Draw a prompt's items: equal names have equal sizes."""
+    features: list[MultiModalFeature] = []
+    for size in draw(st.lists(st.integers(1, 9), min_size=1, max_size=5)):
+        offset = (features[-1].end if features else 0) + draw(st.integers(0, 3))
+        name = f"{size}-{draw(st.integers(0, 1))}"
+        features.append(MultiModalFeature(name, offset, draw(st.integers(1, 6)), size))
+    return features
+
+
+@settings(max_examples=200, deadline=None)
+@given(items(), st.integers(1, 9), st.integers(1, 9), st.integers(1, 40))
+def test_what_passes_the_door_gets_on_with_every_full_budget(
+    features: list[MultiModalFeature], budget: int, cache_size: int, chunk: int
+) -> None:
+    num_tokens = features[-1].end + 1
+    request = make_request("r", num_tokens, mm_features=features)
+    config = SchedulerConfig(max_num_encoder_input_tokens=budget, encoder_cache_size=cache_size)
+    if find_encoder_refusal(request, config) is not None:
+        assert max(feature.num_embeds for feature in features) > min(budget, cache_size)
+        return
+    cache = EncoderCacheManager(cache_size)
+    num_computed = 0
+    while num_computed < num_tokens:
+        step = EncoderStep(cache, budget)
+        chosen = step.choose(request, num_computed, min(chunk, num_tokens - num_computed))
+        assert chosen.num_new_tokens > 0
+        step.take(request, chosen, num_computed)
+        assert step.budget >= 0
+        num_computed += chosen.num_new_tokens
+        for input_id, feature in enumerate(features):
+            if feature.offset < num_computed < feature.end:
+                assert input_id in cache.get_cached_input_ids(request)
+            if feature.end <= num_computed:
+                cache.free_encoder_input(request, input_id)
+        cache.check_integrity()
 
 
 def test_what_can_never_be_encoded_is_refused_with_the_numbers() -> None:
