@@ -225,10 +225,13 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
     def agent_works(self, name: str) -> None:
         self.engines[name].agent_works()
 
-    @rule(names=st.lists(ENGINES, min_size=1, max_size=8))
+    @rule(names=st.lists(st.sampled_from(["prefill", "decode", "links"]), min_size=1, max_size=12))
     def run(self, names: list[str]) -> None:
         for name in names:
-            self.engines[name].step()
+            if name == "links":
+                self.network.settle()
+            else:
+                self.engines[name].step()
             self.check()
 
     # -- links ---------------------------------------------------------------------------------------------------
@@ -324,6 +327,7 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
         num_quiet_rounds = 0
         for _ in range(80 * (self.num_requests + 1)):
             happened = [engine.step() for engine in self.engines.values()]
+            self.check()
             happened.append(self.network.settle())
             self.check()
             num_quiet_rounds = 0 if any(happened) else num_quiet_rounds + 1
@@ -377,7 +381,7 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
 _SETTINGS = settings(stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 TestPrefillDecode = PrefillDecodeMachine.TestCase
-TestPrefillDecode.settings = settings(_SETTINGS, max_examples=150)
+TestPrefillDecode.settings = settings(_SETTINGS, max_examples=200)
 
 
 class PrefillDecodeMachineAtLength(PrefillDecodeMachine):
