@@ -86,7 +86,8 @@ class Admission:
     def _start_load(self, request: Request, queue: RequestQueue, step: Step) -> bool:
         """Reserve a consumer's blocks; it needs neither tokens nor a seat. Returns whether others may follow."""
         # What is loaded further ahead than one batch would only take blocks from those that run.
-        num_ahead = len(self._remote.loading) + len(self._places.all_holding())
+        num_holding = len(self._places.holding) + len(self._places.holding_for_lora)
+        num_ahead = len(self._remote.loading) + num_holding
         if step.is_load_limit_reached or num_ahead >= self._config.max_num_seqs:
             decision = LoadDecision.LIMIT_REACHED
         else:

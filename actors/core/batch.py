@@ -21,7 +21,7 @@ class _Room(enum.Enum):
 
     NOW = enum.auto()
     LATER = enum.auto()
-    """Blocks come back when the steps under way are over: there is no need to preempt anybody else."""
+    """There is more to know, or to have, when the steps under way are over."""
     NEVER = enum.auto()
     """The request itself was preempted."""
 
