@@ -152,7 +152,7 @@ class Network:
         return self.links[-1].consumer
 
     def deliver_upward(self, link: SimulatedLink) -> bool:
-        if not link.upward:
+        if link.is_cut or not link.upward:
             return False
         message = link.upward.popleft()
         assert isinstance(message, Ready | Cancel)
@@ -161,7 +161,7 @@ class Network:
         return True
 
     def deliver_downward(self, link: SimulatedLink) -> bool:
-        if not link.downward:
+        if link.is_cut or not link.downward:
             return False
         message = link.downward.popleft()
         assert isinstance(message, Chunk | Finished)
@@ -169,7 +169,7 @@ class Network:
         return True
 
     def chunk_leaves(self, link: SimulatedLink) -> bool:
-        if not link.leaving:
+        if link.is_cut or not link.leaving:
             return False
         job = cast(ChunkJob, link.leaving.popleft())
         link.flying.append([self.read(block_id) for block_id in block_ids_of(job)])
@@ -177,7 +177,7 @@ class Network:
         return True
 
     def chunk_arrives(self, link: SimulatedLink) -> bool:
-        if not link.flying or not link.receives:
+        if link.is_cut or not link.flying or not link.receives:
             return False
         job = cast(ChunkJob, link.receives.popleft())
         for block_id, contents in zip(block_ids_of(job), link.flying.popleft(), strict=True):
