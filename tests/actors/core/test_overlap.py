@@ -8,7 +8,6 @@ from actors.core.outputs import SchedulerOutput
 from actors.core.request import RequestStatus
 from actors.core.scheduler import Scheduler
 from kv_transfer.params import TransferRole
-from kv_transfer.params import TransferRole
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens
 
@@ -117,22 +116,3 @@ def test_a_request_that_can_only_preempt_itself_takes_its_token_first() -> None:
     assert list(connector.loading) == ["c"]
     assert len(pipeline.driver.tokens_of("a")) == 3
     assert scheduler.make_stats().num_preemptions == 1
-
-
-def test_a_request_that_lacks_blocks_takes_the_token_under_way_before_it_gives_way() -> None:
-    """Else it would compute the same token again and again, for as long as the load holds the block that it lacks."""
-    scheduler = make_scheduler(overlap=True, num_blocks=7, connector=FakeConnector(), enable_prefix_caching=False)
-    pipeline = Pipeline(scheduler)
-    scheduler.add_request(make_request("load", 7, max_tokens=1, role=TransferRole.CONSUMER))
-    pipeline.schedule()
-    pipeline.update()
-    prompt = range(1, 18)
-    scheduler.add_request(make_request("a", prompt, max_tokens=8, ignore_eos=True))
-    for _ in range(60):
-        pipeline.schedule()
-        if len(pipeline.under_way) == 2:
-            pipeline.update()
-    # Two blocks are promised to a producer that never comes: 20 of 25 tokens have a slot, and the 21st is known.
-    assert pipeline.driver.tokens_of("a") == reference_tokens(prompt, 4, eos=-1)
-    assert scheduler.requests["a"].num_preemptions == 1
-    assert scheduler.requests["a"].status is RequestStatus.PREEMPTED
