@@ -10,8 +10,10 @@ class KVTransferConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    transport: Literal["auto", "gloo", "loopback", "nccl"] = Field(
-        "auto", description="auto chooses by device: gloo on the CPU, nccl (GPU to GPU, through cupy) on a GPU."
+    transport: Literal["auto", "gloo", "loopback", "nccl", "tcp"] = Field(
+        "auto",
+        description="auto chooses by device: tcp on the CPU (shared memory within a host), nccl (GPU to GPU, through "
+        "cupy) on a GPU.",
     )
     connect_timeout_s: float = Field(20.0, gt=0, description="Handshake and first connection of a link.")
     ready_timeout_s: float = Field(

@@ -21,6 +21,7 @@ from kv_transfer.transports.loopback import LoopbackTransport
 from kv_transfer.transports.nccl import ABORT_MARGIN_S, NcclTransport
 from kv_transfer.transports.nccl_device import CudaDevice, mark_compute
 from kv_transfer.transports.nccl_library import install_command, load_nccl
+from kv_transfer.transports.tcp import TcpTransport
 
 
 class ConnectorWorker:
@@ -93,11 +94,13 @@ def make_transport(
         raise TransportUnavailable("kv_transfer.transport = 'loopback' joins engines of one process only; use 'auto'")
     if kv_cache.device.type != "cpu":
         raise TransportUnavailable(
-            f"kv_transfer.transport = 'gloo' moves CPU memory, but this engine's KV cache is on {kv_cache.device}; "
-            "use 'auto'"
+            f"kv_transfer.transport = {config.transport!r} moves CPU memory, but this engine's KV cache is on "
+            f"{kv_cache.device}; use 'auto'"
         )
     host, _, _ = identity.control_address.rpartition(":")
-    return GlooTransport(host, config.connect_timeout_s)
+    if config.transport == "gloo":
+        return GlooTransport(host, config.connect_timeout_s)
+    return TcpTransport(host, kv_cache)
 
 
 def _make_nccl_transport(

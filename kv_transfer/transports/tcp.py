@@ -1,0 +1,214 @@
+"""The transport between CPU engines: TCP across hosts, and straight out of the producer's pool on one host.
+
+The producer listens in two places: on a TCP port, and, if its pool is in a memory file, on an abstract Unix socket of
+an unguessable name. Both go to the consumer, which tries the Unix socket first. Such sockets exist within one network
+namespace, so between hosts, or containers with networks of their own, nobody answers at once and TCP is taken. Over the
+Unix socket the producer passes the pool's descriptor, read-only; only a consumer that could map it says so. Nothing is
+configured, and nothing that is missing on the way (no /dev/shm in common, no descriptor passing) fails the link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kv_transfer.errors import KVTransferError, LinkLost
+from kv_transfer.transports.base import ComputeEvent, DataLink
+from kv_transfer.transports.byte_stream import ByteStream
+from kv_transfer.transports.shared_memory import SharedMemoryLink
+from kv_transfer.transports.shared_pool import map_pool, open_pool, pool_bytes
+
+_HEADER: Final = struct.Struct("!4sQQ")
+_MAGIC: Final = b"rpkv"
+_MAPPED: Final = b"m"
+_TOKEN_SIZE_BYTES: Final = 16
+_GREETING_TIMEOUT_S: Final = 2.0
+"""Whoever connects has to say who it is: a stranger must not keep the consumer out for long."""
+
+
+class TcpLink:
+    """One end of a TCP link. Every chunk has a header, so that ends which disagree lose the link and nothing else."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._num_chunks = 0
+
+    def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
+        """Put the bytes on the connection, straight from memory."""
+        del after  # The CPU computes in order.
+        buffers = [as_buffer(block) for block in blocks]
+        header = memoryview(self._next_header(buffers))
+        self._stream.send([header, *buffers], time.monotonic() + timeout_s)
+
+    def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
+        """Take the bytes off the connection, straight into memory."""
+        del after
+        deadline_s = time.monotonic() + timeout_s
+        buffers = [as_buffer(block) for block in blocks]
+        expected, header = self._next_header(buffers), bytearray(_HEADER.size)
+        self._stream.receive([memoryview(header)], deadline_s)
+        if header != expected:
+            raise LinkLost(f"{_HEADER.unpack(header)} came on the data connection, not {_HEADER.unpack(expected)}")
+        self._stream.receive(buffers, deadline_s)
+
+    def abort(self) -> None:
+        """Wake both ends."""
+        self._stream.abort()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._stream.close()
+
+    def _next_header(self, buffers: Sequence[memoryview]) -> bytes:
+        self._num_chunks += 1
+        return _HEADER.pack(_MAGIC, self._num_chunks, sum(buffer.nbytes for buffer in buffers))
+
+
+def as_buffer(block: Tensor) -> memoryview:
+    """A contiguous tensor's bytes, in place."""
+    return block.view(-1).view(torch.uint8).numpy().data
+
+
+class _PendingTcpLink:
+    """rendezvous: host, TCP port, and the token that names the Unix socket and proves who connects."""
+
+    def __init__(self, host: str, kv_cache: Tensor) -> None:
+        self._kv_cache = kv_cache
+        self._token = secrets.token_bytes(_TOKEN_SIZE_BYTES)
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        self._listener = socket.create_server((host, 0), family=family, backlog=4)
+        self._pool_fd = open_pool(kv_cache)
+        self._local_listener = None if self._pool_fd is None else _listen_locally(self._token)
+        self.rendezvous = f"{host}|{self._listener.getsockname()[1]}|{self._token.hex()}"
+
+    def accept(self, timeout_s: float) -> DataLink:
+        deadline_s = time.monotonic() + timeout_s
+        with self._closing(), selectors.DefaultSelector() as selector:
+            for listener in (self._listener, self._local_listener):
+                if listener is not None:
+                    selector.register(listener, selectors.EVENT_READ)
+            while ready := selector.select(max(0.0, deadline_s - time.monotonic())):
+                for key, _ in ready:
+                    assert isinstance(key.fileobj, socket.socket)
+                    link = self._welcome(key.fileobj, deadline_s)
+                    if link is not None:
+                        return link
+        raise LinkLost(f"the peer did not join the link within {timeout_s:g} s")
+
+    def _welcome(self, listener: socket.socket, deadline_s: float) -> DataLink | None:
+        """The link with whoever has connected; None if it is a stranger, or cannot map the pool and will use TCP."""
+        connection, _ = listener.accept()
+        stream = ByteStream(connection)
+        deadline_s = min(deadline_s, time.monotonic() + _GREETING_TIMEOUT_S)
+        is_local = listener is self._local_listener
+        expected = _MAPPED if is_local else self._token
+        try:
+            if is_local:
+                assert self._pool_fd is not None, "only a pool in a file is listened for"
+                socket.send_fds(connection, [_MAPPED], [self._pool_fd])
+            greeting = bytearray(len(expected))
+            stream.receive([memoryview(greeting)], deadline_s)
+            if secrets.compare_digest(greeting, expected):
+                return SharedMemoryLink(stream, pool_bytes(self._kv_cache)) if is_local else _tcp_link(connection)
+        except (OSError, KVTransferError):
+            # It has hung up, or says nothing: whoever is meant may still come.
+            pass
+        stream.close()
+        return None
+
+    @contextlib.contextmanager
+    def _closing(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._listener.close()
+            if self._local_listener is not None:
+                self._local_listener.close()
+            if self._pool_fd is not None:
+                os.close(self._pool_fd)
+
+
+class TcpTransport:
+    """A Transport of CPU memory. host: this end's own address, as its peers reach it."""
+
+    name = "tcp"
+
+    def __init__(self, host: str, kv_cache: Tensor) -> None:
+        self._host = host
+        self._kv_cache = kv_cache
+
+    def listen(self) -> _PendingTcpLink:
+        """Open the listening sockets."""
+        try:
+            return _PendingTcpLink(self._host, self._kv_cache)
+        except OSError as error:
+            raise LinkLost(f"no rendezvous can be opened at {self._host}: {error}") from error
+
+    def connect(self, rendezvous: str, timeout_s: float) -> DataLink:
+        """Map the producer's pool if it is on this host, else connect by TCP."""
+        deadline_s = time.monotonic() + timeout_s
+        host, port, token_hex = rendezvous.split("|")
+        token = bytes.fromhex(token_hex)
+        link = _connect_locally(token, deadline_s)
+        if link is not None:
+            return link
+        try:
+            connection = socket.create_connection((host, int(port)), max(0.001, deadline_s - time.monotonic()))
+        except OSError as error:
+            raise LinkLost(f"no rendezvous at {host}:{port}: {error}") from error
+        try:
+            ByteStream(connection).send([memoryview(token)], deadline_s)
+        except LinkLost:
+            connection.close()
+            raise
+        return _tcp_link(connection)
+
+
+def _tcp_link(connection: socket.socket) -> TcpLink:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return TcpLink(ByteStream(connection))
+
+
+def _local_name(token: bytes) -> str:
+    # Abstract (it begins with a zero byte): no file, nothing to remove.
+    return f"\0raypd-kv-{token.hex()}"
+
+
+def _listen_locally(token: bytes) -> socket.socket | None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(_local_name(token))
+        listener.listen(4)
+    except OSError:
+        listener.close()
+        return None
+    return listener
+
+
+def _connect_locally(token: bytes, deadline_s: float) -> SharedMemoryLink | None:
+    """The link over the producer's pool; None if it is not on this host, or not in a file, or cannot be mapped."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    fds: list[int] = []
+    try:
+        connection.settimeout(max(0.001, min(_GREETING_TIMEOUT_S, deadline_s - time.monotonic())))
+        connection.connect(_local_name(token))
+        _, fds, _, _ = socket.recv_fds(connection, len(_MAPPED), 1)
+        memory = map_pool(fds[0])
+        connection.sendall(_MAPPED)
+    except (OSError, IndexError, ValueError):
+        connection.close()
+        return None
+    finally:
+        for fd in fds:
+            os.close(fd)
+    return SharedMemoryLink(ByteStream(connection), memory)
