@@ -53,6 +53,7 @@ def build_engine_core(
         runner.layout.num_blocks,
         runner.max_model_len,
         connector=ConnectorScheduler(config.kv_transfer, config.cache.block_size),
+        worker_abilities=runner.abilities,
         load_failure_policy=config.kv_transfer.load_failure_policy,
         handoff_timeout_s=config.kv_transfer.handoff_timeout_s,
         clock=time.time,

@@ -2,38 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from enum import StrEnum
+
 from actors.config import SchedulerConfig
 from actors.core.encoder_scheduling import find_encoder_refusal
 from actors.core.request import Request
 from kv_transfer.params import TransferRole
 
 
+class Ability(StrEnum):
+    """What a request may need that not every engine has."""
+
+    HANDOFF = "handoffs"
+    STRUCTURED_OUTPUT = "structured output"
+    POOLING = "pooling"
+    LORA = "LoRA adapters"
+    MULTIMODAL = "multimodal items"
+    PROMPT_EMBEDS = "prompt embeddings"
+    PROMPT_LOGPROBS = "prompt log-probabilities"
+
+
+def engine_abilities(
+    worker_abilities: Iterable[Ability], connector: object | None, structured_output: object | None
+) -> frozenset[Ability]:
+    """Return what the whole engine can do: a handoff needs a connector as well, a grammar a compiler."""
+    lacks = {Ability.HANDOFF: connector is None, Ability.STRUCTURED_OUTPUT: structured_output is None}
+    return frozenset(ability for ability in worker_abilities if not lacks.get(ability, False))
+
+
+def needed_abilities(request: Request) -> set[Ability]:
+    """Return what an engine has to be able to do for a request."""
+    params = request.sampling_params
+    needs = {
+        Ability.HANDOFF: request.kv_transfer_params is not None,
+        Ability.STRUCTURED_OUTPUT: params.structured_output is not None,
+        Ability.POOLING: request.pooling_params is not None,
+        Ability.LORA: request.lora_name is not None,
+        Ability.MULTIMODAL: bool(request.mm_features),
+        Ability.PROMPT_EMBEDS: request.prompt_embeds is not None,
+        Ability.PROMPT_LOGPROBS: params.prompt_logprobs is not None,
+    }
+    return {ability for ability, is_needed in needs.items() if is_needed}
+
+
 def find_refusal(
     request: Request,
     config: SchedulerConfig,
+    abilities: frozenset[Ability],
     *,
     num_blocks: int,
     block_size: int,
     max_model_len: int,
-    has_connector: bool,
-    has_grammars: bool,
 ) -> str | None:
     """Say, with the numbers, why the request could never run in this engine, or return None.
 
     What passes fits into the empty pool at its full length: the scheduler's progress rests on that.
     """
-    if not has_connector and request.kv_transfer_params is not None:
-        return "the request takes part in a handoff, but this engine has no connector"
-    if request.sampling_params.structured_output is not None and not has_grammars:
-        return "structured output is asked for, but this engine compiles no grammars"
+    if missing := needed_abilities(request) - abilities:
+        return f"the request needs {' and '.join(sorted(missing))}, which this engine does not have"
+    return _find_mistake(request, config) or _find_lack_of_room(
+        request, config, num_blocks=num_blocks, block_size=block_size, max_model_len=max_model_len
+    )
+
+
+def _find_mistake(request: Request, config: SchedulerConfig) -> str | None:
+    if not request.prompt_token_ids:
+        return "the prompt has no tokens"
     if request.pooling_params is not None and request.kv_transfer_params is not None:
         return "a pooling request has nothing to hand over"
     if (embeds := request.prompt_embeds) is not None and embeds.num_tokens != request.num_prompt_tokens:
         return f"prompt_embeds has {embeds.num_tokens} rows for {request.num_prompt_tokens} prompt tokens"
-    if request.mm_features and (mistake := find_encoder_refusal(request, config)) is not None:
-        return mistake
-    if not request.prompt_token_ids:
-        return "the prompt has no tokens"
+    return find_encoder_refusal(request, config) if request.mm_features else None
+
+
+def _find_lack_of_room(
+    request: Request, config: SchedulerConfig, *, num_blocks: int, block_size: int, max_model_len: int
+) -> str | None:
     if request.num_tokens >= max_model_len:
         return (
             f"prompt and output so far have {request.num_tokens} tokens, max_model_len is {max_model_len}: "

@@ -20,7 +20,7 @@ from typing import Literal
 from actors.config import CacheConfig, SchedulerConfig
 from actors.core.admission import Admission
 from actors.core.batch import Batch
-from actors.core.door import find_refusal
+from actors.core.door import Ability, engine_abilities, find_refusal
 from actors.core.encoder_cache_manager import EncoderCacheManager
 from actors.core.encoder_scheduling import EncoderStep
 from actors.core.grammar_wait import GrammarWait
@@ -45,7 +45,11 @@ from kv_transfer.connector import KVConnectorScheduler, ProducerEnd
 
 
 class Scheduler:
-    """Requests in, steps out, outputs by client. clock: wall clock in seconds."""
+    """Requests in, steps out, outputs by client.
+
+    worker_abilities: what the worker can do; a request that needs more is refused
+    clock: wall clock in seconds
+    """
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class Scheduler:
         *,
         connector: KVConnectorScheduler | None = None,
         structured_output: StructuredOutputManager | None = None,
+        worker_abilities: Iterable[Ability] = frozenset(Ability),
         load_failure_policy: Literal["recompute", "fail"] = "recompute",
         handoff_timeout_s: float = 120.0,
         clock: Callable[[], float],
@@ -65,6 +70,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.connector = connector
         self.structured_output = structured_output
+        self._abilities = engine_abilities(worker_abilities, connector, structured_output)
         self._kv_events = KVEventLog() if cache_config.enable_kv_events else None
         self.kv_cache_manager = KVCacheManager(
             num_blocks, self.block_size, cache_config.enable_prefix_caching, self._kv_events
@@ -133,11 +139,10 @@ class Scheduler:
         return find_refusal(
             request,
             self.config,
+            self._abilities,
             num_blocks=self.kv_cache_manager.block_pool.num_blocks,
             block_size=self.block_size,
             max_model_len=self.max_model_len,
-            has_connector=self.connector is not None,
-            has_grammars=self.structured_output is not None,
         )
 
     def finish_requests(

@@ -6,12 +6,14 @@ load_model() -> determine_num_blocks() -> initialize_kv_cache(n) -> warm_up() ->
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from actors.core.door import Ability
 from actors.core.outputs import NO_TOKEN, ModelRunnerOutput, SchedulerOutput
 from actors.core.sampling_params import SamplingParams
 from actors.model.attention.base import BatchShape
@@ -31,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 class ModelRunner:
     """Owns the model, the KV cache and the persistent batch. Not thread-safe: the engine thread owns it."""
+
+    abilities: Final = frozenset({Ability.HANDOFF})
+    """What it does for a request beyond generating tokens."""
 
     def __init__(
         self,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from actors.config import CacheConfig, SchedulerConfig
+from actors.core.door import Ability
 from actors.core.multimodal import MultiModalFeature
 from actors.core.request import EngineCoreRequest, PromptEmbeds, Request
 from actors.core.sampling_params import PoolingParams, SamplingParams, StructuredOutputParams
@@ -48,6 +49,7 @@ def make_scheduler(
     encoder_cache_size: int = 16,
     enable_kv_events: bool = False,
     structured_output: StructuredOutputManager | None = None,
+    worker_abilities: Iterable[Ability] = frozenset(Ability),
     connector: KVConnectorScheduler | None = None,
     load_failure_policy: Literal["recompute", "fail"] = "recompute",
     handoff_timeout_s: float = 10.0,
@@ -77,6 +79,7 @@ def make_scheduler(
         max_model_len,
         connector=connector,
         structured_output=structured_output,
+        worker_abilities=worker_abilities,
         load_failure_policy=load_failure_policy,
         handoff_timeout_s=handoff_timeout_s,
         clock=clock or Clock(),

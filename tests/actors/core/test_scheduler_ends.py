@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from actors.core.door import Ability
 from actors.core.outputs import ModelRunnerOutput, TokenLogprobs
 from actors.core.request import FinishReason, Request, RequestStatus
+from actors.core.sampling_params import PoolingParams
 from actors.errors import DuplicateRequest
 from tests.actors.core.builders import EOS, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver
@@ -232,3 +234,12 @@ def test_an_output_that_repeats_itself_is_stopped_if_the_request_says_so() -> No
     [end] = ends
     assert (end.first_position, end.finish_reason, end.stop_reason) == (6, FinishReason.STOP, "repetition")
     assert end.stop_token_id is None
+
+
+def test_a_request_that_needs_what_the_engine_cannot_do_is_refused_and_not_run_without_it() -> None:
+    driver = Driver(make_scheduler(worker_abilities=[Ability.POOLING]))
+    driver.scheduler.add_request(make_request("a", 4, lora_name="x", pooling_params=PoolingParams()))
+    driver.scheduler.add_request(make_request("b", 4, max_tokens=1))
+    driver.run()
+    assert driver.end_of("a").error == "the request needs LoRA adapters, which this engine does not have"
+    assert driver.end_of("b").error is None

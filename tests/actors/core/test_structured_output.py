@@ -130,4 +130,4 @@ def test_an_engine_without_a_compiler_refuses_grammars() -> None:
     driver = Driver(make_scheduler())
     driver.scheduler.add_request(make_request("a", 4, structured_output=JSON))
     driver.run()
-    assert driver.end_of("a").error == "structured output is asked for, but this engine compiles no grammars"
+    assert driver.end_of("a").error == "the request needs structured output, which this engine does not have"
