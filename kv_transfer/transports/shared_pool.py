@@ -27,7 +27,9 @@ _FD_DIRECTORY: Final = "/proc/self/fd/"
 def allocate_shared_pool(layout: KVCacheLayout) -> Tensor:
     """[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], zeros, on the CPU, in a memory file.
 
-    Memory is taken as it is touched, as for any other tensor. Raises OSError where there are no memory files.
+    All of it is touched, and so taken, at once: a first touch costs ten times as much as for other memory, and blocks
+    are handed out in turn, so every transfer would pay for it until each block has been used.
+    Raises OSError if it cannot be made.
     """
     dtype = getattr(torch, layout.dtype)
     assert isinstance(dtype, torch.dtype)
@@ -42,7 +44,7 @@ def allocate_shared_pool(layout: KVCacheLayout) -> Tensor:
         raise
     assert isinstance(storage, torch.UntypedStorage)
     weakref.finalize(storage, os.close, fd)
-    return torch.empty(0, dtype=dtype).set_(storage).view(layout.shape)
+    return torch.empty(0, dtype=dtype).set_(storage).view(layout.shape).zero_()
 
 
 def open_pool(kv_cache: Tensor) -> int | None:

@@ -1,0 +1,167 @@
+"""How fast KV moves between two processes of one host, beside what the machine can do.
+
+python -m benchmarks.kv_transfer [--block-kib 1024] [--num-blocks 64] [--repeats 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import torch
+from torch import Tensor
+
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.transports.base import Transport
+from kv_transfer.transports.gloo import GlooTransport
+from kv_transfer.transports.shared_pool import allocate_shared_pool
+from kv_transfer.transports.tcp import TcpTransport
+
+_HOST = "127.0.0.1"
+_TIMEOUT_S = 30.0
+_WAYS = ("gloo", "tcp", "shared memory")
+
+
+def main() -> None:
+    """Print one row for each way."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--block-kib", type=int, default=1024)
+    parser.add_argument("--num-blocks", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=20)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    layout = make_layout(arguments.block_kib, arguments.num_blocks)
+    size_bytes = layout.block_size_bytes * layout.num_blocks
+    print(f"{layout.num_blocks} scattered blocks of {arguments.block_kib} KiB\n")
+    print("| way | median ms | GB/s |\n|---|---|---|")
+    rows = {"memcpy, one thread": measure_memcpy(layout, arguments.repeats)}
+    rows["loopback socket, sendall and recv_into"] = in_two_processes(_receive_raw, "raw", layout, arguments.repeats)
+    for way in _WAYS:
+        rows[way] = in_two_processes(_receive_chunks, way, layout, arguments.repeats)
+    for name, seconds in rows.items():
+        median_s = statistics.median(seconds)
+        print(f"| {name} | {median_s * 1e3:.1f} | {size_bytes / median_s / 1e9:.2f} |")
+
+
+def make_layout(block_kib: int, num_blocks: int) -> KVCacheLayout:
+    """One head and layer of 16 tokens: only the size matters."""
+    return KVCacheLayout(num_blocks, 1, 1, 16, block_kib * 1024 // (16 * 2 * 4), "float32", 4, "benchmark")
+
+
+def make_pool(way: str, layout: KVCacheLayout) -> Tensor:
+    """Touched memory."""
+    pool = allocate_shared_pool(layout) if way == "shared memory" else torch.zeros(layout.shape)
+    return pool.fill_(1.0)
+
+
+def make_transport(way: str, pool: Tensor) -> Transport:
+    """As an engine would."""
+    return GlooTransport(_HOST, _TIMEOUT_S) if way == "gloo" else TcpTransport(_HOST, pool)
+
+
+def shuffled_blocks(pool: Tensor, seed: int) -> list[Tensor]:
+    """All blocks in an order of their own."""
+    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed))
+    return [pool[block_id] for block_id in order.tolist()]
+
+
+def measure_memcpy(layout: KVCacheLayout, repeats: int) -> list[float]:
+    """Block by block, within one process."""
+    sources = shuffled_blocks(make_pool("memcpy", layout), 0)
+    targets = shuffled_blocks(make_pool("memcpy", layout), 1)
+
+    def copy() -> None:
+        for source, target in zip(sources, targets, strict=True):
+            target.copy_(source)
+
+    return timed(copy, repeats)
+
+
+def timed(action: Callable[[], None], repeats: int) -> list[float]:
+    """Seconds of each call, the first of which is not counted."""
+    seconds = []
+    for _ in range(repeats + 1):
+        start_s = time.perf_counter()
+        action()
+        seconds.append(time.perf_counter() - start_s)
+    return seconds[1:]
+
+
+_Receiver = Callable[[Connection, str, KVCacheLayout, int], None]
+
+
+def in_two_processes(receive: _Receiver, way: str, layout: KVCacheLayout, repeats: int) -> list[float]:
+    """The producer sends from here; the seconds are the consumer's, from asking to having."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    consumer = context.Process(target=receive, args=(theirs, way, layout, repeats))
+    consumer.start()
+    theirs.close()
+    pool = make_pool(way, layout)
+    if way == "raw":
+        _send_raw(ours, pool)
+    else:
+        _send_chunks(ours, way, pool)
+    seconds: list[float] = ours.recv()
+    consumer.join(_TIMEOUT_S)
+    return seconds
+
+
+def _send_chunks(consumer: Connection, way: str, pool: Tensor) -> None:
+    pending = make_transport(way, pool).listen()
+    consumer.send(pending.rendezvous)
+    link = pending.accept(_TIMEOUT_S)
+    blocks = shuffled_blocks(pool, 0)
+    while consumer.recv():
+        link.send(blocks, _TIMEOUT_S)
+    link.close()
+
+
+def _receive_chunks(producer: Connection, way: str, layout: KVCacheLayout, repeats: int) -> None:
+    torch.set_num_threads(1)
+    pool = make_pool("target", layout)
+    link = make_transport(way, pool).connect(producer.recv(), _TIMEOUT_S)
+    blocks = shuffled_blocks(pool, 1)
+
+    def receive() -> None:
+        producer.send(True)
+        link.receive(blocks, _TIMEOUT_S)
+
+    seconds = timed(receive, repeats)
+    producer.send(False)
+    producer.send(seconds)
+    link.close()
+
+
+def _send_raw(consumer: Connection, pool: Tensor) -> None:
+    with socket.create_server((_HOST, 0)) as listener:
+        consumer.send(listener.getsockname()[1])
+        connection, _ = listener.accept()
+        with connection:
+            while consumer.recv():
+                connection.sendall(pool.view(-1).numpy().data.cast("B"))
+
+
+def _receive_raw(producer: Connection, way: str, layout: KVCacheLayout, repeats: int) -> None:
+    del way
+    buffer = make_pool("target", layout).view(-1).numpy().data.cast("B")
+    with socket.create_connection((_HOST, producer.recv())) as connection:
+
+        def receive() -> None:
+            producer.send(True)
+            waiting = buffer
+            while waiting.nbytes:
+                waiting = waiting[connection.recv_into(waiting) :]
+
+        seconds = timed(receive, repeats)
+        producer.send(False)
+        producer.send(seconds)
+
+
+if __name__ == "__main__":
+    main()
