@@ -23,7 +23,14 @@ class ParkedMessages:
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def put(self, link: PeerLink, message: Ready, now_s: float) -> bool:
-        """Keep a READY; False if it is to be refused now: its request has ended, or too many are kept."""
+        """Keep a READY; False if it is to be refused now: its request has ended, or too many are kept, or a later
+        attempt is kept already. A later attempt takes an earlier one's place.
+        """
+        earlier = self._parked.get(message.transfer_id)
+        if earlier is not None and message.attempt < earlier[2].attempt:
+            return False
+        # Invariant: in the order of their deadlines.
+        self._parked.pop(message.transfer_id, None)
         if message.transfer_id in self._ended or len(self._parked) >= _MAX_PARKED:
             self._ended.pop(message.transfer_id, None)
             return False

@@ -78,3 +78,14 @@ def test_the_oldest_ended_transfer_is_forgotten_first() -> None:
         parked.refuse_later(str(i))
     assert parked.put(link, ready("0"), 0.0)
     assert not parked.put(link, ready("1"), 0.0)
+
+
+def test_a_later_attempt_takes_an_earlier_ones_place_and_never_the_other_way_round() -> None:
+    parked, link = ParkedMessages(5.0), new_link()
+    earlier, later = Ready("a", 1, 0, 10), Ready("a", 2, 0, 10)
+    parked.put(link, earlier, 0.0)
+    parked.put(link, ready("b"), 1.0)
+    assert parked.put(link, later, 2.0)
+    assert not parked.put(link, earlier, 3.0)
+    assert parked.expire(6.5) == [(link, ready("b"))]
+    assert parked.take("a") == (link, later)
