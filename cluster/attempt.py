@@ -119,6 +119,11 @@ class Attempt:
         return self._order.token_ids
 
     @property
+    def lost_engine_ids(self) -> set[str]:
+        """The engines whose session broke while they had the request."""
+        return {stream.engine_id for stream in self._streams if stream.was_lost}
+
+    @property
     def prefill_report(self) -> EngineReport | None:
         """The prefill engine's part; None if the decode engine does all of it."""
         return None if self._prefill is None else self._prefill.report

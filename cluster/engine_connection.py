@@ -7,6 +7,7 @@ itself (token 0 ended it: the engine names it in finished_req_ids). It raises En
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -80,4 +81,8 @@ class EnginePool(Protocol):
 
     def snapshot(self) -> Sequence[EngineConnection]:
         """The engines that serve now: ready, and not draining."""
+        ...
+
+    def next_change(self) -> asyncio.Event:
+        """An event that is set when engines have come since this call."""
         ...

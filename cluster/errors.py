@@ -95,6 +95,7 @@ class EngineFailed(ClusterError):
 
     def __init__(self, request_id: str, reason: str, *, num_new_tokens: int, can_resume: bool) -> None:
         super().__init__(f"{request_id}: {reason}")
+        self.reason = reason
         self.num_new_tokens = num_new_tokens
         self.can_resume = can_resume
 

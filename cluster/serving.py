@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 
 from cluster.attempt import Attempt
 from cluster.engine_connection import EnginePool
@@ -13,6 +13,7 @@ from cluster.errors import FieldViolation, InvalidRequest, Overloaded
 from cluster.generation import GenerateChunk, GenerateEnd, GenerateRequest, GenerateTimings, Usage
 from cluster.input_processor import InputProcessor
 from cluster.output_processor import OutputProcessor, ProcessedOutput
+from cluster.recovery import Recovery, RecoveryPolicy
 from cluster.router.base import Router
 
 
@@ -31,6 +32,7 @@ class Serving:
         *,
         max_requests_in_flight: int = 1024,
         retry_delay_s: float = 1.0,
+        recovery_policy: RecoveryPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """retry_delay_s: what a client is told that comes when max_requests_in_flight are there already."""
@@ -40,6 +42,7 @@ class Serving:
         self._max_requests_in_flight = max_requests_in_flight
         self._retry_delay_s = retry_delay_s
         self._clock = clock
+        self._recovery_policy = recovery_policy or RecoveryPolicy()
         self._request_ids: set[str] = set()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
@@ -52,11 +55,11 @@ class Serving:
         with self._admitted(request.request_id):
             engine_request = await self.input_processor.process(request)
             output_processor = OutputProcessor(self.input_processor.tokenizer.backend, engine_request, request.sampling)
-            route = self._router.choose(len(engine_request.prompt_token_ids), self._engines.snapshot())
+            recovery = Recovery(self._router, self._engines, engine_request, deadline_s, self._recovery_policy)
             # Told to the client in its first chunk: a request can only be resumed with the seed that it began with.
             seed: int | None = engine_request.sampling_params.seed
-            async with Attempt(route, engine_request, deadline_s) as attempt:
-                async for output in attempt:
+            async with aclosing(recovery.outputs()) as outputs:
+                async for output in outputs:
                     processed = output_processor.process(output)
                     stopwatch.count(len(processed.token_ids))
                     if processed.finish_reason is not None:
@@ -65,7 +68,8 @@ class Serving:
                     seed = None
             # The engines are free of the request before its client has read the end.
             num_tokens = (len(engine_request.prompt_token_ids), output_processor.num_output_tokens)
-            yield _chunk(processed, seed, _end(processed, *num_tokens, attempt, stopwatch))
+            assert recovery.attempt is not None
+            yield _chunk(processed, seed, _end(processed, *num_tokens, recovery.attempt, stopwatch))
 
     @property
     def num_requests_in_flight(self) -> int:

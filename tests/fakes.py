@@ -110,9 +110,23 @@ class FakePool:
 
     def __init__(self, *engines: EngineConnection) -> None:
         self.engines = list(engines)
+        self._change: asyncio.Event | None = None
+        self.is_watched = asyncio.Event()
 
     def snapshot(self) -> Sequence[EngineConnection]:
         return list(self.engines)
+
+    def next_change(self) -> asyncio.Event:
+        self._change = self._change or asyncio.Event()
+        self.is_watched.set()
+        return self._change
+
+    def replace(self, *engines: EngineConnection) -> None:
+        """A newer membership."""
+        self.engines = list(engines)
+        if self._change is not None:
+            self._change.set()
+            self._change = None
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -16,6 +16,7 @@ from cluster.pool.canary import run_canary
 from cluster.pool.membership import Membership
 from cluster.pool.session import EngineSession
 from cluster.pool.session_pool import SessionPool
+from cluster.recovery import RecoveryPolicy
 from cluster.router.least_loaded import LeastLoadedPair
 from cluster.serving import Serving
 
@@ -56,6 +57,7 @@ class IngressProcess:
             LeastLoadedPair(),
             self._sessions(),
             max_requests_in_flight=config.ingress.max_requests_in_flight,
+            recovery_policy=RecoveryPolicy(config.ingress.max_attempts, config.ingress.recovery_timeout_s),
         )
         self._server = IngressServer(serving, config.ingress.host, config.ingress.port)
         return await self._server.start()

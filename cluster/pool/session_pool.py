@@ -21,10 +21,15 @@ class SessionPool:
         self._membership = Membership(0, ())
         self._sessions: dict[tuple[str, int], EngineSession] = {}
         self._update_lock = asyncio.Lock()
+        self._change = asyncio.Event()
 
     def snapshot(self) -> Sequence[EngineConnection]:
         """The engines that serve now."""
         return [session for session in self._sessions.values() if not session.is_lost]
+
+    def next_change(self) -> asyncio.Event:
+        """An event that is set when engines have come since this call."""
+        return self._change
 
     @property
     def version(self) -> int:
@@ -42,6 +47,8 @@ class SessionPool:
             await asyncio.gather(*(self._sessions.pop(key).close() for key in gone))
             fresh = [EngineSession(engine) for key, engine in wanted.items() if key not in self._sessions]
             await asyncio.gather(*(self._open(session) for session in fresh))
+            self._change.set()
+            self._change = asyncio.Event()
 
     async def close(self) -> None:
         """Close every session."""

@@ -11,6 +11,7 @@ from cluster.engine_connection import EngineRole
 from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TextPrompt
 from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
+from cluster.recovery import RecoveryPolicy
 from cluster.router.least_loaded import LeastLoadedPair
 from cluster.serving import Serving
 from kv_transfer.stats import TransferTimings
@@ -37,13 +38,19 @@ class Pair:
         return self.prefill.num_unfinished_requests + self.decode.num_unfinished_requests
 
 
-def make_serving(*engines: FakeEngine, max_requests_in_flight: int = 100) -> Serving:
-    """Serving whose clock goes on by one second with each reading."""
+def make_serving(
+    *engines: FakeEngine,
+    max_requests_in_flight: int = 100,
+    recovery_policy: RecoveryPolicy | None = None,
+    pool: FakePool | None = None,
+) -> Serving:
+    """Serving whose clock goes on by one second with each reading. It recovers nothing unless it is told to."""
     ticks = count()
     return Serving(
         InputProcessor(MODEL, ModelTokenizer(byte_tokenizer()), wall_clock=lambda: 1000.0),
         LeastLoadedPair(),
-        FakePool(*engines),
+        pool or FakePool(*engines),
+        recovery_policy=recovery_policy or RecoveryPolicy(max_attempts=1),
         max_requests_in_flight=max_requests_in_flight,
         retry_delay_s=1.5,
         clock=lambda: float(next(ticks)),

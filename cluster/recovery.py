@@ -1,0 +1,126 @@
+"""A request over as many attempts as it takes: what one engine lost, another goes on with.
+
+An attempt that failed by its engines' fault is followed by one elsewhere, which is given the tokens that the client has
+and goes on at the next position. Tokens are a function of (seed, position) and what is before them, so the client sees
+nothing of it but a pause. Each attempt has an id of its own at the engines: what is left of an earlier one cannot be
+taken for it.
+
+A request is given up after max_attempts, and after two engines have died with it: it may be what kills them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+
+from actors.core.outputs import EngineCoreOutput
+from actors.core.request import EngineCoreRequest
+from cluster.attempt import Attempt
+from cluster.engine_connection import EngineConnection, EnginePool
+from cluster.errors import DeadlineExceeded, EngineFailed, NoEngineAvailable
+from cluster.router.base import Route, Router
+
+logger = logging.getLogger(__name__)
+
+_MAX_ENGINES_LOST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPolicy:
+    """How long a request is kept alive.
+
+    max_attempts:     the first one included
+    engine_timeout_s: how long a request whose engine failed waits for one that can go on with it
+    """
+
+    max_attempts: int = 4
+    engine_timeout_s: float = 60.0
+
+
+class Recovery:
+    """attempt is the newest one, for its reports; None before the first."""
+
+    def __init__(
+        self,
+        router: Router,
+        engines: EnginePool,
+        request: EngineCoreRequest,
+        deadline_s: float | None,
+        policy: RecoveryPolicy,
+    ) -> None:
+        """deadline_s: on the event loop's clock."""
+        self._router = router
+        self._engines = engines
+        self._original = request
+        self._request = request
+        self._deadline_s = deadline_s
+        self._policy = policy
+        self._num_engines_lost = 0
+        self.attempt: Attempt | None = None
+
+    async def outputs(self) -> AsyncGenerator[EngineCoreOutput, None]:
+        """Every output in order, each position once. Closing it aborts the attempt that runs.
+
+        Raises NoEngineAvailable before the first attempt; EngineFailed, DeadlineExceeded.
+        """
+        route = self._choose()
+        for number in range(1, self._policy.max_attempts + 1):
+            try:
+                async with Attempt(route, self._request, self._deadline_s) as attempt:
+                    self.attempt = attempt
+                    async for output in attempt:
+                        yield output
+                        if output.finish_reason is not None:
+                            return
+            except EngineFailed as failure:
+                self._num_engines_lost += len(attempt.lost_engine_ids)
+                self._give_up_or_go_on(failure, attempt, is_last=number == self._policy.max_attempts)
+                route = await self._choose_again(failure)
+
+    def _give_up_or_go_on(self, failure: EngineFailed, attempt: Attempt, *, is_last: bool) -> None:
+        token_ids = list(attempt.token_ids)
+        request_id = self._original.request_id
+        # The client counts from what it came with, not from where this attempt began.
+        failure.num_new_tokens = len(token_ids) - len(self._original.output_token_ids)
+        if self._num_engines_lost >= _MAX_ENGINES_LOST:
+            reason = f"{failure.reason}; {self._num_engines_lost} engines died with the request"
+            raise EngineFailed(request_id, reason, num_new_tokens=failure.num_new_tokens, can_resume=False) from failure
+        if is_last or not failure.can_resume:
+            raise failure
+        logger.warning(
+            "a request goes on elsewhere",
+            extra={"request_id": request_id, "num_output_tokens": len(token_ids), "reason": str(failure)},
+        )
+        number = self._request.attempt + 1
+        self._request = replace(
+            self._original, request_id=f"{request_id}+{number}", attempt=number, output_token_ids=token_ids
+        )
+
+    def _choose(self) -> Route[EngineConnection]:
+        num_tokens = len(self._request.prompt_token_ids) + len(self._request.output_token_ids)
+        return self._router.choose(num_tokens, self._engines.snapshot())
+
+    async def _choose_again(self, failure: EngineFailed) -> Route[EngineConnection]:
+        """Choose engines to go on with; wait for them if there are none."""
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + self._policy.engine_timeout_s
+        limit_s = give_up_s if self._deadline_s is None else min(give_up_s, self._deadline_s)
+        while True:
+            change = self._engines.next_change()
+            try:
+                return self._choose()
+            except NoEngineAvailable as missing:
+                try:
+                    async with asyncio.timeout_at(limit_s):
+                        await change.wait()
+                except TimeoutError:
+                    if limit_s != give_up_s:
+                        raise DeadlineExceeded(self._original.request_id) from None
+                    raise self._unserved(failure, missing) from missing
+
+    def _unserved(self, failure: EngineFailed, missing: NoEngineAvailable) -> EngineFailed:
+        num_new_tokens = len(self._request.output_token_ids) - len(self._original.output_token_ids)
+        reason = f"{failure.reason}; then {missing}"
+        return EngineFailed(self._original.request_id, reason, num_new_tokens=num_new_tokens, can_resume=True)
