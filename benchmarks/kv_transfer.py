@@ -17,14 +17,12 @@ import torch
 from torch import Tensor
 
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.transports.base import Transport
-from kv_transfer.transports.gloo import GlooTransport
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.transports.tcp import TcpTransport
 
 _HOST = "127.0.0.1"
 _TIMEOUT_S = 30.0
-_WAYS = ("gloo", "tcp", "shared memory")
+_WAYS = ("tcp", "shared memory")
 
 
 def main() -> None:
@@ -57,11 +55,6 @@ def make_pool(way: str, layout: KVCacheLayout) -> Tensor:
     """Touched memory."""
     pool = allocate_shared_pool(layout) if way == "shared memory" else torch.zeros(layout.shape)
     return pool.fill_(1.0)
-
-
-def make_transport(way: str, pool: Tensor) -> Transport:
-    """As an engine would."""
-    return GlooTransport(_HOST, _TIMEOUT_S) if way == "gloo" else TcpTransport(_HOST, pool)
 
 
 def shuffled_blocks(pool: Tensor, seed: int) -> list[Tensor]:
@@ -113,7 +106,7 @@ def in_two_processes(receive: _Receiver, way: str, layout: KVCacheLayout, repeat
 
 
 def _send_chunks(consumer: Connection, way: str, pool: Tensor) -> None:
-    pending = make_transport(way, pool).listen()
+    pending = TcpTransport(_HOST, pool).listen()
     consumer.send(pending.rendezvous)
     link = pending.accept(_TIMEOUT_S)
     blocks = shuffled_blocks(pool, 0)
@@ -125,7 +118,7 @@ def _send_chunks(consumer: Connection, way: str, pool: Tensor) -> None:
 def _receive_chunks(producer: Connection, way: str, layout: KVCacheLayout, repeats: int) -> None:
     torch.set_num_threads(1)
     pool = make_pool("target", layout)
-    link = make_transport(way, pool).connect(producer.recv(), _TIMEOUT_S)
+    link = TcpTransport(_HOST, pool).connect(producer.recv(), _TIMEOUT_S)
     blocks = shuffled_blocks(pool, 1)
 
     def receive() -> None:

@@ -10,7 +10,7 @@ class KVTransferConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    transport: Literal["auto", "gloo", "loopback", "nccl", "tcp"] = Field(
+    transport: Literal["auto", "loopback", "nccl", "tcp"] = Field(
         "auto",
         description="auto chooses by device: tcp on the CPU (shared memory within a host), nccl (GPU to GPU, through "
         "cupy) on a GPU.",

@@ -16,7 +16,6 @@ from kv_transfer.layout import KVCacheLayout
 from kv_transfer.loopback import LoopbackControl
 from kv_transfer.params import EngineAddress
 from kv_transfer.transports.base import Transport
-from kv_transfer.transports.gloo import GlooTransport
 from kv_transfer.transports.loopback import LoopbackTransport
 from kv_transfer.transports.nccl import ABORT_MARGIN_S, NcclTransport
 from kv_transfer.transports.nccl_device import CudaDevice, mark_compute
@@ -98,8 +97,6 @@ def make_transport(
             f"{kv_cache.device}; use 'auto'"
         )
     host, _, _ = identity.control_address.rpartition(":")
-    if config.transport == "gloo":
-        return GlooTransport(host, config.connect_timeout_s)
     return TcpTransport(host, kv_cache)
 
 

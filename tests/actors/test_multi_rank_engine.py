@@ -79,7 +79,7 @@ def running(
 
 
 def _config(directory: Path, size: int, overlap: bool, rank_timeout_s: float) -> EngineConfig:
-    config = engine_config(directory, overlap=overlap, transfer=KVTransferConfig(transport="gloo"))
+    config = engine_config(directory, overlap=overlap, transfer=KVTransferConfig(transport="tcp"))
     settings = {"tensor_parallel_size": size, "rank_timeout_s": rank_timeout_s}
     return config.model_copy(update={"parallel": config.parallel.model_copy(update=settings)})
 

@@ -1,4 +1,4 @@
-"""A cluster without Ray: two engine servers and an ingress in one process, joined by gRPC and gloo on loopback."""
+"""A cluster without Ray: two engine servers and an ingress in one process, joined by gRPC and TCP on loopback."""
 
 from __future__ import annotations
 

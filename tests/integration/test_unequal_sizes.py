@@ -41,7 +41,7 @@ class Engine:
 
 
 class Fleet:
-    """One prefill and one decode engine of every size, of one checkpoint; all of them joined by gRPC and gloo."""
+    """One prefill and one decode engine of every size, of one checkpoint; all of them joined by gRPC and sockets."""
 
     def __init__(self, directory: Path, num_kv_heads: int, opened: ExitStack) -> None:
         self.directory = directory
@@ -66,7 +66,7 @@ class Fleet:
             max_num_batched_tokens=32,
             # Of every pair of sizes some have steps that overlap.
             overlap=tp_size == 2,
-            transfer=KVTransferConfig(transport="gloo"),
+            transfer=KVTransferConfig(transport="tcp"),
         )
         parallel = config.parallel.model_copy(update={"tensor_parallel_size": tp_size})
         address = EngineAddress(f"{role}-tp{tp_size}", 1, control.address)

@@ -33,7 +33,7 @@ from kv_transfer.stats import TransferStats
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.worker_connector import ConnectorWorker
 
-Join = Literal["loopback", "gloo", "tcp", "shared memory"]
+Join = Literal["loopback", "tcp", "shared memory"]
 """The last two are one transport, over pools that are not, or are, in memory files."""
 T = TypeVar("T")
 

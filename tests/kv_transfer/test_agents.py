@@ -21,7 +21,7 @@ TARGET = (2, 30, 11, 6)
 NUM_TOKENS = 14
 """Four blocks of four; the last one is partial."""
 
-JOINS: tuple[Join, ...] = ("loopback", "gloo", "tcp", "shared memory")
+JOINS: tuple[Join, ...] = ("loopback", "tcp", "shared memory")
 NUM_IDLE_GRPC = 5
 """gRPC's own pool grows and shrinks as it likes, by a thread or two."""
 

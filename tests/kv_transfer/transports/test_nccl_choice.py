@@ -44,7 +44,7 @@ class CudaCache:
 
 
 def choose(
-    transport: Literal["auto", "gloo", "loopback", "nccl"], cache: object, control: Control | None = None
+    transport: Literal["auto", "loopback", "nccl", "tcp"], cache: object, control: Control | None = None
 ) -> Transport:
     config = KVTransferConfig(transport=transport)
     return make_transport(config, ADDRESS, control or NoControl(), cache, pytest.fail)  # type: ignore[arg-type]  # CudaCache
@@ -77,9 +77,9 @@ def test_nccl_without_cupy_is_refused_with_the_install_command(monkeypatch: pyte
         choose("auto", CudaCache())
 
 
-def test_gloo_on_a_gpu_is_refused() -> None:
-    with pytest.raises(TransportUnavailable, match="'gloo' moves CPU memory, but this engine's KV cache is on cuda:1"):
-        choose("gloo", CudaCache())
+def test_tcp_on_a_gpu_is_refused() -> None:
+    with pytest.raises(TransportUnavailable, match="'tcp' moves CPU memory, but this engine's KV cache is on cuda:1"):
+        choose("tcp", CudaCache())
 
 
 def test_nccl_within_one_process_is_refused() -> None:
