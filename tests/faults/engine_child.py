@@ -1,0 +1,226 @@
+"""One engine as it runs in a process of its own, with points at which it can be made to fail. See engine_process.py."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from unittest.mock import patch
+
+import grpc
+import torch
+from torch import Tensor
+
+from actors import engine_server
+from actors.config import EngineConfig
+from actors.core.stats import SchedulerStats
+from actors.engine_server import EngineServer
+from actors.model import model_runner
+from kv_transfer import links, worker_connector
+from kv_transfer.agent import TransferAgent
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.transports import tcp
+from kv_transfer.transports.base import Transport
+from kv_transfer.transports.shared_pool import allocate_shared_pool
+from tests.faults.fault_points import Fault, FaultPoints, FaultyTransport, faulty_control, faulty_streams
+
+_TIMEOUT_S: Final = 60.0
+_CLONE_NEWNET: Final = 0x40000000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an engine runs. namespace: of the network, None for the test's own. port: 0 for a free one."""
+
+    host: str = "127.0.0.1"
+    namespace: str | None = None
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One life of an engine.
+
+    is_pool_shared:   its KV pool is in a memory file, so that links within a host go through shared memory
+    protocol_version: what it says to its peers that it speaks; None: what it does
+    """
+
+    engine_id: str
+    incarnation: int
+    config: EngineConfig
+    place: Place = Place()
+    is_pool_shared: bool = False
+    protocol_version: int | None = None
+
+
+class EngineChild:
+    """Its public methods are what the test can ask for; they come one at a time, from the process's main thread."""
+
+    def __init__(self, fired: Connection, life: Life) -> None:
+        if life.place.namespace is not None:
+            # Before any other thread: those that are started later inherit it.
+            _enter_network_namespace(life.place.namespace)
+        torch.set_num_threads(1)
+        self._points = FaultPoints(fired)
+        self._changed = threading.Condition()
+        self._stats = SchedulerStats()
+        self._agents: list[TransferAgent] = []
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="loop", daemon=True).start()
+        with ExitStack() as patches:
+            self._wrap(life, patches)
+            self._server = EngineServer(life.config, life.engine_id, life.incarnation)
+            self._address = self._await(self._start(life))
+        self._watch()
+
+    def address(self) -> str:
+        """host:port, for sessions and for its peers."""
+        return self._address
+
+    def arm(self, fault: Fault | None) -> None:
+        """Let a fault happen next."""
+        self._points.arm(fault)
+
+    def release(self) -> None:
+        """Let a thread go on that a fault holds."""
+        self._points.release()
+
+    def link_kinds(self) -> list[str]:
+        """The data links that were opened here, by class, in order."""
+        return self._points.link_kinds
+
+    def stats(self) -> SchedulerStats:
+        """The newest snapshot."""
+        return self._stats
+
+    def wait_for(self, expected: dict[str, int], timeout_s: float = _TIMEOUT_S) -> None:
+        """Wait until the engine's counters, or its transfers', are as expected."""
+        self._wait(lambda: self._differing(expected) == {}, timeout_s, lambda: self._differing(expected))
+
+    def wait_until_whole(self, timeout_s: float = _TIMEOUT_S) -> None:
+        """Wait until nothing is left of any request or transfer, then check the pool's and the queues' integrity."""
+        self._wait(lambda: not self._leftovers(), timeout_s, self._leftovers)
+        self._server.check_integrity()
+
+    def stop(self) -> None:
+        """End the engine as its actor would."""
+        self._await(self._server.stop())
+
+    async def _start(self, life: Life) -> str:
+        # gRPC binds the port that EngineServer asks for: a free one, or that of this engine's earlier life.
+        make_server = grpc.aio.server
+
+        def make_server_on_port(**options: Any) -> grpc.aio.Server:
+            server = make_server(**options)
+            bind = server.add_insecure_port
+            wanted = f"{life.place.host}:{life.place.port}"
+            return _with(server, "add_insecure_port", lambda _: bind(wanted))
+
+        with patch.object(grpc.aio, "server", make_server_on_port):
+            return await self._server.start(life.place.host)
+
+    def _wrap(self, life: Life, patches: ExitStack) -> None:
+        """While the engine is put together."""
+        make_transport = worker_connector.make_transport
+
+        def make_faulty_transport(*args: Any) -> Transport:
+            return FaultyTransport(make_transport(*args), self._points)
+
+        def keep_agent(*args: Any) -> TransferAgent:
+            self._agents.append(TransferAgent(*args))
+            return self._agents[-1]
+
+        wrapped: list[tuple[Any, str, Any]] = [
+            (worker_connector, "make_transport", make_faulty_transport),
+            (worker_connector, "TransferAgent", keep_agent),
+            (engine_server, "GrpcControl", faulty_control(self._points)),
+            (model_runner, "allocate_kv_cache", _allocate_shared if life.is_pool_shared else _allocate),
+        ]
+        for target, name, replacement in wrapped:
+            patches.enter_context(patch.object(target, name, replacement))
+        # Needed for as long as the process lives.
+        patch.object(tcp, "ByteStream", faulty_streams(self._points)).start()
+        if life.protocol_version is not None:
+            patch.object(links, "PROTOCOL_VERSION", life.protocol_version).start()
+
+    def _watch(self) -> None:
+        """Hear of every snapshot that the engine thread makes, and of every event that the transfer agent handles."""
+        core, agent = self._server._core, self._agents[0]
+        assert core is not None
+        make_stats, publish = core.make_stats, agent._publish
+
+        def make_and_keep_stats() -> SchedulerStats:
+            stats = make_stats()
+            with self._changed:
+                self._stats = stats
+                self._changed.notify_all()
+            return stats
+
+        def publish_and_notify() -> None:
+            publish()
+            with self._changed:
+                self._changed.notify_all()
+
+        _with(core, "make_stats", make_and_keep_stats)
+        _with(agent, "_publish", publish_and_notify)
+        self._server._wake.set()
+
+    def _differing(self, expected: dict[str, int]) -> dict[str, tuple[int | None, int]]:
+        """By counter: what it is, and what was expected."""
+        found = {name: self._counter(name) for name in expected}
+        return {name: (found[name], count) for name, count in expected.items() if found[name] != count}
+
+    def _counter(self, name: str) -> int | None:
+        own = getattr(self._stats, name, None)
+        return own if own is not None else getattr(self._stats.transfer_stats, name, None)
+
+    def _leftovers(self) -> dict[str, object]:
+        stats, transfers = self._stats, self._agents[0]._transfers
+        left: dict[str, object] = {
+            "the engine died": self._server.error,
+            "requests": stats.num_running_reqs + stats.num_waiting_reqs + stats.num_waiting_for_remote_kvs,
+            "held requests": stats.num_held_reqs,
+            "blocks": stats.num_blocks - stats.num_free_blocks,
+            "transfers": {**transfers._producing, **transfers._consuming},
+            "parked messages": transfers._parked._parked,
+        }
+        return {name: count for name, count in left.items() if count}
+
+    def _wait(self, is_so: Callable[[], bool], timeout_s: float, say: Callable[[], object]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(is_so, timeout_s), f"after {timeout_s:g} s: {say()}"
+
+    def _await(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_TIMEOUT_S)
+
+
+def _allocate(layout: KVCacheLayout, device: torch.device) -> Tensor:
+    return torch.zeros(layout.shape, dtype=getattr(torch, layout.dtype), device=device)
+
+
+def _allocate_shared(layout: KVCacheLayout, device: torch.device) -> Tensor:
+    assert device.type == "cpu"
+    return allocate_shared_pool(layout)
+
+
+def _with(target: T, name: str, value: object) -> T:
+    setattr(target, name, value)
+    return target
+
+
+def _enter_network_namespace(name: str) -> None:
+    fd = os.open(Path("/run/netns") / name, os.O_RDONLY)
+    try:
+        if ctypes.CDLL(None, use_errno=True).setns(fd, _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter network namespace {name}")
+    finally:
+        os.close(fd)

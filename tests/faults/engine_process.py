@@ -1,0 +1,137 @@
+"""An engine in a process of its own, as the test holds it: calls over a pipe, one at a time, each with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import traceback
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from actors.core.stats import SchedulerStats
+from cluster.engine_connection import EngineDescriptor, EngineRole
+from tests.faults.engine_child import EngineChild, Life
+from tests.faults.fault_points import Fault
+
+_TIMEOUT_S: Final = 60.0
+_PRELOADED: Final = ["actors.engine_server", "kv_transfer.transports.tcp", "transformers.models.llama.modeling_llama"]
+
+
+class CallFailed(AssertionError):
+    """The call raised; the text is the other side's traceback."""
+
+
+class EngineProcess:
+    """Started on construction. A fork server has the libraries loaded, so a start takes a fraction of a second."""
+
+    def __init__(self, life: Life, role: EngineRole) -> None:
+        self.life = life
+        self.role = role
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
+        self._pipe, far_pipe = context.Pipe()
+        self._fired, far_fired = context.Pipe(duplex=False)
+        self._process = context.Process(target=_serve, args=(far_pipe, far_fired, life), daemon=True)
+        self._process.start()
+        far_pipe.close()
+        far_fired.close()
+        self._take_answer("the start")
+        self.address = str(self.call("address"))
+
+    @property
+    def descriptor(self) -> EngineDescriptor:
+        """What a session needs to know of it."""
+        return EngineDescriptor(self.life.engine_id, self.life.incarnation, self.role, self.address)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def next_life(self, *, same_port: bool = False) -> EngineProcess:
+        """Start the same engine again, under a new incarnation."""
+        assert not self.is_alive
+        port = int(self.address.rpartition(":")[2]) if same_port else 0
+        place = replace(self.life.place, port=port)
+        return EngineProcess(replace(self.life, incarnation=self.life.incarnation + 1, place=place), self.role)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the EngineChild and wait for its result. Raises CallFailed."""
+        self._pipe.send((method, arguments))
+        return self._take_answer(method)
+
+    def arm(self, fault: Fault | None) -> None:
+        """Let a fault happen next."""
+        self.call("arm", fault)
+
+    async def wait_fired(self) -> Fault:
+        """Wait until the armed fault happens."""
+        return await asyncio.to_thread(self._take_fired)
+
+    async def wait_for(self, **expected: int) -> None:
+        """Wait until the engine's counters are so."""
+        await asyncio.to_thread(self.call, "wait_for", expected)
+
+    async def wait_until_whole(self) -> None:
+        """Wait until nothing is left of any request, and check the engine's integrity."""
+        await asyncio.to_thread(self.call, "wait_until_whole")
+
+    def stats(self) -> SchedulerStats:
+        """The engine's newest counters."""
+        stats = self.call("stats")
+        assert isinstance(stats, SchedulerStats)
+        return stats
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    async def wait_dead(self) -> None:
+        """Wait until the process is gone."""
+        await asyncio.to_thread(self._process.join, _TIMEOUT_S)
+        assert not self.is_alive
+
+    def end(self) -> None:
+        """Kill it, if it lives, and let everything go."""
+        self._process.kill()
+        self._process.join(_TIMEOUT_S)
+        self._process.close()
+        self._pipe.close()
+        self._fired.close()
+
+    def _take_fired(self) -> Fault:
+        assert self._fired.poll(_TIMEOUT_S), "the fault did not happen"
+        fault = self._fired.recv()
+        assert isinstance(fault, Fault)
+        return fault
+
+    def _take_answer(self, what: str) -> Any:
+        assert self._pipe.poll(_TIMEOUT_S + 10.0), f"{what}: no answer"
+        is_fine, answer = self._pipe.recv()
+        if not is_fine:
+            raise CallFailed(f"{self.life.engine_id}, {what}:\n{answer}")
+        return answer
+
+
+def _serve(pipe: Connection, fired: Connection, life: Life) -> None:
+    child = _answer(pipe, lambda: EngineChild(fired, life), has_result=False)
+    while child is not None:
+        try:
+            method, arguments = pipe.recv()
+        except EOFError:
+            break
+        _answer(pipe, lambda: getattr(child, method)(*arguments))  # noqa: B023  # called at once
+    # The engine's threads are in the middle of something; nothing here is worth an orderly end.
+    os._exit(0)
+
+
+def _answer(pipe: Connection, call: Any, *, has_result: bool = True) -> Any:
+    try:
+        result = call()
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+        return None
+    pipe.send((True, result if has_result else None))
+    return result

@@ -1,0 +1,258 @@
+"""Faults inside an engine's process: what happens, where on the way of a chunk, and to which chunk.
+
+One fault is armed at a time, fires once and says so first. The links, streams and sockets that it needs to get at are
+wrapped here; the product knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
+
+from torch import Tensor
+
+from kv_transfer.control import StreamEvents
+from kv_transfer.grpc_control import GrpcControl, GrpcStream
+from kv_transfer.params import EngineAddress
+from kv_transfer.transports.base import ComputeEvent, DataLink, PendingLink, Transport
+from kv_transfer.transports.byte_stream import ByteStream
+
+_RELEASE_TIMEOUT_S: Final = 30.0
+_SMALLEST_PAYLOAD_SIZE_BYTES: Final = 1024
+"""Blocks are larger, headers and acknowledgements are smaller."""
+
+
+class Point(Enum):
+    """Where a fault happens."""
+
+    DIALLING = auto()
+    """A consumer is about to dial."""
+    LISTENING = auto()
+    """A producer was dialled and opens a link; READY is said only afterwards."""
+    BEFORE_CHUNK = auto()
+    """It is announced."""
+    INSIDE_CHUNK = auto()
+    """Half of its bytes are on the way or in place; or it is named, and not yet copied."""
+    AFTER_CHUNK = auto()
+
+
+class Action(Enum):
+    """What happens to the process, or is done by it."""
+
+    KILL = auto()
+    STOP = auto()
+    HOLD = auto()
+    """The thread waits there until the test lets it go on."""
+    CUT_DATA = auto()
+    CUT_CONTROL = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """chunk: counted from 1 over all links, from the moment the fault is armed. peer: whose control stream is cut."""
+
+    action: Action
+    point: Point
+    chunk: int = 1
+    peer: str = ""
+
+
+class FaultPoints:
+    """Called from every thread of the engine. fired: where the test hears of it. link_kinds: of links opened so far."""
+
+    def __init__(self, fired: Connection) -> None:
+        self._fired = fired
+        self._lock = threading.Lock()
+        self._fault: Fault | None = None
+        self._num_chunks = 0
+        self._here = threading.local()
+        self._is_released = threading.Event()
+        self.link_kinds: list[str] = []
+
+    def arm(self, fault: Fault | None) -> None:
+        """Let this one happen next; None: nothing."""
+        with self._lock:
+            self._fault, self._num_chunks = fault, 0
+            self._is_released.clear()
+
+    def release(self) -> None:
+        """End a HOLD."""
+        self._is_released.set()
+
+    def begin_chunk(self) -> int:
+        """The chunk's number, to be given to reach() along the way of it."""
+        with self._lock:
+            self._num_chunks += 1
+            return self._num_chunks
+
+    def open_link(self, link: DataLink) -> FaultyLink:
+        """Wrap a link that has been opened."""
+        self.link_kinds.append(type(link).__name__)
+        return FaultyLink(link, self)
+
+    def reach(self, point: Point, chunk: int = 1, cut_data: Callable[[], None] = lambda: None) -> None:
+        """This thread is at this point."""
+        with self._lock:
+            fault = self._fault
+            if fault is None or (fault.point, fault.chunk) != (point, chunk):
+                return
+            self._fault = None
+        self._fired.send(fault)
+        self._happen(fault, cut_data)
+
+    @contextlib.contextmanager
+    def inside(self, chunk: int) -> Iterator[None]:
+        """Mark what this thread does on its byte stream as a part of this chunk."""
+        self._here.chunk, self._here.num_calls = chunk, 0
+        try:
+            yield
+        finally:
+            self._here.chunk = None
+
+    def chunk_here(self) -> int | None:
+        """Which chunk this thread moves now."""
+        return getattr(self._here, "chunk", None)
+
+    def count_call(self) -> int:
+        """How many calls of its byte stream this thread has made for the chunk, this one included."""
+        self._here.num_calls += 1
+        return int(self._here.num_calls)
+
+    def _happen(self, fault: Fault, cut_data: Callable[[], None]) -> None:
+        match fault.action:
+            case Action.KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Action.STOP:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case Action.HOLD:
+                self._is_released.wait(_RELEASE_TIMEOUT_S)
+            case Action.CUT_DATA:
+                cut_data()
+            case Action.CUT_CONTROL:
+                cut_connections_to(fault.peer)
+
+
+class FaultyLink:
+    """A DataLink that passes by the points of each chunk."""
+
+    def __init__(self, link: DataLink, points: FaultPoints) -> None:
+        self._link = link
+        self._points = points
+
+    def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
+        self._move(lambda: self._link.send(blocks, timeout_s, after))
+
+    def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
+        self._move(lambda: self._link.receive(blocks, timeout_s, after))
+
+    def abort(self) -> None:
+        self._link.abort()
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _move(self, move: Callable[[], None]) -> None:
+        chunk = self._points.begin_chunk()
+        self._points.reach(Point.BEFORE_CHUNK, chunk, self._link.abort)
+        with self._points.inside(chunk):
+            move()
+        self._points.reach(Point.AFTER_CHUNK, chunk, self._link.abort)
+
+
+class _FaultyPendingLink:
+    def __init__(self, pending: PendingLink, points: FaultPoints) -> None:
+        self._pending = pending
+        self._points = points
+        self.rendezvous = pending.rendezvous
+
+    def accept(self, timeout_s: float) -> DataLink:
+        return self._points.open_link(self._pending.accept(timeout_s))
+
+
+class FaultyTransport:
+    """A Transport whose links are FaultyLinks."""
+
+    def __init__(self, transport: Transport, points: FaultPoints) -> None:
+        self._transport = transport
+        self._points = points
+        self.name = transport.name
+
+    def listen(self) -> PendingLink:
+        self._points.reach(Point.LISTENING)
+        return _FaultyPendingLink(self._transport.listen(), self._points)
+
+    def connect(self, rendezvous: str, timeout_s: float) -> DataLink:
+        return self._points.open_link(self._transport.connect(rendezvous, timeout_s))
+
+
+def faulty_streams(points: FaultPoints) -> type[ByteStream]:
+    """A ByteStream that can break in the middle of a chunk: inside its payload, or between two of its messages."""
+
+    class FaultyByteStream(ByteStream):
+        def send(self, buffers: Sequence[memoryview], deadline_s: float) -> None:
+            for part in self._parts(buffers):
+                super().send(part, deadline_s)
+
+        def receive(self, buffers: Sequence[memoryview], deadline_s: float) -> None:
+            for part in self._parts(buffers):
+                super().receive(part, deadline_s)
+
+        def _parts(self, buffers: Sequence[memoryview]) -> Iterable[Sequence[memoryview]]:
+            chunk = points.chunk_here()
+            if chunk is None:
+                yield buffers
+                return
+            halves = [buffers] if sum(b.nbytes for b in buffers) < _SMALLEST_PAYLOAD_SIZE_BYTES else _halves(buffers)
+            if points.count_call() > 1 and len(halves) == 1:
+                points.reach(Point.INSIDE_CHUNK, chunk, self.abort)
+            yield halves[0]
+            for half in halves[1:]:
+                points.reach(Point.INSIDE_CHUNK, chunk, self.abort)
+                yield half
+
+    return FaultyByteStream
+
+
+def faulty_control(points: FaultPoints) -> type[GrpcControl]:
+    """A GrpcControl whose dialling is a point."""
+
+    class FaultyControl(GrpcControl):
+        def dial(self, peer: EngineAddress, events: StreamEvents) -> GrpcStream:
+            points.reach(Point.DIALLING)
+            return super().dial(peer, events)
+
+    return FaultyControl
+
+
+def cut_connections_to(address: str) -> None:
+    """Shut down every TCP connection of this process to host:port, behind its owner's back."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            fd = int(entry.name)
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(fd)) as connection:
+                if connection.family in {socket.AF_INET, socket.AF_INET6} and _peer_of(connection) == address:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _peer_of(connection: socket.socket) -> str:
+    host, port = connection.getpeername()[:2]
+    return f"{str(host).removeprefix('::ffff:')}:{port}"
+
+
+def _halves(buffers: Sequence[memoryview]) -> list[Sequence[memoryview]]:
+    """The same bytes in two parts, cut inside of the middle buffer."""
+    middle = len(buffers) // 2
+    half = buffers[middle].nbytes // 2
+    return [[*buffers[:middle], buffers[middle][:half]], [buffers[middle][half:], *buffers[middle + 1 :]]]

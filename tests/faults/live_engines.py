@@ -1,0 +1,181 @@
+"""Engines in processes of their own, and one client of them all, which goes on elsewhere when an engine dies."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from actors.config import EngineConfig
+from actors.core.request import EngineCoreRequest
+from actors.core.sampling_params import SamplingParams
+from cluster.attempt import Attempt
+from cluster.engine_connection import EngineConnection, EngineRole
+from cluster.pool.session import EngineSession
+from cluster.recovery import Recovery, RecoveryPolicy
+from cluster.router.base import Route
+from cluster.router.least_loaded import LeastLoadedPair
+from kv_transfer.config import KVTransferConfig
+from tests.engine_pair import engine_config
+from tests.faults.engine_child import Life, Place
+from tests.faults.engine_process import EngineProcess
+from tests.reference import greedy_tokens, random_prompt
+
+NUM_TOKENS: Final = 8
+NUM_PROMPT_TOKENS: Final = 96
+NUM_CHUNKS: Final = 6
+"""Of such a prompt: so many steps, with the configuration below."""
+TRANSFER: Final = KVTransferConfig(
+    transport="tcp", connect_timeout_s=2.0, ready_timeout_s=3.0, handoff_timeout_s=3.0, chunk_timeout_s=1.0
+)
+_ANSWER_TIMEOUT_S: Final = 60.0
+
+
+def small_engine(directory: Path, **settings: Any) -> EngineConfig:
+    """Blocks of 8 tokens, steps of 16. settings: of engine_config()."""
+    defaults = {"block_size": 8, "num_blocks": 96, "max_num_seqs": 8, "max_num_batched_tokens": 16}
+    return engine_config(directory, **(defaults | {"transfer": TRANSFER} | settings))
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request, and what has to come out of it."""
+
+    request: EngineCoreRequest
+    expected: list[int]
+
+
+class LiveEngines:
+    """An async context manager; an EnginePool of the engines that live.
+
+    directory: of the checkpoint
+    """
+
+    def __init__(self, directory: Path, *, is_pool_shared: bool = False, places: Sequence[Place] = (Place(),)) -> None:
+        """places: of the engines in the order of their starts, again from the first after the last."""
+        self.directory = directory
+        self._is_pool_shared = is_pool_shared
+        self._places = itertools.cycle(places)
+        self._numbers = itertools.count()
+        self._processes: list[EngineProcess] = []
+        self._sessions: dict[tuple[str, int], EngineSession] = {}
+        self._change = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for session in self._sessions.values():
+            await session.close()
+        for process in self._processes:
+            process.end()
+
+    async def start_pair(self, **settings: Any) -> tuple[EngineProcess, EngineProcess]:
+        """A prefill and a decode engine. settings: of engine_config(), for both."""
+        prefill = await self.start("prefill-0", EngineRole.PREFILL, **settings)
+        return prefill, await self.start("decode-0", EngineRole.DECODE, **settings)
+
+    async def start(self, engine_id: str, role: EngineRole, **settings: Any) -> EngineProcess:
+        """An engine of its first incarnation, and a session with it."""
+        config = small_engine(self.directory, **settings)
+        return await self.start_life(
+            Life(engine_id, 1, config, next(self._places), is_pool_shared=self._is_pool_shared), role
+        )
+
+    async def start_life(self, life: Life, role: EngineRole) -> EngineProcess:
+        """Such an engine, and a session with it."""
+        return await self._join(await asyncio.to_thread(EngineProcess, life, role))
+
+    async def restart(self, process: EngineProcess, *, same_port: bool = False) -> EngineProcess:
+        """The next incarnation of an engine that is dead."""
+        await process.wait_dead()
+        return await self._join(await asyncio.to_thread(process.next_life, same_port=same_port))
+
+    async def _join(self, process: EngineProcess) -> EngineProcess:
+        self._processes.append(process)
+        session = EngineSession(process.descriptor)
+        await session.open()
+        self._sessions[process.life.engine_id, process.life.incarnation] = session
+        change, self._change = self._change, asyncio.Event()
+        change.set()
+        return process
+
+    def session(self, process: EngineProcess) -> EngineSession:
+        """The client's session with it."""
+        return self._sessions[process.life.engine_id, process.life.incarnation]
+
+    def snapshot(self) -> list[EngineConnection]:
+        """EnginePool: those whose session stands."""
+        return [session for session in self._sessions.values() if not session.is_lost]
+
+    def next_change(self) -> asyncio.Event:
+        """EnginePool: set when an engine has come."""
+        return self._change
+
+    def ask(
+        self, *, num_prompt_tokens: int = NUM_PROMPT_TOKENS, num_tokens: int = NUM_TOKENS, seed: int | None = None
+    ) -> Question:
+        """A new request. seed: of the prompt; requests of one seed still share no cached blocks."""
+        number = next(self._numbers)
+        prompt = random_prompt(num_prompt_tokens, seed=number if seed is None else seed)
+        request = EngineCoreRequest(
+            request_id=f"r{number}",
+            prompt_token_ids=prompt,
+            sampling_params=SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True),
+            eos_token_ids=(0,),
+            cache_salt=f"r{number}",
+        )
+        return Question(request, greedy_tokens(self.directory, tuple(prompt), num_tokens))
+
+    async def check(self, question: Question) -> None:
+        """Have it answered by whatever pair lives, as often as it takes, and compare."""
+        recovery = Recovery(LeastLoadedPair(), self, question.request, None, RecoveryPolicy())
+        token_ids: list[int] = []
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            async for output in recovery.outputs():
+                # Outputs come in the order of their positions, each position once.
+                assert output.first_position == len(token_ids)
+                token_ids += output.new_token_ids
+        assert token_ids == question.expected, question.request.request_id
+
+    async def check_pair(self, question: Question, prefill: EngineProcess | None, decode: EngineProcess) -> None:
+        """Have it answered by these two, in one attempt, and compare. Raises EngineFailed."""
+        route: Route[EngineConnection] = Route(None if prefill is None else self.session(prefill), self.session(decode))
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S), Attempt(route, question.request, None) as attempt:
+            async for output in attempt:
+                if output.finish_reason is not None:
+                    break
+        assert list(attempt.token_ids) == question.expected, question.request.request_id
+
+    async def check_handed_over(self, prefill: EngineProcess, decode: EngineProcess) -> None:
+        """One more request goes from the one to the other, with all of its KV."""
+        before = decode.stats().num_prompt_tokens_computed
+        await self.check_pair(self.ask(), prefill, decode)
+        await self.check_whole(prefill, decode)
+        assert decode.stats().num_prompt_tokens_computed == before, "it has computed the prompt itself"
+        assert decode.call("link_kinds")[-1] == ("SharedMemoryLink" if self._is_pool_shared else "TcpLink")
+
+    async def check_whole(self, *processes: EngineProcess) -> None:
+        """Nothing is left of any request in these engines."""
+        for process in processes:
+            await process.wait_until_whole()
+
+
+def resumed(question: Question, num_tokens: int) -> Question:
+    """The same request, submitted again with its first tokens."""
+    request = question.request
+    return replace(
+        question,
+        request=replace(
+            request,
+            request_id=f"{request.request_id}+",
+            attempt=request.attempt + 1,
+            output_token_ids=question.expected[:num_tokens],
+        ),
+    )

@@ -1,0 +1,81 @@
+"""Connections that break between engines that live: the transfer fails into recovery, and the next one works."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster.engine_connection import EngineRole
+from cluster.errors import EngineFailed
+from tests.faults.fault_points import Action, Fault, Point
+from tests.faults.live_engines import NUM_CHUNKS, NUM_PROMPT_TOKENS, TRANSFER, LiveEngines
+
+NUM_CHUNK_TOKENS = NUM_PROMPT_TOKENS // NUM_CHUNKS
+POINTS = [
+    pytest.param(Point.BEFORE_CHUNK, 1, id="before the first chunk"),
+    pytest.param(Point.AFTER_CHUNK, 2, id="between chunks"),
+    pytest.param(Point.INSIDE_CHUNK, 3, id="inside a chunk"),
+]
+
+
+@pytest.mark.parametrize(("point", "chunk"), POINTS)
+@pytest.mark.parametrize("action", [Action.CUT_DATA, Action.CUT_CONTROL])
+async def test_a_cut_link_is_rebuilt_and_what_had_arrived_is_kept(
+    engines: LiveEngines, action: Action, point: Point, chunk: int
+) -> None:
+    prefill, decode = await engines.start_pair()
+    decode.arm(Fault(action, point, chunk, peer=prefill.address))
+    await engines.check_pair(engines.ask(), prefill, decode)
+    await decode.wait_fired()
+    await engines.check_whole(prefill, decode)
+    stats = decode.stats()
+    assert stats.transfer_stats is not None
+    assert stats.transfer_stats.num_links_lost == 1
+    num_kept_tokens = NUM_PROMPT_TOKENS - stats.num_prompt_tokens_computed
+    num_chunks_before = chunk if point is Point.AFTER_CHUNK else chunk - 1
+    # What had arrived in the socket's buffer may still be taken from there.
+    assert num_chunks_before * NUM_CHUNK_TOKENS <= num_kept_tokens < NUM_PROMPT_TOKENS
+    await engines.check_handed_over(prefill, decode)
+
+
+@pytest.mark.parametrize("point", [Point.BEFORE_CHUNK, Point.INSIDE_CHUNK, Point.AFTER_CHUNK])
+async def test_a_producer_whose_data_link_breaks_recovers_too(engines: LiveEngines, point: Point) -> None:
+    prefill, decode = await engines.start_pair()
+    prefill.arm(Fault(Action.CUT_DATA, point, 3))
+    await engines.check_pair(engines.ask(), prefill, decode)
+    await prefill.wait_fired()
+    await engines.check_whole(prefill, decode)
+    await engines.check_handed_over(prefill, decode)
+
+
+async def test_one_of_two_links_of_a_producer_breaks_and_the_other_goes_on(engines: LiveEngines) -> None:
+    prefill, broken = await engines.start_pair()
+    sound = await engines.start("decode-1", EngineRole.DECODE)
+    await engines.check_handed_over(prefill, sound)
+    broken.arm(Fault(Action.CUT_DATA, Point.INSIDE_CHUNK, 3))
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(engines.check_pair(engines.ask(), prefill, broken))
+        for _ in range(3):
+            tasks.create_task(engines.check_pair(engines.ask(), prefill, sound))
+    await broken.wait_fired()
+    await engines.check_whole(prefill, broken, sound)
+    stats = sound.stats()
+    assert stats.transfer_stats is not None
+    assert (stats.transfer_stats.num_links_lost, stats.transfer_stats.num_transfers_failed) == (0, 0)
+    assert stats.num_prompt_tokens_computed == 0
+    await engines.check_handed_over(prefill, broken)
+
+
+@pytest.mark.parametrize("action", [Action.CUT_DATA, Action.CUT_CONTROL])
+async def test_with_policy_fail_a_cut_link_fails_the_request_with_the_reason(
+    engines: LiveEngines, action: Action
+) -> None:
+    transfer = TRANSFER.model_copy(update={"load_failure_policy": "fail"})
+    prefill, decode = await engines.start_pair(transfer=transfer)
+    decode.arm(Fault(action, Point.INSIDE_CHUNK, 3, peer=prefill.address))
+    with pytest.raises(EngineFailed, match="handoff failed: link with prefill-0 lost"):
+        await engines.check_pair(engines.ask(), prefill, decode)
+    await engines.check_whole(prefill, decode)
+    assert decode.stats().num_prompt_tokens_computed == 0
+    await engines.check_handed_over(prefill, decode)
