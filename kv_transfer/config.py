@@ -25,6 +25,11 @@ class KVTransferConfig(BaseModel):
     chunk_timeout_s: float = Field(
         10.0, gt=0, description="How long an announced chunk may take; past it the link is closed."
     )
+    max_chunk_bytes: int = Field(
+        8 * 2**20,
+        ge=1,
+        description="Transfers of a link take turns, each with a chunk of no more bytes than this, or of one block.",
+    )
     load_failure_policy: Literal["recompute", "fail"] = Field(
         "recompute", description="What a consumer does when a load fails: prefill locally, or fail the request."
     )

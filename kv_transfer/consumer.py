@@ -1,6 +1,7 @@
 """The consumer's end of one transfer. See handoff.py for the protocol.
 
-It is over with its one report: when FINISHED is in and every announced chunk has been received, or the link is dead.
+It is over with its one report: when FINISHED is in and as many chunks as it says have been received, or the link is
+dead. Chunks are owed until FINISHED is in and so many have been announced; a second FINISHED takes owed ones back.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kv_transfer.wire import Cancel, Chunk, Finished, Ready
 
 @dataclass(slots=True)
 class ConsumerTransfer:
-    """block_ids: the prompt's, those included that are already here. drain_timeout_s: for FINISHED after a cancel."""
+    """block_ids: the prompt's, those included that are already here. drain_timeout_s: for the answer to a cancel."""
 
     transfer_id: str
     attempt: int
@@ -29,7 +30,7 @@ class ConsumerTransfer:
     drain_timeout_s: float
     is_over: bool = False
     deadline_s: float | None = None
-    """Monotonic. Set by a cancel: without FINISHED by then the link is stuck and has to be closed."""
+    """Monotonic. Set by a cancel: while chunks are owed by then the link is stuck and has to be closed."""
     _num_announced_blocks: int = 0
     _num_announced_chunks: int = 0
     _num_received_blocks: int = 0
@@ -56,7 +57,8 @@ class ConsumerTransfer:
         """Blocks were announced: receive them. Raises ProtocolViolation if they are not the next ones."""
         first = self.num_local_blocks + self._num_announced_blocks
         stop = first + message.num_blocks
-        if message.first_block != first or stop > len(self.block_ids) or message.num_blocks < 1 or self._finished:
+        is_next = message.first_block == first and message.num_blocks >= 1 and stop <= len(self.block_ids)
+        if not (is_next and self._is_owed_chunks):
             raise ProtocolViolation(
                 f"{self.transfer_id}: blocks {message.first_block} to {message.first_block + message.num_blocks} "
                 f"announced, expected from {first} on, of {len(self.block_ids)}"
@@ -65,6 +67,7 @@ class ConsumerTransfer:
             self._first_chunk_s = now_s
         self._num_announced_blocks += message.num_blocks
         self._num_announced_chunks += 1
+        self._end_wait()
         return [ReceiveBlocks(self.block_ids[first:stop])]
 
     def on_chunk_received(self, num_blocks: int, now_s: float) -> list[Instruction]:
@@ -74,14 +77,17 @@ class ConsumerTransfer:
         return self._report_if_complete(now_s)
 
     def on_finished(self, message: Finished, now_s: float) -> list[Instruction]:
-        """The producer's last word. Raises ProtocolViolation if it contradicts what was announced."""
-        if self._finished is not None:
+        """So many chunks in all, of which some may be announced later. Raises ProtocolViolation if more were."""
+        if not self._is_owed_chunks:
             return []
-        if message.num_chunks != self._num_announced_chunks:
+        if message.num_chunks < self._num_announced_chunks:
             raise ProtocolViolation(
                 f"{self.transfer_id}: {message.num_chunks} chunks at the end, {self._num_announced_chunks} announced"
             )
-        self._finished, self._prefill_finished_s, self.deadline_s = message, now_s, None
+        if self._finished is None:
+            self._prefill_finished_s = now_s
+        self._finished = message
+        self._end_wait()
         return self._report_if_complete(now_s)
 
     def on_cancel(self, now_s: float) -> list[Instruction]:
@@ -89,7 +95,7 @@ class ConsumerTransfer:
         if self._is_cancelled or self.is_over:
             return []
         self._is_cancelled = True
-        if self._finished is not None:
+        if not self._is_owed_chunks:
             return []
         self.deadline_s = now_s + self.drain_timeout_s
         return [Send(Cancel(self.transfer_id, self.attempt))]
@@ -104,6 +110,15 @@ class ConsumerTransfer:
     def is_overdue(self, now_s: float) -> bool:
         """Whether the producer has not answered a cancel in time."""
         return self.deadline_s is not None and self.deadline_s <= now_s
+
+    @property
+    def _is_owed_chunks(self) -> bool:
+        """Whether the producer may announce more."""
+        return self._finished is None or self._num_announced_chunks < self._finished.num_chunks
+
+    def _end_wait(self) -> None:
+        if not self._is_owed_chunks:
+            self.deadline_s = None
 
     @property
     def num_valid_tokens(self) -> int:

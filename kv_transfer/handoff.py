@@ -2,14 +2,20 @@
 
     producer (producer.py)                               consumer (consumer.py)
     created .......... waits for READY      <--- READY - created: blocks are reserved
-    chunk computed --- CHUNK, then its bytes --------->  posts a receive once the header is seen
-    finished --------- FINISHED (token 0, number of chunks)
-    every announced chunk has left: over                 every announced chunk is in: reports, once
+    computed: chunks are queued
+    a chunk's turn --- CHUNK, then its bytes --------->  posts a receive once the header is seen
+    finished --------- FINISHED (token 0, number of chunks, those included that are still queued)
+    a chunk's turn --- CHUNK, then its bytes --------->  receives
+    every queued chunk has left: over                    so many chunks are in: reports, once
 
-- The producer announces only what it holds, and holds it until it has left or the link is dead.
+- Transfers of a link take turns, one chunk at a time (chunk_queue.py). FINISHED waits for no turn: the consumer learns
+  of token 0 and of what is still to come at once, and each later CHUNK counts towards FINISHED's number.
+- The producer queues only what it holds, and holds it until it has left or the link is dead.
 - The consumer receives everything that was announced, also after a cancel; only then, or when the link is dead, it
   reports, and after its report nothing writes its blocks.
-- A cancel is answered by FINISHED like everything else, so both ends always know how much is still to come.
+- Who is let go (a cancel, an abort, a request that ended at the producer) has its queued chunks dropped: FINISHED's
+  number is what was announced. If FINISHED has promised more already, a second one takes that back.
+- So a cancel is answered: by FINISHED, or by the last CHUNK that was owed. Both ends always know how much is to come.
 """
 
 from __future__ import annotations
@@ -29,10 +35,18 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class SendBlocks:
-    """Announce these blocks, then put their bytes on the data link. first_block counts from the prompt's start."""
+    """Queue this chunk: when its turn comes, announce it, put its bytes on the data link and say on_chunk_announced.
+
+    first_block counts from the prompt's start.
+    """
 
     first_block: int
     block_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropQueued:
+    """Forget the chunks whose turn has not come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,5 +81,12 @@ class ReportReceived:
 
 
 Instruction = (
-    Send | SendBlocks | ReceiveBlocks | ReportReady | ReportFailedSending | ReportFinishedSending | ReportReceived
+    Send
+    | SendBlocks
+    | DropQueued
+    | ReceiveBlocks
+    | ReportReady
+    | ReportFailedSending
+    | ReportFinishedSending
+    | ReportReceived
 )

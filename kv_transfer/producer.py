@@ -1,7 +1,10 @@
 """The producer's end of one transfer. See handoff.py for the protocol.
 
 AWAITING_READY -> SENDING -> (GIVEN_UP) -> OVER. The request's own end in the scheduler (on_finish) can come in any of
-them; OVER is reached once it has come and every announced chunk has left, or the link is dead.
+them; OVER is reached once it has come and every queued chunk has left, or the link is dead.
+
+What is computed is queued in chunks; the link announces them when it is their turn (on_chunk_announced). FINISHED says
+how many were queued, and need not wait for the last one's turn. Who lets go has the rest dropped.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from dataclasses import dataclass
 from kv_transfer.connector import ProducerEnd
 from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff import (
+    DropQueued,
     Instruction,
     ReportFailedSending,
     ReportFinishedSending,
@@ -34,16 +38,18 @@ class ProducerState(enum.Enum):
 
 @dataclass(slots=True)
 class ProducerTransfer:
-    """deadline_s: monotonic, for READY."""
+    """max_chunk_blocks: a chunk has no more. deadline_s: monotonic, for READY."""
 
     transfer_id: str
     attempt: int
     num_prompt_tokens: int
     block_size: int
+    max_chunk_blocks: int
     deadline_s: float
     state: ProducerState = ProducerState.AWAITING_READY
-    num_announced_chunks: int = 0
-    num_outstanding_chunks: int = 0
+    _num_queued_chunks: int = 0
+    _num_announced_chunks: int = 0
+    _num_sent_chunks: int = 0
     _next_block: int = 0
     _end: ProducerEnd | None = None
     _first_token_id: int | None = None
@@ -84,38 +90,51 @@ class ProducerTransfer:
         num_blocks = -(-num_tokens // self.block_size) if is_through else num_tokens // self.block_size
         if num_blocks <= self._next_block:
             return []
-        first_block, self._next_block = self._next_block, num_blocks
-        self.num_announced_chunks += 1
-        self.num_outstanding_chunks += 1
-        return [SendBlocks(first_block, block_ids[first_block:num_blocks])]
+        starts = range(self._next_block, num_blocks, self.max_chunk_blocks)
+        self._next_block = num_blocks
+        self._num_queued_chunks += len(starts)
+        return [SendBlocks(first, block_ids[first : min(first + starts.step, num_blocks)]) for first in starts]
 
     def on_finish(self, end: ProducerEnd, first_token_id: int | None) -> list[Instruction]:
         """The request has ended in the scheduler."""
         if self._end is not None:
             return []
         self._end, self._first_token_id = end, first_token_id
-        return self._wind_up()
+        # Only a consumer that goes on wants the rest.
+        dropped = [] if end is ProducerEnd.HANDED_OVER else self._drop_queued()
+        return [*dropped, *self._wind_up()]
+
+    def on_chunk_announced(self) -> None:
+        """The next queued chunk's turn has come."""
+        self._num_announced_chunks += 1
 
     def on_chunk_sent(self) -> list[Instruction]:
         """An announced chunk has left."""
         if self.state is ProducerState.OVER:
             return []
-        self.num_outstanding_chunks -= 1
+        self._num_sent_chunks += 1
         return self._wind_up() if self._end is not None else []
 
     def on_cancel(self, reason: str) -> list[Instruction]:
-        """The consumer lets go: announce nothing more, say so, tell the scheduler."""
-        if self.state is not ProducerState.SENDING or self._end is not None:
+        """The consumer lets go: announce nothing more, say so, tell the scheduler unless its request has ended."""
+        if self.state is not ProducerState.SENDING:
             return []
-        self.state = ProducerState.GIVEN_UP
-        return [*self._say_finished(ProducerEnd.ABORTED, reason), ReportFailedSending(reason)]
+        dropped = self._drop_queued()
+        if self._end is None:
+            self.state = ProducerState.GIVEN_UP
+            return [*dropped, *self._say_finished(ProducerEnd.ABORTED, reason), ReportFailedSending(reason)]
+        if not dropped:
+            return []
+        # FINISHED has promised what will not come: take that back.
+        self._is_silent = False
+        return [*dropped, *self._say_finished(ProducerEnd.ABORTED, reason), *self._wind_up()]
 
     def on_link_lost(self, reason: str) -> list[Instruction]:
         """The link is dead: nothing reads its blocks any more."""
         if self.state is ProducerState.OVER:
             return []
         self._is_silent = self._is_answered = True
-        self.num_outstanding_chunks = 0
+        self._num_queued_chunks = self._num_announced_chunks = self._num_sent_chunks
         if self._end is not None:
             return self._wind_up()
         return self._give_up(reason)
@@ -132,11 +151,17 @@ class ProducerTransfer:
         self.state = ProducerState.GIVEN_UP
         return [ReportFailedSending(reason)]
 
+    def _drop_queued(self) -> list[Instruction]:
+        if self._num_queued_chunks == self._num_announced_chunks:
+            return []
+        self._num_queued_chunks = self._num_announced_chunks
+        return [DropQueued()]
+
     def _wind_up(self) -> list[Instruction]:
         """The request has ended: say so once, and let its blocks go when they have left."""
         assert self._end is not None, "only what has ended winds up"
         instructions = self._say_finished(self._end, "")
-        if self.num_outstanding_chunks == 0:
+        if self._num_sent_chunks == self._num_queued_chunks:
             self.state = ProducerState.OVER
             instructions.append(ReportFinishedSending())
         return instructions
@@ -146,5 +171,5 @@ class ProducerTransfer:
             return []
         self._is_silent = self._is_answered = True
         first_token_id = self._first_token_id if end is ProducerEnd.HANDED_OVER else None
-        message = Finished(self.transfer_id, self.attempt, end, self.num_announced_chunks, first_token_id, reason)
+        message = Finished(self.transfer_id, self.attempt, end, self._num_queued_chunks, first_token_id, reason)
         return [Send(message)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from kv_transfer.chunk_queue import ChunkQueue, QueuedChunk
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import (
     KVConnectorMetadata,
@@ -19,6 +20,7 @@ from kv_transfer.connector import (
 from kv_transfer.consumer import ConsumerTransfer
 from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff import (
+    DropQueued,
     Instruction,
     ReceiveBlocks,
     ReportFailedSending,
@@ -70,6 +72,8 @@ class TransferTable:
         self._links = links
         self._producing: dict[str, _Producing] = {}
         self._consuming: dict[str, _Consuming] = {}
+        self._queues: dict[PeerLink, ChunkQueue] = {}
+        """Of links on which chunks have been sent. A queued chunk's transfer is in _producing."""
         self._transfer_of_request: dict[str, str] = {}
         self._parked = ParkedMessages(config.ready_timeout_s)
         self.output = KVConnectorOutput()
@@ -135,6 +139,7 @@ class TransferTable:
             attempt=params.attempt,
             num_prompt_tokens=num_prompt_tokens,
             block_size=self._layout.block_size,
+            max_chunk_blocks=1,
             deadline_s=now_s + self._config.ready_timeout_s,
         )
         peer = (params.peer.engine_id, params.peer.incarnation)
@@ -188,6 +193,7 @@ class TransferTable:
             assert link.pieces is not None, "a producer's link is open from the start"
             producing.link = link
             producing.machine.block_size = link.pieces.piece_tokens
+            producing.machine.max_chunk_blocks = max(1, self._config.max_chunk_bytes // link.pieces.piece_size_bytes)
             first_piece = message.first_block * link.pieces.peer_pieces_per_block
             self._follow_producer(
                 producing, producing.machine.on_ready(msgspec.structs.replace(message, first_block=first_piece))
@@ -223,6 +229,8 @@ class TransferTable:
             producing = self._producing.get(job.transfer_id)
             if producing is not None:
                 self._follow_producer(producing, producing.machine.on_chunk_sent())
+            self._queues[link].on_sent()
+            self._announce(link)
             return
         self.stats.num_received_chunks += 1
         self.stats.num_received_blocks += num_blocks
@@ -236,6 +244,7 @@ class TransferTable:
     def on_link_dead(self, link: PeerLink) -> None:
         """The link's data thread has ended: its transfers fail."""
         reason = f"link with {link.peer[0]} lost: {link.reason}"
+        self._queues.pop(link, None)
         for producing in [p for p in self._producing.values() if p.link is link]:
             self._follow_producer(producing, producing.machine.on_link_lost(reason))
         for consuming in [c for c in self._consuming.values() if c.link is link]:
@@ -270,7 +279,10 @@ class TransferTable:
                     assert link is not None, "nothing is said before READY"
                     link.say(message)
                 case SendBlocks(first_block, block_ids):
-                    self._send_blocks(producing, first_block, block_ids)
+                    self._queue_blocks(producing, first_block, block_ids)
+                case DropQueued():
+                    assert link is not None, "nothing is queued before READY"
+                    self._queues[link].drop(machine.transfer_id)
                 case ReportReady():
                     self.output.ready_to_prefill.add(request_id)
                 case ReportFailedSending(reason):
@@ -285,12 +297,24 @@ class TransferTable:
                 case _:
                     raise AssertionError(f"not a producer's: {instruction}")
 
-    def _send_blocks(self, producing: _Producing, first_block: int, block_ids: tuple[int, ...]) -> None:
-        machine, link = producing.machine, producing.link
+    def _queue_blocks(self, producing: _Producing, first_block: int, block_ids: tuple[int, ...]) -> None:
+        link, transfer_id = producing.link, producing.machine.transfer_id
         assert link is not None, "nothing is sent before READY"
+        assert link.pieces is not None, "a producer's link is open from the start"
+        if link not in self._queues:
+            self._queues[link] = ChunkQueue(self._config.max_chunk_bytes)
+        size_bytes = len(block_ids) * link.pieces.piece_size_bytes
+        self._queues[link].put(QueuedChunk(transfer_id, first_block, block_ids, size_bytes, producing.computed))
+        self._announce(link)
+
+    def _announce(self, link: PeerLink) -> None:
+        """Announce what it is time for, and give it to the data thread. A closing link announces nothing more."""
         assert link.data is not None, "a producer's link is open from the start"
-        link.say(Chunk(machine.transfer_id, machine.attempt, first_block, len(block_ids)))
-        link.data.put(_make_job(link, machine.transfer_id, block_ids, producing.computed))
+        while link.is_usable and (chunk := self._queues[link].take()) is not None:
+            machine = self._producing[chunk.transfer_id].machine
+            machine.on_chunk_announced()
+            link.say(Chunk(machine.transfer_id, machine.attempt, chunk.first_block, len(chunk.block_ids)))
+            link.data.put(_make_job(link, machine.transfer_id, chunk.block_ids, chunk.after))
 
     def _follow_consumer(self, consuming: _Consuming, instructions: Sequence[Instruction]) -> None:
         machine, link = consuming.machine, consuming.link

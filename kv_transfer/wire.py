@@ -14,7 +14,7 @@ import msgspec
 from kv_transfer.connector import ProducerEnd
 from kv_transfer.layout import KVCacheLayout
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -67,7 +67,11 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """Producer: my last word. num_chunks were announced in all. first_token_id is set iff end is HANDED_OVER."""
+    """Producer: it is over with num_chunks in all, those included that are yet to be announced.
+
+    first_token_id is set iff end is HANDED_OVER. Said again, with fewer chunks, if the consumer cancels before all of
+    them are announced.
+    """
 
     transfer_id: str
     attempt: int
@@ -78,7 +82,9 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Consumer: announce nothing more. What was announced is still received; the answer is Finished."""
+    """Consumer: announce nothing more. What was announced is still received; the answer is Finished, unless it was
+    said and nothing of what it promised is left to announce.
+    """
 
     transfer_id: str
     attempt: int

@@ -25,6 +25,7 @@ JOINS: tuple[Join, ...] = ("loopback", "tcp", "shared memory")
 NUM_IDLE_GRPC = 5
 """gRPC's own pool grows and shrinks as it likes, by a thread or two."""
 
+SMALL_CHUNKS = KVTransferConfig(max_chunk_bytes=1)
 SHORT_READY = KVTransferConfig(ready_timeout_s=0.05)
 
 
@@ -99,6 +100,38 @@ def test_several_transfers_share_one_link(pair: Pair) -> None:
     sources = [*range(20, 24), *range(16, 20), *range(12, 16)]
     assert torch.equal(pair.consumer.cache, pair.expected_cache(sources, range(12)))
     assert pair.consumer.stats().num_links == pair.producer.stats().num_links == 1
+
+
+def test_a_long_chunk_is_cut_and_transfers_take_turns(join: Join) -> None:
+    with connected_pair(join, SMALL_CHUNKS) as pair:
+        for i, name in enumerate("ab"):
+            pair.begin(name, range(12 * i, 12 * i + 12), 48)
+        sources = (range(20, 32), range(12))
+        for name, source_ids in zip("ab", sources, strict=True):
+            pair.producer.compute(name, source_ids, 0, 48)
+            pair.producer.finish(name, ProducerEnd.HANDED_OVER, 7)
+        for name in "ab":
+            received = pair.consumer.wait_received(name)
+            assert (received.outcome, received.num_valid_tokens) == (LoadOutcome.LOADED, 48)
+            assert received.timings is not None
+            assert received.timings.num_chunks == 12, "at least a block at a time"
+            pair.producer.wait_finished_sending(name)
+        assert torch.equal(pair.consumer.cache, pair.expected_cache([*sources[0], *sources[1]], range(24)))
+
+
+def test_a_cancel_in_the_middle_of_many_chunks_drains_and_leaves_the_link_whole(join: Join) -> None:
+    with connected_pair(join, SMALL_CHUNKS) as pair:
+        pair.begin("a", range(16), 64)
+        pair.producer.compute("a", range(16), 0, 64)
+        pair.producer.finish("a", ProducerEnd.HANDED_OVER, 7)
+        pair.consumer.cancel("a")
+        received = pair.consumer.wait_received("a")
+        assert received.outcome is LoadOutcome.LOADED or received.outcome is LoadOutcome.CANCELLED
+        num_valid = received.num_valid_tokens // LAYOUT.block_size
+        assert torch.equal(pair.consumer.cache[:num_valid], pair.producer.cache[:num_valid])
+        pair.producer.wait_finished_sending("a")
+        assert pair.hand_over("b", SOURCE, range(16, 20), NUM_TOKENS).outcome is LoadOutcome.LOADED
+        assert pair.consumer.stats().num_links_lost == 0
 
 
 def test_ready_may_come_before_the_producers_request(pair: Pair) -> None:

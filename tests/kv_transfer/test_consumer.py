@@ -84,7 +84,10 @@ STATES: dict[str, list[Event]] = {
     "receiving": [chunk(1, 2)],
     "everything received": [chunk(1, 3), received(3, now_s=1.5)],
     "finished, receiving": [chunk(1, 3), handed_over(1)],
+    "finished, a chunk owed": [chunk(1, 2), handed_over(2)],
+    "finished, everything owed": [handed_over(1)],
     "cancelled": [cancel],
+    "cancelled, finished, a chunk owed": [chunk(1, 2), handed_over(2), cancel],
     "cancelled, receiving": [chunk(1, 2), cancel],
     "cancelled, finished, receiving": [chunk(1, 2), cancel, finished(ProducerEnd.ABORTED, 1, "let go")],
     "over": [chunk(1, 3), handed_over(1), received(3)],
@@ -124,6 +127,18 @@ TABLE: list[tuple[str, str, Event, list[Instruction]]] = [
     ("finished, receiving", "finished again", finished(ProducerEnd.ABORTED, 7), NOTHING),
     ("finished, receiving", "cancel", cancel, NOTHING),
     ("finished, receiving", "link lost", link_lost, cut(LoadOutcome.FAILED, 4)),
+    ("finished, a chunk owed", "the chunk", chunk(3, 1), [ReceiveBlocks((3,))]),
+    ("finished, a chunk owed", "chunk received", received(2), NOTHING),
+    ("finished, a chunk owed", "cancel", cancel, CANCEL),
+    ("finished, a chunk owed", "the same again", handed_over(2), NOTHING),
+    ("finished, a chunk owed", "taken back", finished(ProducerEnd.ABORTED, 1, "no"), NOTHING),
+    ("finished, a chunk owed", "link lost", link_lost, cut(LoadOutcome.FAILED, 4)),
+    ("finished, everything owed", "first chunk", chunk(1, 3), [ReceiveBlocks((2, 8, 3))]),
+    ("finished, everything owed", "taken back", finished(ProducerEnd.ABORTED, 0, "no"), failed(4, "no", NO_CHUNKS)),
+    ("cancelled, finished, a chunk owed", "the chunk", chunk(3, 1), [ReceiveBlocks((3,))]),
+    ("cancelled, finished, a chunk owed", "cancel again", cancel, NOTHING),
+    ("cancelled, finished, a chunk owed", "taken back", finished(ProducerEnd.ABORTED, 1, "no"), NOTHING),
+    ("cancelled, finished, a chunk owed", "link lost", link_lost, cut(LoadOutcome.CANCELLED, 4)),
     ("cancelled", "chunk", chunk(1, 1), [ReceiveBlocks((2,))]),
     ("cancelled", "finished", finished(ProducerEnd.ABORTED, 0, "x"), report(LoadOutcome.CANCELLED, 4, NO_CHUNKS)),
     ("cancelled", "handed over", handed_over(0), report(LoadOutcome.CANCELLED, 4, NO_CHUNKS)),
@@ -177,7 +192,8 @@ def test_an_event_in_a_state_has_exactly_these_instructions(
         ("finished, receiving", chunk(4, 1), "blocks 4 to 5 announced"),
         ("cancelled, finished, receiving", chunk(3, 1), "blocks 3 to 4 announced"),
         ("waiting", handed_over(0), "handed over with 4 of 14 tokens' KV"),
-        ("waiting", handed_over(1), "1 chunks at the end, 0 announced"),
+        ("finished, a chunk owed", chunk(1, 1), "blocks 1 to 2 announced, expected from 3 on"),
+        ("finished, a chunk owed", finished(ProducerEnd.ABORTED, 0), "0 chunks at the end, 1 announced"),
         ("receiving", handed_over(0), "0 chunks at the end, 1 announced"),
     ],
 )
@@ -227,6 +243,31 @@ def test_a_cancel_has_a_deadline_until_it_is_answered() -> None:
     assert transfer.is_overdue(11.5)
     finished(ProducerEnd.ABORTED, 0)(transfer)
     assert not transfer.is_overdue(1e9)
+
+
+@pytest.mark.parametrize("answer", [chunk(3, 1), finished(ProducerEnd.ABORTED, 1)], ids=["chunk", "taken back"])
+def test_a_cancel_while_chunks_are_owed_has_a_deadline_until_none_is(answer: Event) -> None:
+    transfer = new_transfer()
+    for event in (cancel, chunk(1, 2), handed_over(2)):
+        event(transfer)
+    assert transfer.is_overdue(11.5), "FINISHED alone does not say that the rest will come"
+    answer(transfer)
+    assert not transfer.is_overdue(1e9)
+
+
+def test_what_was_taken_back_is_not_waited_for() -> None:
+    transfer = new_transfer()
+    for event in (chunk(1, 2), handed_over(2), cancel, finished(ProducerEnd.ABORTED, 1)):
+        event(transfer)
+    assert received(2)(transfer) == report(LoadOutcome.CANCELLED, 12, timings(2, 1, 2.0, 1.0))
+
+
+def test_chunks_after_finished_complete_the_load() -> None:
+    transfer = new_transfer()
+    for event in (handed_over(3), chunk(1, 1), chunk(2, 1), received(1), chunk(3, 1), received(1)):
+        assert not transfer.is_over
+        event(transfer)
+    assert received(1, now_s=5.0)(transfer) == report(LoadOutcome.LOADED, 14, timings(3, 3, 4.0, 3.0))
 
 
 def test_a_cancel_whose_link_dies_has_no_deadline_any_more() -> None:

@@ -1,7 +1,8 @@
 """Both machines of one transfer over a simulated link: whatever happens in whatever order, blocks are safe.
 
-The link is ordered and may die; the bytes of a chunk leave the producer (its block may then be reused) some time before
-they arrive. What a machine says is carried out as TransferTable does it.
+The link is ordered and may die; a chunk waits for its turn for as long as others need, and its bytes leave the producer
+(its block may then be reused) some time before they arrive. What a machine says is carried out as the table of
+transfers does it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from kv_transfer.connector import LoadOutcome, ProducerEnd, ReceivedKV
 from kv_transfer.consumer import ConsumerTransfer
 from kv_transfer.handoff import (
+    DropQueued,
     Instruction,
     ReceiveBlocks,
     ReportFailedSending,
@@ -38,9 +40,15 @@ class HandoffMachine(RuleBasedStateMachine):
     """A block's content is its position in the prompt; what the producer's cache holds afterwards is garbage."""
 
     @initialize(
-        num_prompt_tokens=st.integers(1, 30), local=st.integers(0, 8), dies_at_the_end=st.booleans(), data=st.data()
+        num_prompt_tokens=st.integers(1, 30),
+        local=st.integers(0, 8),
+        max_chunk_blocks=st.integers(1, 4),
+        dies_at_the_end=st.booleans(),
+        data=st.data(),
     )
-    def begin(self, num_prompt_tokens: int, local: int, dies_at_the_end: bool, data: st.DataObject) -> None:
+    def begin(
+        self, num_prompt_tokens: int, local: int, max_chunk_blocks: int, dies_at_the_end: bool, data: st.DataObject
+    ) -> None:
         num_blocks = -(-num_prompt_tokens // BLOCK_SIZE)
         self.num_prompt_tokens, self.dies_at_the_end = num_prompt_tokens, dies_at_the_end
         self.num_local_blocks = min(local, num_blocks)
@@ -51,6 +59,7 @@ class HandoffMachine(RuleBasedStateMachine):
 
         self.upward: deque[Ready | Cancel] = deque()
         self.downward: deque[Chunk | Finished] = deque()
+        self.queued: deque[SendBlocks] = deque()
         self.leaving: deque[tuple[int, ...]] = deque()
         self.flying: deque[tuple[int, ...]] = deque()
         self.receives: deque[tuple[int, ...]] = deque()
@@ -59,14 +68,14 @@ class HandoffMachine(RuleBasedStateMachine):
         """The producer knows its consumer's link: READY has come."""
         self.num_computed_tokens = 0
         self.end: ProducerEnd | None = None
-        self.has_said_finished = False
+        self.said_finished: list[Finished] = []
         self.is_cancelled = False
         self.ready_reports: list[ReportReady] = []
         self.failures: list[str] = []
         self.num_finished_sending = 0
         self.reports: list[ReceivedKV] = []
 
-        self.producer = ProducerTransfer("t", 0, num_prompt_tokens, BLOCK_SIZE, DEADLINE_S)
+        self.producer = ProducerTransfer("t", 0, num_prompt_tokens, BLOCK_SIZE, max_chunk_blocks, DEADLINE_S)
         self.consumer = ConsumerTransfer(
             "t", 0, self.target_ids, self.num_local_blocks, num_prompt_tokens, BLOCK_SIZE, 1, drain_timeout_s=1.0
         )
@@ -132,6 +141,15 @@ class HandoffMachine(RuleBasedStateMachine):
         else:
             self.follow_consumer(self.consumer.on_finished(message, 0.0))
 
+    @precondition(lambda self: self.queued and not self.is_lost)
+    @rule()
+    def chunk_has_its_turn(self) -> None:
+        chunk = self.queued.popleft()
+        assert not any(self.source[block_id] == GARBAGE for block_id in chunk.block_ids)
+        self.producer.on_chunk_announced()
+        self.put_downward(Chunk("t", 0, chunk.first_block, len(chunk.block_ids)))
+        self.leaving.append(chunk.block_ids)
+
     @precondition(lambda self: self.leaving)
     @rule()
     def chunk_leaves(self) -> None:
@@ -188,6 +206,8 @@ class HandoffMachine(RuleBasedStateMachine):
         assert self.consumer.is_over
         assert len(self.reports) == 1
         assert self.consumer.deadline_s is None
+        on_their_way = [*self.queued, *self.leaving, *self.flying, *self.receives]
+        assert on_their_way == [], "what was announced was received"
 
     def settle(self) -> None:
         """Everything arrives, or both ends learn that nothing will."""
@@ -195,11 +215,13 @@ class HandoffMachine(RuleBasedStateMachine):
             self.producer_hears_of_the_loss()
             if not self.reports:
                 self.consumer_hears_of_the_loss()
-        while self.upward or self.downward or self.leaving or (self.flying and self.receives):
+        while self.upward or self.downward or self.queued or self.leaving or (self.flying and self.receives):
             if self.upward:
                 self.deliver_upward(is_repeated=False)
             if self.downward:
                 self.deliver_downward()
+            if self.queued:
+                self.chunk_has_its_turn()
             if self.leaving:
                 self.chunk_leaves()
             if self.flying and self.receives:
@@ -213,7 +235,7 @@ class HandoffMachine(RuleBasedStateMachine):
 
     def cut(self) -> None:
         self.is_lost = True
-        for pending in (self.upward, self.downward, self.leaving, self.flying, self.receives):
+        for pending in (self.upward, self.downward, self.queued, self.leaving, self.flying, self.receives):
             pending.clear()
 
     def finish_as(self, end: ProducerEnd) -> None:
@@ -225,16 +247,19 @@ class HandoffMachine(RuleBasedStateMachine):
             assert not self.num_finished_sending, f"{instruction} after the last one"
             match instruction:
                 case Send(Finished() as message):
-                    assert not self.has_said_finished, "FINISHED is said once"
-                    self.has_said_finished = True
+                    self.check_finished(message)
+                    self.said_finished.append(message)
                     self.put_downward(message)
                 case SendBlocks(first_block, block_ids):
-                    assert not self.has_said_finished, "FINISHED is the last word"
-                    assert not self.failures, "a given up transfer announces nothing"
+                    assert not self.said_finished, "FINISHED counts what was queued"
+                    assert not self.failures, "a given up transfer queues nothing"
                     assert block_ids == self.source_ids[first_block : first_block + len(block_ids)]
-                    self.put_downward(Chunk("t", 0, first_block, len(block_ids)))
+                    assert 1 <= len(block_ids) <= self.producer.max_chunk_blocks
                     if not self.is_lost:
-                        self.leaving.append(block_ids)
+                        self.queued.append(instruction)
+                case DropQueued():
+                    assert self.is_cancelled or self.end in {ProducerEnd.ABORTED, ProducerEnd.FINISHED_HERE}
+                    self.queued.clear()
                 case ReportReady():
                     self.ready_reports.append(instruction)
                     assert len(self.ready_reports) == 1
@@ -243,11 +268,20 @@ class HandoffMachine(RuleBasedStateMachine):
                     assert len(self.failures) == 1
                 case ReportFinishedSending():
                     assert self.end is not None, "blocks of a request that has not ended"
+                    assert not self.queued, "blocks that are still to be read"
                     assert not self.leaving, "blocks that are still being read"
                     self.num_finished_sending += 1
                     self.source = dict.fromkeys(self.source, GARBAGE)
                 case _:
                     raise AssertionError(f"not a producer's: {instruction}")
+
+    def check_finished(self, message: Finished) -> None:
+        """A second one only takes back what the first one promised to a consumer that has cancelled."""
+        if self.said_finished:
+            assert len(self.said_finished) == 1
+            assert self.is_cancelled
+            assert message.num_chunks < self.said_finished[0].num_chunks
+        assert (message.first_token_id is not None) == (message.end is ProducerEnd.HANDED_OVER)
 
     def put_downward(self, message: Chunk | Finished) -> None:
         if not self.is_lost:
@@ -264,6 +298,8 @@ class HandoffMachine(RuleBasedStateMachine):
                     self.receives.append(block_ids)
                 case ReportReceived(received):
                     assert not self.receives, "blocks that may still be written"
+                    on_its_way = [message for message in self.downward if isinstance(message, Chunk)]
+                    assert self.is_lost or not (on_its_way or self.queued or self.leaving or self.flying)
                     self.reports.append(received)
                     self.check_report(received)
                 case _:

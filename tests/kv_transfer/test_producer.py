@@ -9,6 +9,7 @@ import pytest
 from kv_transfer.connector import ProducerEnd
 from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff import (
+    DropQueued,
     Instruction,
     ReportFailedSending,
     ReportFinishedSending,
@@ -29,8 +30,15 @@ NO_READY = "the consumer did not reserve blocks in time"
 Event = Callable[[ProducerTransfer], list[Instruction]]
 
 
-def new_transfer() -> ProducerTransfer:
-    return ProducerTransfer(transfer_id="t", attempt=3, num_prompt_tokens=10, block_size=4, deadline_s=DEADLINE_S)
+def new_transfer(max_chunk_blocks: int = 100) -> ProducerTransfer:
+    return ProducerTransfer(
+        transfer_id="t",
+        attempt=3,
+        num_prompt_tokens=10,
+        block_size=4,
+        max_chunk_blocks=max_chunk_blocks,
+        deadline_s=DEADLINE_S,
+    )
 
 
 def ready(first_block: int = 0, num_prompt_tokens: int = 10) -> Event:
@@ -44,6 +52,11 @@ def computed(num_tokens: int) -> Event:
 def finish(end: ProducerEnd) -> Event:
     first_token_id = 42 if end is ProducerEnd.HANDED_OVER else None
     return lambda transfer: transfer.on_finish(end, first_token_id)
+
+
+def announced(transfer: ProducerTransfer) -> list[Instruction]:
+    transfer.on_chunk_announced()
+    return []
 
 
 def chunk_sent(transfer: ProducerTransfer) -> list[Instruction]:
@@ -73,13 +86,23 @@ ABORTED = finish(ProducerEnd.ABORTED)
 STATES: dict[str, tuple[list[Event], ProducerState]] = {
     "awaiting": ([], ProducerState.AWAITING_READY),
     "sending": ([ready()], ProducerState.SENDING),
-    "sending, a chunk on its way": ([ready(), computed(5)], ProducerState.SENDING),
-    "sending, finished, a chunk on its way": ([ready(), computed(10), HANDED_OVER], ProducerState.SENDING),
+    "sending, a chunk on its way": ([ready(), computed(5), announced], ProducerState.SENDING),
+    "sending, finished, a chunk on its way": ([ready(), computed(10), announced, HANDED_OVER], ProducerState.SENDING),
+    "sending, a chunk queued": ([ready(), computed(5)], ProducerState.SENDING),
+    "sending, one chunk announced, one queued": (
+        [ready(), computed(5), announced, computed(10)],
+        ProducerState.SENDING,
+    ),
+    "sending, finished, one chunk announced, one queued": (
+        [ready(), computed(5), announced, computed(10), HANDED_OVER],
+        ProducerState.SENDING,
+    ),
+    "sending, finished, a chunk queued": ([ready(), computed(10), HANDED_OVER], ProducerState.SENDING),
     "given up: no READY": ([time_is(DEADLINE_S)], ProducerState.GIVEN_UP),
     "given up: cancelled": ([ready(), cancel], ProducerState.GIVEN_UP),
-    "given up: cancelled, a chunk on its way": ([ready(), computed(5), cancel], ProducerState.GIVEN_UP),
-    "given up: link lost": ([ready(), computed(5), link_lost], ProducerState.GIVEN_UP),
-    "over": ([ready(), computed(10), chunk_sent, HANDED_OVER], ProducerState.OVER),
+    "given up: cancelled, a chunk on its way": ([ready(), computed(5), announced, cancel], ProducerState.GIVEN_UP),
+    "given up: link lost": ([ready(), computed(5), announced, link_lost], ProducerState.GIVEN_UP),
+    "over": ([ready(), computed(10), announced, chunk_sent, HANDED_OVER], ProducerState.OVER),
     "over without READY": ([ABORTED], ProducerState.OVER),
 }
 
@@ -145,6 +168,69 @@ TABLE: list[tuple[str, str, Event, list[Instruction], ProducerState]] = [
     ("sending, a chunk on its way", "aborted", ABORTED, [finished(ProducerEnd.ABORTED, 1)], ProducerState.SENDING),
     ("sending, a chunk on its way", "cancel", cancel, LET_GO_LATER, ProducerState.GIVEN_UP),
     ("sending, a chunk on its way", "link lost", link_lost, [ReportFailedSending("cut")], ProducerState.GIVEN_UP),
+    # SENDING, with chunks whose turn has not come: only a consumer that goes on gets them
+    ("sending, a chunk queued", "its turn", announced, NOTHING, ProducerState.SENDING),
+    (
+        "sending, a chunk queued",
+        "handed over",
+        HANDED_OVER,
+        [finished(ProducerEnd.HANDED_OVER, 1, 42)],
+        ProducerState.SENDING,
+    ),
+    (
+        "sending, a chunk queued",
+        "finished here",
+        FINISHED_HERE,
+        [DropQueued(), finished(ProducerEnd.FINISHED_HERE, 0), ReportFinishedSending()],
+        ProducerState.OVER,
+    ),
+    (
+        "sending, a chunk queued",
+        "aborted",
+        ABORTED,
+        [DropQueued(), finished(ProducerEnd.ABORTED, 0), ReportFinishedSending()],
+        ProducerState.OVER,
+    ),
+    ("sending, a chunk queued", "cancel", cancel, [DropQueued(), *LET_GO], ProducerState.GIVEN_UP),
+    ("sending, a chunk queued", "link lost", link_lost, [ReportFailedSending("cut")], ProducerState.GIVEN_UP),
+    (
+        "sending, one chunk announced, one queued",
+        "cancel",
+        cancel,
+        [DropQueued(), *LET_GO_LATER],
+        ProducerState.GIVEN_UP,
+    ),
+    (
+        "sending, one chunk announced, one queued",
+        "aborted",
+        ABORTED,
+        [DropQueued(), finished(ProducerEnd.ABORTED, 1)],
+        ProducerState.SENDING,
+    ),
+    # SENDING, the request has ended and FINISHED has promised what is queued
+    (
+        "sending, finished, one chunk announced, one queued",
+        "cancel",
+        cancel,
+        [DropQueued(), finished(ProducerEnd.ABORTED, 1, reason="let go")],
+        ProducerState.SENDING,
+    ),
+    ("sending, finished, one chunk announced, one queued", "link lost", link_lost, DONE, ProducerState.OVER),
+    (
+        "sending, finished, one chunk announced, one queued",
+        "chunk sent",
+        chunk_sent,
+        NOTHING,
+        ProducerState.SENDING,
+    ),
+    (
+        "sending, finished, a chunk queued",
+        "cancel",
+        cancel,
+        [DropQueued(), finished(ProducerEnd.ABORTED, 0, reason="let go"), ReportFinishedSending()],
+        ProducerState.OVER,
+    ),
+    ("sending, finished, a chunk queued", "link lost", link_lost, DONE, ProducerState.OVER),
     # SENDING, the request has ended
     ("sending, finished, a chunk on its way", "ready", ready(), NOTHING, ProducerState.SENDING),
     ("sending, finished, a chunk on its way", "computed", computed(10), NOTHING, ProducerState.SENDING),
@@ -227,19 +313,36 @@ def test_a_consumer_that_has_every_block_gets_only_the_token() -> None:
     assert HANDED_OVER(transfer) == [finished(ProducerEnd.HANDED_OVER, 0, 42), ReportFinishedSending()]
 
 
+def test_what_is_computed_leaves_in_chunks_of_at_most_so_many_blocks() -> None:
+    transfer = new_transfer(max_chunk_blocks=2)
+    ready()(transfer)
+    assert computed(10)(transfer) == [SendBlocks(0, (9, 4)), SendBlocks(2, (7,))]
+    assert HANDED_OVER(transfer) == [finished(ProducerEnd.HANDED_OVER, 2, 42)]
+
+
 def test_every_chunk_counts_before_the_blocks_are_let_go() -> None:
     transfer = new_transfer()
-    for event in (ready(), computed(4), computed(8), computed(10)):
+    for event in (ready(), computed(4), announced, computed(8), computed(10)):
         event(transfer)
     assert chunk_sent(transfer) == []
     assert HANDED_OVER(transfer) == [finished(ProducerEnd.HANDED_OVER, 3, 42)]
-    assert chunk_sent(transfer) == []
+    for event in (announced, chunk_sent, announced):
+        assert event(transfer) == []
+    assert chunk_sent(transfer) == DONE
+
+
+def test_what_was_promised_is_taken_back_once() -> None:
+    transfer = new_transfer(max_chunk_blocks=1)
+    for event in (ready(), computed(10), announced, HANDED_OVER):
+        event(transfer)
+    assert cancel(transfer) == [DropQueued(), finished(ProducerEnd.ABORTED, 1, reason="let go")]
+    assert cancel(transfer) == []
     assert chunk_sent(transfer) == DONE
 
 
 def test_a_cancelled_transfer_lets_its_blocks_go_when_the_chunk_has_left() -> None:
     transfer = new_transfer()
-    for event in (ready(), computed(5), cancel, ABORTED):
+    for event in (ready(), computed(5), announced, cancel, ABORTED):
         event(transfer)
     assert chunk_sent(transfer) == DONE
     assert transfer.state is ProducerState.OVER
