@@ -1,15 +1,24 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.faults.live_engines import LiveEngines
+from tests.faults.live_engines import EngineHouse, LiveEngines
+
+
+@pytest.fixture(scope="package")
+def house() -> Iterator[EngineHouse]:
+    kept = EngineHouse()
+    yield kept
+    kept.end()
 
 
 @pytest.fixture(params=[False, True], ids=["tcp", "shared memory"])
-async def engines(request: pytest.FixtureRequest, checkpoint: Callable[[str], Path]) -> AsyncIterator[LiveEngines]:
-    """No engine yet; those that the test starts join by TCP, or through shared memory."""
-    async with LiveEngines(checkpoint("llama"), is_pool_shared=bool(request.param)) as started:
+async def engines(
+    request: pytest.FixtureRequest, house: EngineHouse, checkpoint: Callable[[str], Path]
+) -> AsyncIterator[LiveEngines]:
+    """No engine yet; those that the test starts are joined by TCP, or by shared memory."""
+    async with LiveEngines(house, checkpoint("llama"), is_pool_shared=bool(request.param)) as started:
         yield started

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -26,10 +26,19 @@ from actors.model import model_runner
 from kv_transfer import links, worker_connector
 from kv_transfer.agent import TransferAgent
 from kv_transfer.layout import KVCacheLayout
+from kv_transfer.stats import TransferStats
 from kv_transfer.transports import tcp
 from kv_transfer.transports.base import Transport
 from kv_transfer.transports.shared_pool import allocate_shared_pool
-from tests.faults.fault_points import Fault, FaultPoints, FaultyTransport, faulty_control, faulty_streams
+from tests.faults.fault_points import (
+    Fault,
+    FaultPoints,
+    FaultyTransport,
+    faulty_agent,
+    faulty_control,
+    faulty_streams,
+    with_attribute,
+)
 
 _TIMEOUT_S: Final = 60.0
 _CLONE_NEWNET: Final = 0x40000000
@@ -98,9 +107,10 @@ class EngineChild:
         """The data links that were opened here, by class, in order."""
         return self._points.link_kinds
 
-    def stats(self) -> SchedulerStats:
-        """The newest snapshot."""
-        return self._stats
+    def counters(self) -> dict[str, int]:
+        """The engine's, and its transfers', by name, of the newest snapshot."""
+        found = asdict(self._stats) | asdict(self._stats.transfer_stats or TransferStats())
+        return {name: count for name, count in found.items() if isinstance(count, int)}
 
     def wait_for(self, expected: dict[str, int], timeout_s: float = _TIMEOUT_S) -> None:
         """Wait until the engine's counters, or its transfers', are as expected."""
@@ -123,7 +133,7 @@ class EngineChild:
             server = make_server(**options)
             bind = server.add_insecure_port
             wanted = f"{life.place.host}:{life.place.port}"
-            return _with(server, "add_insecure_port", lambda _: bind(wanted))
+            return with_attribute(server, "add_insecure_port", lambda _: bind(wanted))
 
         with patch.object(grpc.aio, "server", make_server_on_port):
             return await self._server.start(life.place.host)
@@ -136,7 +146,7 @@ class EngineChild:
             return FaultyTransport(make_transport(*args), self._points)
 
         def keep_agent(*args: Any) -> TransferAgent:
-            self._agents.append(TransferAgent(*args))
+            self._agents.append(faulty_agent(self._points)(*args))
             return self._agents[-1]
 
         wrapped: list[tuple[Any, str, Any]] = [
@@ -170,18 +180,14 @@ class EngineChild:
             with self._changed:
                 self._changed.notify_all()
 
-        _with(core, "make_stats", make_and_keep_stats)
-        _with(agent, "_publish", publish_and_notify)
+        with_attribute(core, "make_stats", make_and_keep_stats)
+        with_attribute(agent, "_publish", publish_and_notify)
         self._server._wake.set()
 
-    def _differing(self, expected: dict[str, int]) -> dict[str, tuple[int | None, int]]:
+    def _differing(self, expected: dict[str, int]) -> dict[str, tuple[int, int]]:
         """By counter: what it is, and what was expected."""
-        found = {name: self._counter(name) for name in expected}
+        found = self.counters()
         return {name: (found[name], count) for name, count in expected.items() if found[name] != count}
-
-    def _counter(self, name: str) -> int | None:
-        own = getattr(self._stats, name, None)
-        return own if own is not None else getattr(self._stats.transfer_stats, name, None)
 
     def _leftovers(self) -> dict[str, object]:
         stats, transfers = self._stats, self._agents[0]._transfers
@@ -210,11 +216,6 @@ def _allocate(layout: KVCacheLayout, device: torch.device) -> Tensor:
 def _allocate_shared(layout: KVCacheLayout, device: torch.device) -> Tensor:
     assert device.type == "cpu"
     return allocate_shared_pool(layout)
-
-
-def _with(target: T, name: str, value: object) -> T:
-    setattr(target, name, value)
-    return target
 
 
 def _enter_network_namespace(name: str) -> None:

@@ -7,16 +7,27 @@ import multiprocessing
 import os
 import signal
 import traceback
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from actors.core.stats import SchedulerStats
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from tests.faults.engine_child import EngineChild, Life
 from tests.faults.fault_points import Fault
 
 _TIMEOUT_S: Final = 60.0
+GAUGES: Final = frozenset(
+    {
+        "num_running_reqs",
+        "num_waiting_reqs",
+        "num_waiting_for_remote_kvs",
+        "num_held_reqs",
+        "num_blocks",
+        "num_free_blocks",
+        "num_links",
+        "num_active_transfers",
+    }
+)
+"""Counters that say how it is now; the others are totals."""
 _PRELOADED: Final = ["actors.engine_server", "kv_transfer.transports.tcp", "transformers.models.llama.modeling_llama"]
 
 
@@ -38,8 +49,10 @@ class EngineProcess:
         self._process.start()
         far_pipe.close()
         far_fired.close()
+        self._is_asked = True
         self._take_answer("the start")
         self.address = str(self.call("address"))
+        self._counters_before: dict[str, int] = {}
 
     @property
     def descriptor(self) -> EngineDescriptor:
@@ -50,15 +63,9 @@ class EngineProcess:
     def is_alive(self) -> bool:
         return self._process.is_alive()
 
-    def next_life(self, *, same_port: bool = False) -> EngineProcess:
-        """Start the same engine again, under a new incarnation."""
-        assert not self.is_alive
-        port = int(self.address.rpartition(":")[2]) if same_port else 0
-        place = replace(self.life.place, port=port)
-        return EngineProcess(replace(self.life, incarnation=self.life.incarnation + 1, place=place), self.role)
-
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the EngineChild and wait for its result. Raises CallFailed."""
+        self._is_asked = True
         self._pipe.send((method, arguments))
         return self._take_answer(method)
 
@@ -71,18 +78,34 @@ class EngineProcess:
         return await asyncio.to_thread(self._take_fired)
 
     async def wait_for(self, **expected: int) -> None:
-        """Wait until the engine's counters are so."""
-        await asyncio.to_thread(self.call, "wait_for", expected)
+        """Wait until the engine's counters are so. Totals count from this test's beginning."""
+        absolute = {name: self._counters_before.get(name, 0) + count for name, count in expected.items()}
+        await asyncio.to_thread(self.call, "wait_for", absolute)
 
     async def wait_until_whole(self) -> None:
         """Wait until nothing is left of any request, and check the engine's integrity."""
         await asyncio.to_thread(self.call, "wait_until_whole")
 
-    def stats(self) -> SchedulerStats:
-        """The engine's newest counters."""
-        stats = self.call("stats")
-        assert isinstance(stats, SchedulerStats)
-        return stats
+    def count(self, name: str) -> int:
+        """A counter of the engine's, or its transfers', from this test's beginning."""
+        return int(self.call("counters")[name]) - self._counters_before.get(name, 0)
+
+    def begin_test(self) -> bool:
+        """Make it ready for another test; False if it is not good for any more."""
+        if not self.is_alive or self._is_asked:
+            return False
+        self.signal(signal.SIGCONT)
+        try:
+            self.arm(None)
+            self.call("release")
+            self.call("wait_until_whole", 1.0)
+            counters = self.call("counters")
+        except (CallFailed, EOFError, OSError):
+            return False
+        self._counters_before = {name: count for name, count in counters.items() if name not in GAUGES}
+        while self._fired.poll():
+            self._fired.recv()
+        return True
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process.pid is not None
@@ -110,6 +133,7 @@ class EngineProcess:
     def _take_answer(self, what: str) -> Any:
         assert self._pipe.poll(_TIMEOUT_S + 10.0), f"{what}: no answer"
         is_fine, answer = self._pipe.recv()
+        self._is_asked = False
         if not is_fine:
             raise CallFailed(f"{self.life.engine_id}, {what}:\n{answer}")
         return answer

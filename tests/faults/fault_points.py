@@ -17,19 +17,23 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from torch import Tensor
 
-from kv_transfer.control import StreamEvents
+from kv_transfer.agent import TransferAgent
+from kv_transfer.control import ControlStream, StreamEvents
 from kv_transfer.grpc_control import GrpcControl, GrpcStream
 from kv_transfer.params import EngineAddress
 from kv_transfer.transports.base import ComputeEvent, DataLink, PendingLink, Transport
 from kv_transfer.transports.byte_stream import ByteStream
+from kv_transfer.wire import ControlMessage, Ready
 
 _RELEASE_TIMEOUT_S: Final = 30.0
 _SMALLEST_PAYLOAD_SIZE_BYTES: Final = 1024
 """Blocks are larger, headers and acknowledgements are smaller."""
+
+T = TypeVar("T")
 
 
 class Point(Enum):
@@ -38,7 +42,11 @@ class Point(Enum):
     DIALLING = auto()
     """A consumer is about to dial."""
     LISTENING = auto()
-    """A producer was dialled and opens a link; READY is said only afterwards."""
+    """A producer was dialled and opens a link."""
+    SAYING_READY = auto()
+    """A consumer is about to say READY, on a link that may be open."""
+    HEARING_READY = auto()
+    """It has come to the producer, which knows nothing of it yet."""
     BEFORE_CHUNK = auto()
     """It is announced."""
     INSIDE_CHUNK = auto()
@@ -224,14 +232,40 @@ def faulty_streams(points: FaultPoints) -> type[ByteStream]:
 
 
 def faulty_control(points: FaultPoints) -> type[GrpcControl]:
-    """A GrpcControl whose dialling is a point."""
+    """A GrpcControl whose dialling is a point, and each READY on a stream that it dials."""
 
     class FaultyControl(GrpcControl):
         def dial(self, peer: EngineAddress, events: StreamEvents) -> GrpcStream:
             points.reach(Point.DIALLING)
-            return super().dial(peer, events)
+            stream = super().dial(peer, events)
+            send = stream.send
+
+            def pass_by_and_send(message: ControlMessage) -> None:
+                if isinstance(message, Ready):
+                    points.reach(Point.SAYING_READY)
+                send(message)
+
+            return with_attribute(stream, "send", pass_by_and_send)
 
     return FaultyControl
+
+
+def faulty_agent(points: FaultPoints) -> type[TransferAgent]:
+    """A TransferAgent to whom each READY that comes is a point."""
+
+    class FaultyAgent(TransferAgent):
+        def on_message(self, stream: ControlStream, message: ControlMessage) -> None:
+            if isinstance(message, Ready):
+                points.reach(Point.HEARING_READY)
+            super().on_message(stream, message)
+
+    return FaultyAgent
+
+
+def with_attribute(target: T, name: str, value: object) -> T:
+    """Put something else in the place of one object's method."""
+    setattr(target, name, value)
+    return target
 
 
 def cut_connections_to(address: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,18 +51,75 @@ class Question:
     expected: list[int]
 
 
+class EngineHouse:
+    """Keeps engines from one test to the next: those that still live are as good as new."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, EngineProcess] = {}
+        self._incarnations: Counter[str] = Counter()
+        self.numbers = itertools.count()
+        """For requests: a kept engine has seen those of earlier tests."""
+
+    def take(self, life: Life, role: EngineRole, *, is_fresh: bool = False) -> EngineProcess:
+        """Such an engine, of whatever incarnation. is_fresh: one that has no links yet."""
+        kept = self._kept.pop(_key(life, role), None)
+        if kept is not None:
+            if not is_fresh and kept.begin_test():
+                return kept
+            kept.end()
+        return EngineProcess(replace(life, incarnation=self._next_incarnation(life)), role)
+
+    def take_next_life(self, process: EngineProcess, *, same_port: bool) -> EngineProcess:
+        """Start an engine that is dead again, under a new incarnation."""
+        assert not process.is_alive
+        port = int(process.address.rpartition(":")[2]) if same_port else 0
+        life = process.life
+        place = replace(life.place, port=port)
+        return EngineProcess(replace(life, incarnation=self._next_incarnation(life), place=place), process.role)
+
+    def give_back(self, process: EngineProcess) -> None:
+        """The test is over."""
+        life = process.life
+        key = _key(life, process.role)
+        if process.is_alive and key not in self._kept:
+            self._kept[key] = process
+        else:
+            process.end()
+
+    def end(self) -> None:
+        """End all that is kept."""
+        while self._kept:
+            self._kept.popitem()[1].end()
+
+    def _next_incarnation(self, life: Life) -> int:
+        self._incarnations[life.engine_id] += 1
+        return self._incarnations[life.engine_id]
+
+
+def _key(life: Life, role: EngineRole) -> str:
+    """What makes an engine another one for tests."""
+    return repr((replace(life, incarnation=0, place=replace(life.place, port=0)), role))
+
+
 class LiveEngines:
     """An async context manager; an EnginePool of the engines that live.
 
     directory: of the checkpoint
     """
 
-    def __init__(self, directory: Path, *, is_pool_shared: bool = False, places: Sequence[Place] = (Place(),)) -> None:
+    def __init__(
+        self,
+        house: EngineHouse,
+        directory: Path,
+        *,
+        is_pool_shared: bool = False,
+        places: Sequence[Place] = (Place(),),
+    ) -> None:
         """places: of the engines in the order of their starts, again from the first after the last."""
         self.directory = directory
+        self._house = house
         self._is_pool_shared = is_pool_shared
         self._places = itertools.cycle(places)
-        self._numbers = itertools.count()
         self._processes: list[EngineProcess] = []
         self._sessions: dict[tuple[str, int], EngineSession] = {}
         self._change = asyncio.Event()
@@ -74,28 +133,31 @@ class LiveEngines:
         for session in self._sessions.values():
             await session.close()
         for process in self._processes:
-            process.end()
+            self._house.give_back(process)
 
-    async def start_pair(self, **settings: Any) -> tuple[EngineProcess, EngineProcess]:
-        """A prefill and a decode engine. settings: of engine_config(), for both."""
-        prefill = await self.start("prefill-0", EngineRole.PREFILL, **settings)
-        return prefill, await self.start("decode-0", EngineRole.DECODE, **settings)
+    async def start_pair(self, *, is_fresh: bool = False, **settings: Any) -> tuple[EngineProcess, EngineProcess]:
+        """A prefill and a decode engine. is_fresh: see start(). settings: of engine_config(), for both."""
+        prefill = await self.start("prefill-0", EngineRole.PREFILL, is_fresh=is_fresh, **settings)
+        return prefill, await self.start("decode-0", EngineRole.DECODE, is_fresh=is_fresh, **settings)
 
-    async def start(self, engine_id: str, role: EngineRole, **settings: Any) -> EngineProcess:
-        """An engine of its first incarnation, and a session with it."""
+    async def start(
+        self, engine_id: str, role: EngineRole, *, is_fresh: bool = False, **settings: Any
+    ) -> EngineProcess:
+        """An engine, and a session with it. is_fresh: not one that earlier tests have left links in."""
         config = small_engine(self.directory, **settings)
-        return await self.start_life(
-            Life(engine_id, 1, config, next(self._places), is_pool_shared=self._is_pool_shared), role
-        )
+        life = Life(engine_id, 0, config, next(self._places), is_pool_shared=self._is_pool_shared)
+        return await self.start_life(life, role, is_fresh=is_fresh)
 
-    async def start_life(self, life: Life, role: EngineRole) -> EngineProcess:
-        """Such an engine, and a session with it."""
-        return await self._join(await asyncio.to_thread(EngineProcess, life, role))
+    async def start_life(self, life: Life, role: EngineRole, *, is_fresh: bool = False) -> EngineProcess:
+        """Such an engine, of whatever incarnation, and a session with it."""
+        take = functools.partial(self._house.take, life, role, is_fresh=is_fresh)
+        return await self._join(await asyncio.to_thread(take))
 
     async def restart(self, process: EngineProcess, *, same_port: bool = False) -> EngineProcess:
         """The next incarnation of an engine that is dead."""
         await process.wait_dead()
-        return await self._join(await asyncio.to_thread(process.next_life, same_port=same_port))
+        take = functools.partial(self._house.take_next_life, process, same_port=same_port)
+        return await self._join(await asyncio.to_thread(take))
 
     async def _join(self, process: EngineProcess) -> EngineProcess:
         self._processes.append(process)
@@ -122,7 +184,7 @@ class LiveEngines:
         self, *, num_prompt_tokens: int = NUM_PROMPT_TOKENS, num_tokens: int = NUM_TOKENS, seed: int | None = None
     ) -> Question:
         """A new request. seed: of the prompt; requests of one seed still share no cached blocks."""
-        number = next(self._numbers)
+        number = next(self._house.numbers)
         prompt = random_prompt(num_prompt_tokens, seed=number if seed is None else seed)
         request = EngineCoreRequest(
             request_id=f"r{number}",
@@ -155,10 +217,10 @@ class LiveEngines:
 
     async def check_handed_over(self, prefill: EngineProcess, decode: EngineProcess) -> None:
         """One more request goes from the one to the other, with all of its KV."""
-        before = decode.stats().num_prompt_tokens_computed
+        before = decode.count("num_prompt_tokens_computed")
         await self.check_pair(self.ask(), prefill, decode)
         await self.check_whole(prefill, decode)
-        assert decode.stats().num_prompt_tokens_computed == before, "it has computed the prompt itself"
+        assert decode.count("num_prompt_tokens_computed") == before, "it has computed the prompt itself"
         assert decode.call("link_kinds")[-1] == ("SharedMemoryLink" if self._is_pool_shared else "TcpLink")
 
     async def check_whole(self, *processes: EngineProcess) -> None:

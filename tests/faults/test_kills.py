@@ -16,9 +16,16 @@ CHUNK_POINTS = [
 ]
 
 
-@pytest.mark.parametrize(("point", "chunk"), [pytest.param(Point.LISTENING, 1, id="before READY"), *CHUNK_POINTS])
+@pytest.mark.parametrize(
+    ("point", "chunk"),
+    [
+        pytest.param(Point.LISTENING, 1, id="while a link is opened"),
+        pytest.param(Point.HEARING_READY, 1, id="before READY"),
+        *CHUNK_POINTS,
+    ],
+)
 async def test_a_prefill_engine_that_is_killed_costs_no_token(engines: LiveEngines, point: Point, chunk: int) -> None:
-    prefill, decode = await engines.start_pair()
+    prefill, decode = await engines.start_pair(is_fresh=point in {Point.LISTENING, Point.DIALLING})
     prefill.arm(Fault(Action.KILL, point, chunk))
     answer = asyncio.create_task(engines.check(engines.ask()))
     await prefill.wait_fired()
@@ -28,9 +35,16 @@ async def test_a_prefill_engine_that_is_killed_costs_no_token(engines: LiveEngin
     await engines.check_handed_over(successor, decode)
 
 
-@pytest.mark.parametrize(("point", "chunk"), [pytest.param(Point.DIALLING, 1, id="before READY"), *CHUNK_POINTS])
+@pytest.mark.parametrize(
+    ("point", "chunk"),
+    [
+        pytest.param(Point.DIALLING, 1, id="before a link is opened"),
+        pytest.param(Point.SAYING_READY, 1, id="before READY"),
+        *CHUNK_POINTS,
+    ],
+)
 async def test_a_decode_engine_that_is_killed_costs_no_token(engines: LiveEngines, point: Point, chunk: int) -> None:
-    prefill, decode = await engines.start_pair()
+    prefill, decode = await engines.start_pair(is_fresh=point in {Point.LISTENING, Point.DIALLING})
     decode.arm(Fault(Action.KILL, point, chunk))
     answer = asyncio.create_task(engines.check(engines.ask()))
     await decode.wait_fired()
