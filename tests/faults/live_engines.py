@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -17,11 +18,12 @@ from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
 from cluster.attempt import Attempt
 from cluster.engine_connection import EngineConnection, EngineRole
-from cluster.pool.session import EngineSession
+from cluster.pool.session import EngineSession, RequestStream
 from cluster.recovery import Recovery, RecoveryPolicy
 from cluster.router.base import Route
 from cluster.router.least_loaded import LeastLoadedPair
 from kv_transfer.config import KVTransferConfig
+from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from tests.engine_pair import engine_config
 from tests.faults.engine_child import Life, Place
 from tests.faults.engine_process import EngineProcess
@@ -34,6 +36,12 @@ NUM_CHUNKS: Final = 6
 TRANSFER: Final = KVTransferConfig(
     transport="tcp", connect_timeout_s=2.0, ready_timeout_s=3.0, handoff_timeout_s=3.0, chunk_timeout_s=1.0
 )
+IMPATIENT: Final = TRANSFER.model_copy(
+    update={"connect_timeout_s": 1.0, "ready_timeout_s": 1.0, "handoff_timeout_s": 1.0, "chunk_timeout_s": 0.5}
+)
+"""For tests that have to outwait it."""
+SMALL_POOL: Final = 32
+"""Blocks."""
 _ANSWER_TIMEOUT_S: Final = 60.0
 
 
@@ -206,14 +214,52 @@ class LiveEngines:
                 token_ids += output.new_token_ids
         assert token_ids == question.expected, question.request.request_id
 
-    async def check_pair(self, question: Question, prefill: EngineProcess | None, decode: EngineProcess) -> None:
-        """Have it answered by these two, in one attempt, and compare. Raises EngineFailed."""
+    async def check_pair(
+        self,
+        question: Question,
+        prefill: EngineProcess | None,
+        decode: EngineProcess,
+        has_begun: asyncio.Event | None = None,
+    ) -> None:
+        """Have it answered by these two, in one attempt, and compare. Raises EngineFailed.
+
+        has_begun: set when the first token is there
+        """
         route: Route[EngineConnection] = Route(None if prefill is None else self.session(prefill), self.session(decode))
         async with asyncio.timeout(_ANSWER_TIMEOUT_S), Attempt(route, question.request, None) as attempt:
             async for output in attempt:
+                if has_begun is not None:
+                    has_begun.set()
                 if output.finish_reason is not None:
                     break
         assert list(attempt.token_ids) == question.expected, question.request.request_id
+
+    @contextlib.asynccontextmanager
+    async def others_in_all_blocks(self, engine: EngineProcess, num_requests: int = 2) -> AsyncIterator[None]:
+        """While other requests run in this engine alone, which compute into every block of a pool of SMALL_POOL."""
+        begun = [asyncio.Event() for _ in range(num_requests)]
+        async with asyncio.TaskGroup() as tasks:
+            for has_begun in begun:
+                question = self.ask(num_tokens=SMALL_POOL * 8 // num_requests - NUM_PROMPT_TOKENS)
+                tasks.create_task(self.check_pair(question, None, engine, has_begun))
+            for has_begun in begun:
+                await has_begun.wait()
+            yield
+
+    def submit_pair(
+        self, question: Question, prefill: EngineProcess, decode: EngineProcess
+    ) -> tuple[RequestStream, RequestStream]:
+        """Submit it to these two, the consumer first, and give what the producer and the consumer say."""
+        consumer = self.submit(question, TransferRole.CONSUMER, decode, prefill.descriptor.kv_address)
+        return self.submit(question, TransferRole.PRODUCER, prefill, decode.descriptor.kv_address), consumer
+
+    def submit(
+        self, question: Question, role: TransferRole, process: EngineProcess, peer: EngineAddress
+    ) -> RequestStream:
+        """Submit one end of a handoff."""
+        request = question.request
+        ticket = KVTransferParams(f"transfer-{request.request_id}", request.attempt, role, peer)
+        return self.session(process).submit(replace(request, kv_transfer_params=ticket))
 
     async def check_handed_over(self, prefill: EngineProcess, decode: EngineProcess) -> None:
         """One more request goes from the one to the other, with all of its KV."""
@@ -223,21 +269,14 @@ class LiveEngines:
         assert decode.count("num_prompt_tokens_computed") == before, "it has computed the prompt itself"
         assert decode.call("link_kinds")[-1] == ("SharedMemoryLink" if self._is_pool_shared else "TcpLink")
 
+    async def check_stream(self, question: Question, stream: RequestStream) -> None:
+        """Read an engine's word to its end; what it says of the tokens has to be right, position by position."""
+        async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+            async for output in stream:
+                stop = output.first_position + len(output.new_token_ids)
+                assert output.new_token_ids == question.expected[output.first_position : stop]
+
     async def check_whole(self, *processes: EngineProcess) -> None:
         """Nothing is left of any request in these engines."""
         for process in processes:
             await process.wait_until_whole()
-
-
-def resumed(question: Question, num_tokens: int) -> Question:
-    """The same request, submitted again with its first tokens."""
-    request = question.request
-    return replace(
-        question,
-        request=replace(
-            request,
-            request_id=f"{request.request_id}+",
-            attempt=request.attempt + 1,
-            output_token_ids=question.expected[:num_tokens],
-        ),
-    )

@@ -1,0 +1,47 @@
+"""SIGSTOP for longer than any deadline, then SIGCONT: who wakes late touches nothing that others have by then."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import pytest
+
+from tests.faults.fault_points import Action, Fault, Point
+from tests.faults.live_engines import IMPATIENT, NUM_CHUNKS, SMALL_POOL, LiveEngines
+
+CHUNK_POINTS = [
+    pytest.param(Point.AFTER_CHUNK, 2, id="between chunks"),
+    pytest.param(Point.INSIDE_CHUNK, 3, id="inside a chunk"),
+    pytest.param(Point.AFTER_CHUNK, NUM_CHUNKS, id="after the last chunk"),
+]
+
+
+@pytest.mark.parametrize(("point", "chunk"), [pytest.param(Point.HEARING_READY, 1, id="before READY"), *CHUNK_POINTS])
+async def test_a_producer_that_wakes_late_writes_into_no_block(engines: LiveEngines, point: Point, chunk: int) -> None:
+    prefill, decode = await engines.start_pair(num_blocks=SMALL_POOL, transfer=IMPATIENT)
+    prefill.arm(Fault(Action.STOP, point, chunk))
+    answer = asyncio.create_task(engines.check_pair(engines.ask(), prefill, decode))
+    await prefill.wait_fired()
+    await decode.wait_until_whole()
+    async with engines.others_in_all_blocks(decode):
+        prefill.signal(signal.SIGCONT)
+    await answer
+    await engines.check_whole(prefill, decode)
+    await engines.check_handed_over(prefill, decode)
+
+
+@pytest.mark.parametrize(("point", "chunk"), [pytest.param(Point.SAYING_READY, 1, id="before READY"), *CHUNK_POINTS])
+async def test_a_consumer_that_wakes_late_takes_nothing_from_reused_blocks(
+    engines: LiveEngines, point: Point, chunk: int
+) -> None:
+    prefill, decode = await engines.start_pair(num_blocks=SMALL_POOL, transfer=IMPATIENT)
+    decode.arm(Fault(Action.STOP, point, chunk))
+    answer = asyncio.create_task(engines.check_pair(engines.ask(), prefill, decode))
+    await decode.wait_fired()
+    await prefill.wait_until_whole()
+    async with engines.others_in_all_blocks(prefill):
+        decode.signal(signal.SIGCONT)
+    await answer
+    await engines.check_whole(prefill, decode)
+    await engines.check_handed_over(prefill, decode)
