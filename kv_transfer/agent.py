@@ -30,7 +30,7 @@ from kv_transfer.params import EngineAddress
 from kv_transfer.peer_link import PeerLink
 from kv_transfer.transfers import TransferTable
 from kv_transfer.transports.base import ComputeEvent, Transport
-from kv_transfer.wire import Cancel, Chunk, ControlMessage, Finished, Hello, Ready, Refused, Welcome
+from kv_transfer.wire import Cancel, Chunk, ChunkSum, ControlMessage, Finished, Hello, Ready, Refused, Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ class TransferAgent:
                 self._close(link, f"refused: {reason}")
             case Ready() | Cancel():
                 self._guarded(link, lambda: self._transfers.on_consumer_message(link, message, now_s))
-            case Chunk() | Finished():
+            case Chunk() | ChunkSum() | Finished():
                 self._guarded(link, lambda: self._transfers.on_producer_message(link, message, now_s))
 
     def _guarded(self, link: PeerLink, action: Callable[[], None]) -> None:

@@ -30,6 +30,9 @@ class KVTransferConfig(BaseModel):
         ge=1,
         description="Transfers of a link take turns, each with a chunk of no more bytes than this, or of one block.",
     )
+    checksum: bool = Field(
+        False, description="Check every chunk after it has travelled; both ends of a link must have the same."
+    )
     load_failure_policy: Literal["recompute", "fail"] = Field(
         "recompute", description="What a consumer does when a load fails: prefill locally, or fail the request."
     )

@@ -31,10 +31,12 @@ class ConsumerTransfer:
     is_over: bool = False
     deadline_s: float | None = None
     """Monotonic. Set by a cancel: while chunks are owed by then the link is stuck and has to be closed."""
+    num_announced_chunks: int = 0
     _num_announced_blocks: int = 0
-    _num_announced_chunks: int = 0
-    _num_received_blocks: int = 0
+    _num_valid_blocks: int = 0
     _num_received_chunks: int = 0
+    _corrupt_chunk: int | None = None
+    """The first of them. Nothing from it on is valid; everything from it on is still received."""
     _finished: Finished | None = None
     _is_cancelled: bool = False
     _first_chunk_s: float | None = None
@@ -66,13 +68,16 @@ class ConsumerTransfer:
         if self._first_chunk_s is None:
             self._first_chunk_s = now_s
         self._num_announced_blocks += message.num_blocks
-        self._num_announced_chunks += 1
+        self.num_announced_chunks += 1
         self._end_wait()
         return [ReceiveBlocks(self.block_ids[first:stop])]
 
-    def on_chunk_received(self, num_blocks: int, now_s: float) -> list[Instruction]:
+    def on_chunk_received(self, num_blocks: int, now_s: float, *, is_intact: bool = True) -> list[Instruction]:
         """The oldest outstanding chunk is in."""
-        self._num_received_blocks += num_blocks
+        if self._corrupt_chunk is None and not is_intact:
+            self._corrupt_chunk = self._num_received_chunks
+        if self._corrupt_chunk is None:
+            self._num_valid_blocks += num_blocks
         self._num_received_chunks += 1
         return self._report_if_complete(now_s)
 
@@ -80,9 +85,9 @@ class ConsumerTransfer:
         """So many chunks in all, of which some may be announced later. Raises ProtocolViolation if more were."""
         if not self._is_owed_chunks:
             return []
-        if message.num_chunks < self._num_announced_chunks:
+        if message.num_chunks < self.num_announced_chunks:
             raise ProtocolViolation(
-                f"{self.transfer_id}: {message.num_chunks} chunks at the end, {self._num_announced_chunks} announced"
+                f"{self.transfer_id}: {message.num_chunks} chunks at the end, {self.num_announced_chunks} announced"
             )
         if self._finished is None:
             self._prefill_finished_s = now_s
@@ -114,7 +119,7 @@ class ConsumerTransfer:
     @property
     def _is_owed_chunks(self) -> bool:
         """Whether the producer may announce more."""
-        return self._finished is None or self._num_announced_chunks < self._finished.num_chunks
+        return self._finished is None or self.num_announced_chunks < self._finished.num_chunks
 
     def _end_wait(self) -> None:
         if not self._is_owed_chunks:
@@ -122,8 +127,8 @@ class ConsumerTransfer:
 
     @property
     def num_valid_tokens(self) -> int:
-        """Chunks come in order, so what has been received is a prefix."""
-        num_blocks = self.num_local_blocks + self._num_received_blocks
+        """Chunks come in order, so what has been received intact is a prefix."""
+        num_blocks = self.num_local_blocks + self._num_valid_blocks
         return min(num_blocks * self.block_size, self.num_prompt_tokens)
 
     def _report_if_complete(self, now_s: float) -> list[Instruction]:
@@ -135,6 +140,9 @@ class ConsumerTransfer:
             received = ReceivedKV(LoadOutcome.CANCELLED, num_valid_tokens, timings=timings)
         elif finished.end is ProducerEnd.FINISHED_HERE:
             received = ReceivedKV(LoadOutcome.RELEASED, num_valid_tokens, timings=timings)
+        elif self._corrupt_chunk is not None:
+            reason = f"{self.transfer_id}: chunk {self._corrupt_chunk} was corrupted on its way"
+            received = ReceivedKV(LoadOutcome.FAILED, num_valid_tokens, reason=reason, timings=timings)
         elif finished.end is ProducerEnd.ABORTED:
             reason = finished.reason or "the producer gave the request up"
             received = ReceivedKV(LoadOutcome.FAILED, num_valid_tokens, reason=reason, timings=timings)
@@ -156,8 +164,8 @@ class ConsumerTransfer:
         assert self._prefill_finished_s is not None, "timings are for a transfer whose producer has finished"
         has_chunks = self._first_chunk_s is not None
         return TransferTimings(
-            num_blocks=self._num_received_blocks,
-            num_bytes=self._num_received_blocks * self.block_size_bytes,
+            num_blocks=self._num_valid_blocks,
+            num_bytes=self._num_valid_blocks * self.block_size_bytes,
             num_chunks=self._num_received_chunks,
             transfer_s=now_s - self._first_chunk_s if self._first_chunk_s is not None else 0.0,
             exposed_s=now_s - self._prefill_finished_s if has_chunks else 0.0,

@@ -1,7 +1,8 @@
 """A link's data thread: opens one end, then moves one chunk after the other, each up to its deadline.
 
 The thread reports through one callback, and its last word is on_dead: once that is out, the transport touches no memory
-of this engine any more. Nobody but this thread uses the transport, except for abort().
+of this engine any more. Nobody but this thread uses the transport, except for abort(). With a checksum, each chunk's is
+computed here once its bytes have moved: of the bytes as they travel, so before they are scattered.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -26,13 +27,25 @@ logger = logging.getLogger(__name__)
 class ChunkJob:
     """Blocks to send or to receive for one transfer, once the device has passed `after`.
 
-    staged: if the blocks are not the cache itself
+    staged:   if the blocks are not the cache itself
+    index:    of the chunk in its transfer
+    checksum: of what has moved, if the link has checksums
     """
 
     transfer_id: str
     blocks: Sequence[Tensor]
     after: ComputeEvent | None = None
     staged: StagedChunk | None = None
+    attempt: int = 0
+    index: int = 0
+    checksum: int | None = None
+
+    def wipe(self) -> None:
+        """Zero what was received. Invariant: no slot holds anything but finite numbers."""
+        for block in self.blocks:
+            block.zero_()
+        if self.staged is not None:
+            self.staged.scatter()
 
 
 class LinkEvents(Protocol):
@@ -56,11 +69,13 @@ class DataThread:
         *,
         is_sender: bool,
         chunk_timeout_s: float,
+        checksum: Callable[[Sequence[Tensor]], int] | None = None,
     ) -> None:
-        """open_link may block up to the connect timeout; it runs on the thread."""
+        """open_link may block up to the connect timeout; it runs on the thread, as does checksum."""
         self._events = events
         self._is_sender = is_sender
         self._chunk_timeout_s = chunk_timeout_s
+        self._checksum = checksum
         self._jobs: queue.SimpleQueue[ChunkJob | None] = queue.SimpleQueue()
         self._link: DataLink | None = None
         self._is_aborted = False
@@ -108,6 +123,8 @@ class DataThread:
             if job.staged is not None and self._is_sender:
                 job.staged.gather()
             move(job.blocks, self._chunk_timeout_s, job.after)
+            if self._checksum is not None:
+                job = replace(job, checksum=self._checksum(job.blocks))
             if job.staged is not None and not self._is_sender:
                 job.staged.scatter()
             self._events.on_chunk_moved(job)

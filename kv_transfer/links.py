@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from kv_transfer.checksum import checksum_of
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import Control, ControlStream, StreamEvents
 from kv_transfer.errors import LinkLost
@@ -98,6 +99,7 @@ class LinkTable:
                 peer.incarnation,
                 self._transport.name,
                 self._layout,
+                self._config.checksum,
             )
         )
         return link
@@ -106,7 +108,12 @@ class LinkTable:
         """Producer: a consumer has dialled. Refuse it with the reason, or open our end."""
         identity = self._identity
         disagreement = find_disagreement(
-            hello, identity.engine_id, identity.incarnation, self._transport.name, self._layout
+            hello,
+            identity.engine_id,
+            identity.incarnation,
+            self._transport.name,
+            self._layout,
+            checksum=self._config.checksum,
         )
         if disagreement is None and self._layout.block_size != hello.layout.block_size and self._kv_cache.is_cuda:
             # The copies of a StagedChunk are not ordered against a device's compute stream.
@@ -142,6 +149,7 @@ class LinkTable:
             _DataEvents(link, self._agent),
             is_sender=link.is_producer,
             chunk_timeout_s=self._config.chunk_timeout_s,
+            checksum=checksum_of if self._config.checksum else None,
         )
 
     def close(self, link: PeerLink, reason: str) -> bool:

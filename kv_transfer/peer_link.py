@@ -7,12 +7,14 @@ data thread has ended: until then its transport may still read or write blocks, 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kv_transfer.control import ControlStream
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.link import DataThread
+from kv_transfer.link import ChunkJob, DataThread
 from kv_transfer.pieces import PieceMap, shared_kv_heads
+from kv_transfer.transports.base import ComputeEvent
 from kv_transfer.wire import PROTOCOL_VERSION, ControlMessage, Hello
 
 
@@ -61,9 +63,17 @@ class PeerLink:
         for message in unsaid:
             self.stream.send(message)
 
+    def make_job(
+        self, transfer_id: str, attempt: int, index: int, pieces: Sequence[int], after: ComputeEvent | None
+    ) -> ChunkJob:
+        """A chunk for the data thread of an open link. index: of the chunk in its transfer."""
+        assert self.pieces is not None, "chunks move on open links"
+        messages, staged = self.pieces.messages(pieces)
+        return ChunkJob(transfer_id, messages, after, staged, attempt, index)
+
 
 def find_disagreement(
-    hello: Hello, engine_id: str, incarnation: int, transport: str, layout: KVCacheLayout
+    hello: Hello, engine_id: str, incarnation: int, transport: str, layout: KVCacheLayout, *, checksum: bool
 ) -> str | None:
     """What keeps the two ends from being a pair, with both values; None if nothing does.
 
@@ -76,6 +86,7 @@ def find_disagreement(
         "engine": (hello.peer_engine_id, engine_id),
         "incarnation": (hello.peer_incarnation, incarnation),
         "transport": (hello.transport, transport),
+        "checksum": (hello.checksum, checksum),
         "model": (theirs.model_fingerprint, ours.model_fingerprint),
         "dtype": (theirs.dtype, ours.dtype),
         "num_kv_heads of all ranks": (theirs.total_num_kv_heads, ours.total_num_kv_heads),

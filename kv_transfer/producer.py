@@ -47,8 +47,8 @@ class ProducerTransfer:
     max_chunk_blocks: int
     deadline_s: float
     state: ProducerState = ProducerState.AWAITING_READY
+    num_announced_chunks: int = 0
     _num_queued_chunks: int = 0
-    _num_announced_chunks: int = 0
     _num_sent_chunks: int = 0
     _next_block: int = 0
     _end: ProducerEnd | None = None
@@ -106,7 +106,7 @@ class ProducerTransfer:
 
     def on_chunk_announced(self) -> None:
         """The next queued chunk's turn has come."""
-        self._num_announced_chunks += 1
+        self.num_announced_chunks += 1
 
     def on_chunk_sent(self) -> list[Instruction]:
         """An announced chunk has left."""
@@ -134,7 +134,7 @@ class ProducerTransfer:
         if self.state is ProducerState.OVER:
             return []
         self._is_silent = self._is_answered = True
-        self._num_queued_chunks = self._num_announced_chunks = self._num_sent_chunks
+        self._num_queued_chunks = self.num_announced_chunks = self._num_sent_chunks
         if self._end is not None:
             return self._wind_up()
         return self._give_up(reason)
@@ -152,9 +152,9 @@ class ProducerTransfer:
         return [ReportFailedSending(reason)]
 
     def _drop_queued(self) -> list[Instruction]:
-        if self._num_queued_chunks == self._num_announced_chunks:
+        if self._num_queued_chunks == self.num_announced_chunks:
             return []
-        self._num_queued_chunks = self._num_announced_chunks
+        self._num_queued_chunks = self.num_announced_chunks
         return [DropQueued()]
 
     def _wind_up(self) -> list[Instruction]:

@@ -31,6 +31,8 @@ class TransferStats:
     num_transfers_completed: int = 0
     num_transfers_failed: int = 0
     num_transfers_cancelled: int = 0
+    num_corrupt_chunks: int = 0
+    """Received chunks whose checksum was another than the producer's."""
     num_links_lost: int = 0
     num_links: int = 0
     num_active_transfers: int = 0

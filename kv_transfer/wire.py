@@ -1,8 +1,8 @@
 """What two engines say to each other on a link's control stream.
 
 The consumer dials and speaks first: Hello, answered by Welcome or Refused. From then on the consumer says Ready and
-Cancel, the producer says Chunk and Finished, each about one transfer and one attempt. The stream is ordered, and so are
-the bytes on the data link: the k-th Chunk is the k-th run of bytes.
+Cancel, the producer says Chunk, ChunkSum and Finished, each about one transfer and one attempt. The stream is ordered,
+and so are the bytes on the data link: the k-th Chunk is the k-th run of bytes.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     peer_incarnation: int
     transport: str
     layout: KVCacheLayout
+    checksum: bool = False
+    """What a later version adds has a default: an earlier one's Hello must be read to be refused."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -66,6 +68,15 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
     num_blocks: int
 
 
+class ChunkSum(msgspec.Struct, frozen=True, tag="chunk_sum"):
+    """Producer, with checksums on: the xxh3_64 of a chunk's bytes, once they have left. index: in its transfer."""
+
+    transfer_id: str
+    attempt: int
+    index: int
+    checksum: int
+
+
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
     """Producer: it is over with num_chunks in all, those included that are yet to be announced.
 
@@ -90,7 +101,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     attempt: int
 
 
-ControlMessage = Hello | Welcome | Refused | Ready | Chunk | Finished | Cancel
+ControlMessage = Hello | Welcome | Refused | Ready | Chunk | ChunkSum | Finished | Cancel
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode: Final = msgspec.msgpack.Decoder(ControlMessage).decode

@@ -270,6 +270,44 @@ def test_chunks_after_finished_complete_the_load() -> None:
     assert received(1, now_s=5.0)(transfer) == report(LoadOutcome.LOADED, 14, timings(3, 3, 4.0, 3.0))
 
 
+def corrupt(num_blocks: int) -> Event:
+    return lambda transfer: transfer.on_chunk_received(num_blocks, 3.0, is_intact=False)
+
+
+def test_nothing_from_the_first_corrupt_chunk_on_is_valid_and_the_rest_is_drained() -> None:
+    transfer = new_transfer(num_local_blocks=0)
+    for event in (chunk(0, 1), chunk(1, 1), chunk(2, 2), handed_over(3), received(1), corrupt(1)):
+        event(transfer)
+    assert not transfer.is_over
+    assert received(2)(transfer) == failed(4, "t: chunk 1 was corrupted on its way", timings(1, 3, 2.0, 1.0))
+
+
+def test_the_first_corrupt_chunk_is_the_one_that_is_named() -> None:
+    transfer = new_transfer()
+    for event in (chunk(1, 1), chunk(2, 2), handed_over(2), corrupt(1)):
+        event(transfer)
+    assert corrupt(2)(transfer) == failed(4, "t: chunk 0 was corrupted on its way", timings(0, 2, 2.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [(cancel, LoadOutcome.CANCELLED), (finished(ProducerEnd.FINISHED_HERE, 1), LoadOutcome.RELEASED)],
+    ids=["cancelled", "released"],
+)
+def test_a_corrupt_chunk_of_a_load_that_nobody_wants_only_ends_its_prefix(end: Event, outcome: LoadOutcome) -> None:
+    transfer = new_transfer()
+    for event in (chunk(1, 3), end, finished(ProducerEnd.ABORTED, 1)):
+        event(transfer)
+    assert corrupt(3)(transfer) == report(outcome, 4, timings(0, 1, 2.0, 1.0))
+
+
+def test_a_link_that_dies_after_a_corrupt_chunk_leaves_what_came_before_it() -> None:
+    transfer = new_transfer()
+    for event in (chunk(1, 1), chunk(2, 1), received(1), corrupt(1)):
+        event(transfer)
+    assert link_lost(transfer) == cut(LoadOutcome.FAILED, 8)
+
+
 def test_a_cancel_whose_link_dies_has_no_deadline_any_more() -> None:
     transfer = new_transfer()
     cancel(transfer)

@@ -13,7 +13,7 @@ from kv_transfer.transports.loopback import Pipe
 from kv_transfer.wire import PROTOCOL_VERSION, Cancel, ControlMessage, Hello
 from tests.kv_transfer.connected_workers import LAYOUT
 
-HELLO = Hello(PROTOCOL_VERSION, "decode-0", 5, "prefill-0", 3, "tcp", LAYOUT)
+HELLO = Hello(PROTOCOL_VERSION, "decode-0", 5, "prefill-0", 3, "tcp", LAYOUT, checksum=False)
 
 
 class Stream:
@@ -38,7 +38,7 @@ class NoEvents:
 
 
 def disagreement(hello: Hello) -> str | None:
-    return find_disagreement(hello, "prefill-0", 3, "tcp", LAYOUT)
+    return find_disagreement(hello, "prefill-0", 3, "tcp", LAYOUT, checksum=False)
 
 
 def test_like_ends_agree() -> None:
@@ -56,6 +56,7 @@ def test_the_number_of_blocks_is_each_ends_own_affair() -> None:
         (msgspec.structs.replace(HELLO, peer_engine_id="prefill-1"), "engine: 'prefill-1' {}, 'prefill-0' {}"),
         (msgspec.structs.replace(HELLO, peer_incarnation=2), "incarnation: 2 {}, 3 {}"),
         (msgspec.structs.replace(HELLO, transport="loopback"), "transport: 'loopback' {}, 'tcp' {}"),
+        (msgspec.structs.replace(HELLO, checksum=True), "checksum: True {}, False {}"),
         (
             msgspec.structs.replace(HELLO, layout=replace(LAYOUT, model_fingerprint="b")),
             "model: 'b' {}, 'model-a' {}",
@@ -95,7 +96,7 @@ def test_block_sizes_and_ranks_may_differ_while_they_have_pieces_and_heads_in_co
         assert disagreement(msgspec.structs.replace(HELLO, layout=layout)) is None
     hello = msgspec.structs.replace(HELLO, layout=half)
     other_half = replace(half, tp_rank=0)
-    assert find_disagreement(hello, "prefill-0", 3, "tcp", other_half) == (
+    assert find_disagreement(hello, "prefill-0", 3, "tcp", other_half, checksum=False) == (
         "KV heads of the ranks: range(1, 2) at the consumer, range(0, 1) at the producer"
     )
 

@@ -1,0 +1,169 @@
+"""The consumer's end of every transfer of this rank: machines by transfer id, and what they say carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kv_transfer.checksum import ComparedChunks
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.connector import LoadOutcome, Reservation
+from kv_transfer.consumer import ConsumerTransfer
+from kv_transfer.errors import ProtocolViolation
+from kv_transfer.handoff import Instruction, ReceiveBlocks, ReportReceived, Send
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.link import ChunkJob
+from kv_transfer.peer_link import PeerLink
+from kv_transfer.reports import TransferReports
+from kv_transfer.transports.base import ComputeEvent
+from kv_transfer.wire import Chunk, ChunkSum, Finished
+
+
+@dataclass(slots=True)
+class _Consuming:
+    """vacated: on a device, where the last use of its blocks by those who had them before is over."""
+
+    request_id: str
+    machine: ConsumerTransfer
+    link: PeerLink
+    vacated: ComputeEvent | None
+
+
+class ConsumingTable:
+    """Belongs to the agent's thread."""
+
+    def __init__(self, config: KVTransferConfig, layout: KVCacheLayout, reports: TransferReports) -> None:
+        self._config = config
+        self._layout = layout
+        self._reports = reports
+        self._consuming: dict[str, _Consuming] = {}
+        self._transfer_of_request: dict[str, str] = {}
+        self._compared: dict[PeerLink, ComparedChunks] = {}
+        """Of links with checksums."""
+
+    def __len__(self) -> int:
+        return len(self._consuming)
+
+    # -- what the scheduler asks for -----------------------------------------------------------------------------
+
+    def begin(self, reservation: Reservation, link: PeerLink, vacated: ComputeEvent | None) -> None:
+        """The blocks are reserved: say READY."""
+        params = reservation.params
+        machine = ConsumerTransfer(
+            transfer_id=params.transfer_id,
+            attempt=params.attempt,
+            block_ids=reservation.block_ids,
+            num_local_blocks=reservation.num_local_blocks,
+            num_prompt_tokens=reservation.num_prompt_tokens,
+            block_size=self._layout.block_size,
+            block_size_bytes=self._layout.block_size_bytes,
+            drain_timeout_s=self._config.chunk_timeout_s,
+        )
+        consuming = self._consuming[params.transfer_id] = _Consuming(reservation.request_id, machine, link, vacated)
+        self._transfer_of_request[reservation.request_id] = params.transfer_id
+        self._follow(consuming, machine.start())
+
+    def on_cancel(self, request_id: str, now_s: float) -> None:
+        """A load is not wanted any more."""
+        consuming = self._consuming.get(self._transfer_of_request.get(request_id, ""))
+        if consuming is not None:
+            self._follow(consuming, consuming.machine.on_cancel(now_s))
+
+    # -- what producers say --------------------------------------------------------------------------------------
+
+    def on_message(self, link: PeerLink, message: Chunk | ChunkSum | Finished, now_s: float) -> None:
+        """Raises ProtocolViolation for a chunk of no transfer: its bytes would have nowhere to go."""
+        consuming = self._consuming.get(message.transfer_id)
+        is_ours = consuming is not None and consuming.link is link and consuming.machine.attempt == message.attempt
+        if consuming is None or not is_ours:
+            if not isinstance(message, Finished):
+                raise ProtocolViolation(f"a chunk of {message.transfer_id}, which is not in transfer here")
+            self._reports.count_dropped("unknown transfer")
+            return
+        match message:
+            case Chunk():
+                assert link.pieces is not None, "chunks come on open links"
+                consuming.machine.use_pieces(link.pieces)
+                self._follow(consuming, consuming.machine.on_chunk(message, now_s))
+            case ChunkSum():
+                if not self._config.checksum:
+                    raise ProtocolViolation(f"{message.transfer_id}: a checksum, which this link does not have")
+                self._compared_on(link).add_word(message)
+                self._compare(link, now_s)
+            case Finished():
+                self._follow(consuming, consuming.machine.on_finished(message, now_s))
+
+    # -- what links and clocks do --------------------------------------------------------------------------------
+
+    def on_chunk_received(self, link: PeerLink, job: ChunkJob, now_s: float) -> None:
+        """A data thread has received a chunk, which counts when it has been compared. Raises ProtocolViolation."""
+        if job.checksum is None:
+            self._count_chunk(job, now_s, is_intact=True)
+            return
+        self._compared_on(link).add_job(job)
+        self._compare(link, now_s)
+
+    def on_link_dead(self, link: PeerLink, reason: str) -> None:
+        """The link's data thread has ended: its transfers fail."""
+        self._compared.pop(link, None)
+        for consuming in [c for c in self._consuming.values() if c.link is link]:
+            self._follow(consuming, consuming.machine.on_link_lost(reason))
+
+    def overdue(self, now_s: float) -> list[PeerLink]:
+        """The links that are stuck: a cancel was not answered in time."""
+        return [consuming.link for consuming in self._draining() if consuming.machine.is_overdue(now_s)]
+
+    def deadlines(self) -> Iterable[float]:
+        """Monotonic times by which overdue() is to be called."""
+        return (c.machine.deadline_s for c in self._draining() if c.machine.deadline_s is not None)
+
+    def _draining(self) -> list[_Consuming]:
+        """Cancelled loads. On a closing link the end of its data thread is awaited, which no deadline brings nearer."""
+        return [c for c in self._consuming.values() if c.machine.deadline_s is not None and c.link.is_usable]
+
+    def _compared_on(self, link: PeerLink) -> ComparedChunks:
+        return self._compared.setdefault(link, ComparedChunks())
+
+    def _compare(self, link: PeerLink, now_s: float) -> None:
+        while (compared := self._compared_on(link).take()) is not None:
+            job, is_intact = compared
+            if not is_intact:
+                self._reports.stats.num_corrupt_chunks += 1
+                job.wipe()
+            self._count_chunk(job, now_s, is_intact=is_intact)
+
+    def _count_chunk(self, job: ChunkJob, now_s: float, *, is_intact: bool) -> None:
+        consuming = self._consuming.get(job.transfer_id)
+        if consuming is not None:
+            machine = consuming.machine
+            self._follow(consuming, machine.on_chunk_received(len(job.blocks), now_s, is_intact=is_intact))
+
+    # -- what machines say ---------------------------------------------------------------------------------------
+
+    def _follow(self, consuming: _Consuming, instructions: Sequence[Instruction]) -> None:
+        machine, link = consuming.machine, consuming.link
+        for instruction in instructions:
+            match instruction:
+                case Send(message):
+                    link.say(message)
+                case ReceiveBlocks(block_ids):
+                    assert link.data is not None, "chunks come on open links"
+                    index = machine.num_announced_chunks - 1
+                    job = link.make_job(machine.transfer_id, machine.attempt, index, block_ids, consuming.vacated)
+                    link.data.put(job)
+                case ReportReceived(received):
+                    self._count_outcome(received.outcome)
+                    self._reports.output.finished_recving[consuming.request_id] = received
+                    del self._consuming[machine.transfer_id]
+                    del self._transfer_of_request[consuming.request_id]
+                case _:
+                    raise AssertionError(f"not a consumer's: {instruction}")
+
+    def _count_outcome(self, outcome: LoadOutcome) -> None:
+        stats = self._reports.stats
+        if outcome is LoadOutcome.FAILED:
+            stats.num_transfers_failed += 1
+        elif outcome is LoadOutcome.CANCELLED:
+            stats.num_transfers_cancelled += 1
+        else:
+            stats.num_transfers_completed += 1

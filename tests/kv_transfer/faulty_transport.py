@@ -1,0 +1,68 @@
+"""A transport around another, whose links do to chunks what a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+from torch import Tensor
+
+from kv_transfer import worker_connector
+from kv_transfer.transports.base import ComputeEvent, DataLink, PendingLink, Transport
+
+
+@dataclass(slots=True)
+class Faults:
+    """Called on a link's data thread. after_receive: with what has arrived."""
+
+    before_send: Callable[[], None] = lambda: None
+    after_receive: Callable[[Sequence[Tensor]], None] = lambda blocks: None
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Every worker made from now on has such a transport."""
+        make_transport = worker_connector.make_transport
+
+        def make(*args: object) -> Transport:
+            transport: Transport = make_transport(*args)  # type: ignore[arg-type]  # as they were given
+            return _FaultyTransport(transport, self)
+
+        monkeypatch.setattr(worker_connector, "make_transport", make)
+
+
+class _FaultyLink:
+    def __init__(self, link: DataLink, faults: Faults) -> None:
+        self._link = link
+        self._faults = faults
+        self.abort, self.close = link.abort, link.close
+
+    def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
+        self._faults.before_send()
+        self._link.send(blocks, timeout_s, after)
+
+    def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
+        self._link.receive(blocks, timeout_s, after)
+        self._faults.after_receive(blocks)
+
+
+class _FaultyPendingLink:
+    def __init__(self, pending: PendingLink, faults: Faults) -> None:
+        self._pending = pending
+        self._faults = faults
+        self.rendezvous = pending.rendezvous
+
+    def accept(self, timeout_s: float) -> DataLink:
+        return _FaultyLink(self._pending.accept(timeout_s), self._faults)
+
+
+class _FaultyTransport:
+    def __init__(self, transport: Transport, faults: Faults) -> None:
+        self._transport = transport
+        self._faults = faults
+        self.name = transport.name
+
+    def listen(self) -> PendingLink:
+        return _FaultyPendingLink(self._transport.listen(), self._faults)
+
+    def connect(self, rendezvous: str, timeout_s: float) -> DataLink:
+        return _FaultyLink(self._transport.connect(rendezvous, timeout_s), self._faults)
