@@ -11,6 +11,7 @@ from actors.config import CacheConfig, SchedulerConfig
 from actors.model.attention.probe import KVGeometry
 from actors.model.errors import KVCacheTooSmall
 from kv_transfer.layout import KVCacheLayout
+from kv_transfer.transports.shared_pool import allocate_shared_pool
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,16 @@ def make_layout(
 def allocate_kv_cache(layout: KVCacheLayout, device: torch.device) -> Tensor:
     """[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], zeros.
 
-    Zeros, not whatever memory held: masked keys have weight 0, but 0 times a NaN would be a NaN.
+    Zeros, not whatever memory held: masked keys have weight 0, but 0 times a NaN would be a NaN. On the CPU in a memory
+    file if the machine allows, so that engines of the same host read blocks straight out of it.
     """
+    if device.type == "cpu":
+        try:
+            return allocate_shared_pool(layout)
+        except OSError as error:
+            logger.warning(
+                "the KV cache cannot be shared; transfers within the host go over TCP", extra={"reason": str(error)}
+            )
     dtype = getattr(torch, layout.dtype)
     assert isinstance(dtype, torch.dtype)
     return torch.zeros(layout.shape, dtype=dtype, device=device)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,12 +10,24 @@ import torch
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from actors.model.errors import KVCacheTooSmall
-from actors.model.kv_cache import choose_num_blocks
+from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks
 from actors.model.memory import free_memory_bytes
 from actors.model.model_runner import ModelRunner
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.transports.shared_pool import open_pool
 from tests.actors.model.stepping import make_runner
 
 GIB = 1 << 30
+LAYOUT = KVCacheLayout(
+    num_blocks=3,
+    num_kv_heads=2,
+    num_layers=2,
+    block_size=4,
+    head_dim=8,
+    dtype="bfloat16",
+    dtype_size_bytes=2,
+    model_fingerprint="",
+)
 
 
 def choose(cache_config: CacheConfig, *, free_memory_bytes: int = 0, max_model_len: int = 256) -> int:
@@ -69,3 +83,23 @@ def test_the_profiling_run_sizes_the_cache_by_free_memory(checkpoint: Callable[[
 
 def test_free_memory_is_between_nothing_and_a_lot() -> None:
     assert 1 << 20 < free_memory_bytes(torch.device("cpu")) < 1 << 50
+
+
+def test_a_cache_on_the_cpu_can_be_mapped_by_other_processes() -> None:
+    fd = open_pool(allocate_kv_cache(LAYOUT, torch.device("cpu")))
+    assert fd is not None
+    os.close(fd)
+
+
+def test_a_cache_that_cannot_be_shared_is_private_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(name: str, flags: int) -> int:
+        raise PermissionError(errno.EPERM, "not in this sandbox")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    cache = allocate_kv_cache(LAYOUT, torch.device("cpu"))
+    assert (tuple(cache.shape), cache.dtype, bool(cache.any())) == (LAYOUT.shape, torch.bfloat16, False)
+    assert open_pool(cache) is None
+    (record,) = caplog.records
+    assert (record.levelname, vars(record)["reason"]) == ("WARNING", "[Errno 1] not in this sandbox")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -19,7 +16,7 @@ from torch import Tensor
 from kv_transfer.errors import ChunkTimeout, LinkLost
 from kv_transfer.transports.base import DataLink
 from kv_transfer.transports.shared_memory import SharedMemoryLink
-from kv_transfer.transports.shared_pool import allocate_shared_pool, open_pool
+from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.transports.tcp import TcpLink, TcpTransport
 from tests.kv_transfer.connected_workers import LAYOUT
 
@@ -160,26 +157,3 @@ def test_a_copy_that_ends_after_its_producer_gave_up_does_not_count(monkeypatch:
 def test_nobody_joins_and_the_producer_gives_up() -> None:
     with pytest.raises(LinkLost, match="did not join"):
         TcpTransport("127.0.0.1", make_pool(is_shared=True)).listen().accept(SHORT_S)
-
-
-def test_a_peer_can_only_read_the_pool() -> None:
-    pool = make_pool(is_shared=True)
-    fd = open_pool(pool)
-    assert fd is not None
-    try:
-        with pytest.raises(OSError):
-            os.write(fd, b"x")
-        with pytest.raises(OSError):
-            os.ftruncate(fd, 0)
-    finally:
-        os.close(fd)
-
-
-def test_a_pools_descriptor_goes_with_its_last_view() -> None:
-    gc.collect()
-    num_fds = psutil.Process().num_fds()
-    view = allocate_shared_pool(LAYOUT)[3]
-    assert psutil.Process().num_fds() == num_fds + 1
-    assert not view.any()
-    del view
-    assert psutil.Process().num_fds() == num_fds

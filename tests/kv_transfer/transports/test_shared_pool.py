@@ -1,0 +1,75 @@
+"""Where a pool's memory comes from, who may do what with it, and when it goes."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import psutil
+import pytest
+import torch
+
+from kv_transfer.transports import shared_pool
+from kv_transfer.transports.shared_pool import allocate_shared_pool, open_pool
+from tests.kv_transfer.connected_workers import LAYOUT
+
+SIZE_BYTES = LAYOUT.num_blocks * LAYOUT.block_size_bytes
+UNKNOWN_ADVICE = 9999
+
+
+@pytest.mark.parametrize("advice", [shared_pool._MADV_POPULATE_WRITE, UNKNOWN_ADVICE], ids=["asked for", "touched"])
+def test_a_new_pool_is_zeros_and_all_of_it_is_there(monkeypatch: pytest.MonkeyPatch, advice: int) -> None:
+    monkeypatch.setattr(shared_pool, "_MADV_POPULATE_WRITE", advice)
+    pool = allocate_shared_pool(LAYOUT)
+    fd = open_pool(pool)
+    assert fd is not None
+    try:
+        assert os.fstat(fd).st_blocks * 512 >= SIZE_BYTES
+    finally:
+        os.close(fd)
+    assert (tuple(pool.shape), pool.dtype, pool.is_contiguous()) == (LAYOUT.shape, torch.float32, True)
+    assert not pool.any()
+
+
+def test_memory_that_is_not_to_be_had_is_an_error_and_no_signal() -> None:
+    """A file that has become too short answers a touch as one whose pages are not to be had does: by SIGBUS."""
+    fd = os.memfd_create("short")
+    try:
+        os.ftruncate(fd, 8192)
+        storage = torch.UntypedStorage.from_file(f"/proc/self/fd/{fd}", True, 8192)
+        assert isinstance(storage, torch.UntypedStorage)
+        os.ftruncate(fd, 0)
+        with pytest.raises(OSError, match="a memory file of 8192 bytes: Bad address"):
+            shared_pool._populate(torch.empty(0, dtype=torch.uint8).set_(storage))
+    finally:
+        os.close(fd)
+
+
+def test_a_file_that_torch_cannot_map_is_an_os_error_and_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_pool, "_FD_DIRECTORY", "/nowhere/")
+    num_fds = psutil.Process().num_fds()
+    with pytest.raises(OSError, match="torch does not map the memory file"):
+        allocate_shared_pool(LAYOUT)
+    assert psutil.Process().num_fds() == num_fds
+
+
+def test_a_peer_can_only_read_the_pool() -> None:
+    fd = open_pool(allocate_shared_pool(LAYOUT))
+    assert fd is not None
+    try:
+        with pytest.raises(OSError):
+            os.write(fd, b"x")
+        with pytest.raises(OSError):
+            os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+
+
+def test_a_pools_descriptor_goes_with_its_last_view() -> None:
+    gc.collect()
+    num_fds = psutil.Process().num_fds()
+    view = allocate_shared_pool(LAYOUT)[3]
+    assert psutil.Process().num_fds() == num_fds + 1
+    assert not view.any()
+    del view
+    assert psutil.Process().num_fds() == num_fds
