@@ -25,7 +25,7 @@ from kv_transfer.control import Control, ControlStream
 from kv_transfer.errors import KVTransferError, ProtocolViolation
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.link import ChunkJob
-from kv_transfer.links import LinkTable
+from kv_transfer.links import LinkTable, PublishedLinks
 from kv_transfer.params import EngineAddress
 from kv_transfer.peer_link import PeerLink
 from kv_transfer.transfers import TransferTable
@@ -101,6 +101,7 @@ class TransferAgent:
         self._output_lock = threading.Lock()
         self._output = KVConnectorOutput()
         self._error: BaseException | None = None
+        self._link_stats = PublishedLinks(self._links)
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
         control.serve(self)
         self._thread.start()
@@ -159,10 +160,14 @@ class TransferAgent:
         finally:
             self._links.close_all(_STOP_TIMEOUT_S)
 
-    def _publish(self) -> None:
+    def _publish(self, now_s: float) -> None:
         """Hand what the transfers reported to the engine thread, which waits for nothing else of this thread."""
-        news = self._transfers.take_output(self._links.num_open)
-        has_news = not news.is_empty()
+        epoch_s = time.time() - now_s
+        news = self._transfers.take_output(self._links.num_open, epoch_s)
+        have_links_changed = self._link_stats.update(now_s, epoch_s, is_due=not news.is_empty())
+        has_news = have_links_changed or not news.is_empty()
+        assert news.stats is not None, "every output has them"
+        news.stats.links = self._link_stats.links
         with self._output_lock:
             self._output.merge(news)
         if has_news:
@@ -177,7 +182,7 @@ class TransferAgent:
             if event is not None:
                 self._handle(event, now_s)
             self._on_time(now_s)
-            self._publish()
+            self._publish(now_s)
 
     def _next_event(self) -> _Event | None:
         """The next event, or None when a deadline has come."""
@@ -202,6 +207,8 @@ class TransferAgent:
             case _ChunkMoved(link, job):
                 self._guarded(link, lambda: self._transfers.on_chunk_moved(link, job, now_s))
             case _DataDead(link, reason):
+                if link.data is not None and link.data.is_stalled:
+                    self._transfers.count_stall()
                 self._close(link, reason)
                 self._links.forget(link)
                 self._transfers.on_link_dead(link)
@@ -216,6 +223,7 @@ class TransferAgent:
         if link is None:
             self._transfers.count_dropped("message on a closed link")
             return
+        link.last_active_s = now_s
         match message:
             case Welcome():
                 self._links.open_consumer_end(link, message)
@@ -239,6 +247,8 @@ class TransferAgent:
             self._close(link, "the handshake took too long")
         for link in self._transfers.on_time(now_s):
             self._close(link, "the producer did not answer a cancel in time")
+        for link in self._links.surplus():
+            self._close(link, "idle, and one too many")
 
     def _close(self, link: PeerLink, reason: str) -> None:
         """Begin to close a link; one without a data thread is dead at once."""

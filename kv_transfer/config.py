@@ -33,6 +33,12 @@ class KVTransferConfig(BaseModel):
     checksum: bool = Field(
         False, description="Check every chunk after it has travelled; both ends of a link must have the same."
     )
+    max_links: int = Field(
+        64,
+        ge=1,
+        description="Idle links to producers beyond so many are closed, least recently used first. Links that others "
+        "have dialled are theirs to close.",
+    )
     load_failure_policy: Literal["recompute", "fail"] = Field(
         "recompute", description="What a consumer does when a load fails: prefill locally, or fail the request."
     )

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 from kv_transfer.checksum import ComparedChunks
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import LoadOutcome, Reservation
+from kv_transfer.connector import Reservation
 from kv_transfer.consumer import ConsumerTransfer
 from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff import Instruction, ReceiveBlocks, ReportReceived, Send
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.link import ChunkJob
 from kv_transfer.peer_link import PeerLink
+from kv_transfer.pins import PinnedBlocks
 from kv_transfer.reports import TransferReports
 from kv_transfer.transports.base import ComputeEvent
 from kv_transfer.wire import Chunk, ChunkSum, Finished
@@ -40,13 +41,14 @@ class ConsumingTable:
         self._transfer_of_request: dict[str, str] = {}
         self._compared: dict[PeerLink, ComparedChunks] = {}
         """Of links with checksums."""
+        self.pins = PinnedBlocks()
 
     def __len__(self) -> int:
         return len(self._consuming)
 
     # -- what the scheduler asks for -----------------------------------------------------------------------------
 
-    def begin(self, reservation: Reservation, link: PeerLink, vacated: ComputeEvent | None) -> None:
+    def begin(self, reservation: Reservation, link: PeerLink, now_s: float, vacated: ComputeEvent | None) -> None:
         """The blocks are reserved: say READY."""
         params = reservation.params
         machine = ConsumerTransfer(
@@ -61,6 +63,11 @@ class ConsumingTable:
         )
         consuming = self._consuming[params.transfer_id] = _Consuming(reservation.request_id, machine, link, vacated)
         self._transfer_of_request[reservation.request_id] = params.transfer_id
+        self._reports.count_begun(params.attempt)
+        link.num_transfers += 1
+        link.last_active_s = now_s
+        self.pins.begin(params.transfer_id, now_s)
+        self.pins.hold(params.transfer_id, len(reservation.block_ids))
         self._follow(consuming, machine.start())
 
     def on_cancel(self, request_id: str, now_s: float) -> None:
@@ -152,18 +159,15 @@ class ConsumingTable:
                     job = link.make_job(machine.transfer_id, machine.attempt, index, block_ids, consuming.vacated)
                     link.data.put(job)
                 case ReportReceived(received):
-                    self._count_outcome(received.outcome)
+                    self._reports.count_received(received)
                     self._reports.output.finished_recving[consuming.request_id] = received
-                    del self._consuming[machine.transfer_id]
-                    del self._transfer_of_request[consuming.request_id]
+                    self._forget(consuming)
                 case _:
                     raise AssertionError(f"not a consumer's: {instruction}")
 
-    def _count_outcome(self, outcome: LoadOutcome) -> None:
-        stats = self._reports.stats
-        if outcome is LoadOutcome.FAILED:
-            stats.num_transfers_failed += 1
-        elif outcome is LoadOutcome.CANCELLED:
-            stats.num_transfers_cancelled += 1
-        else:
-            stats.num_transfers_completed += 1
+    def _forget(self, consuming: _Consuming) -> None:
+        transfer_id = consuming.machine.transfer_id
+        del self._consuming[transfer_id]
+        del self._transfer_of_request[consuming.request_id]
+        self.pins.end(transfer_id)
+        consuming.link.num_transfers -= 1

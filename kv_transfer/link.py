@@ -16,7 +16,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kv_transfer.errors import KVTransferError
+from kv_transfer.errors import ChunkTimeout, KVTransferError
 from kv_transfer.pieces import StagedChunk
 from kv_transfer.transports.base import ComputeEvent, DataLink
 
@@ -79,6 +79,8 @@ class DataThread:
         self._jobs: queue.SimpleQueue[ChunkJob | None] = queue.SimpleQueue()
         self._link: DataLink | None = None
         self._is_aborted = False
+        self.is_stalled = False
+        """A chunk missed its deadline. Settled by the time of on_dead."""
         # open_link may own sockets. The thread lets it go at its end; a field would keep it, because the owner's link
         # and this object refer to each other, until the garbage collector comes by.
         self._thread = threading.Thread(target=self._run, args=(open_link,), name=name, daemon=True)
@@ -91,8 +93,10 @@ class DataThread:
     def abort(self) -> None:
         """End as soon as the transport can; from any thread, does not block."""
         self._is_aborted = True
-        if self._link is not None:
-            self._link.abort()
+        # The thread may let its link go at any time.
+        link = self._link
+        if link is not None:
+            link.abort()
         self._jobs.put(None)
 
     def join(self, timeout_s: float) -> bool:
@@ -107,6 +111,7 @@ class DataThread:
             self._move_chunks(self._link)
         except KVTransferError as error:
             reason = str(error)
+            self.is_stalled = isinstance(error, ChunkTimeout)
         except Exception as error:
             # Whatever it is, the link's transfers must hear of it.
             logger.exception("a data link broke in an unexpected way")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import replace
+from typing import Final, Protocol
 
 from torch import Tensor
 
@@ -14,11 +16,18 @@ from kv_transfer.control import Control, ControlStream, StreamEvents
 from kv_transfer.errors import LinkLost
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.link import ChunkJob, DataThread
-from kv_transfer.params import EngineAddress
+from kv_transfer.params import EngineAddress, TransferRole
 from kv_transfer.peer_link import LinkState, PeerLink, find_disagreement
 from kv_transfer.pieces import PieceMap
+from kv_transfer.stats import LinkStats
 from kv_transfer.transports.base import DataLink, Transport
 from kv_transfer.wire import PROTOCOL_VERSION, Hello, Refused, Welcome
+
+_MAX_LOST: Final = 32
+_STATS_INTERVAL_S: Final = 0.5
+
+_LinkKey = tuple[tuple[str, int], bool]
+"""Peer and role."""
 
 
 class AgentEvents(StreamEvents, Protocol):
@@ -66,7 +75,12 @@ class LinkTable:
         self._control = control
         self._agent = agent
         self._links: dict[ControlStream, PeerLink] = {}
+        self._lost: OrderedDict[_LinkKey, LinkStats] = OrderedDict()
+        """The last one with each peer and role, bounded; the latest comes last."""
         self.num_lost = 0
+        """Links that ended with transfers on them."""
+        self.num_changes = 0
+        """How often a link came, went, or changed its state."""
 
     @property
     def num_open(self) -> int:
@@ -89,7 +103,7 @@ class LinkTable:
         stream = self._control.dial(peer, self._agent)
         deadline_s = time.monotonic() + self._config.connect_timeout_s
         link = PeerLink(stream, False, (peer.engine_id, peer.incarnation), deadline_s)
-        self._links[stream] = link
+        self._add(link)
         stream.send(
             Hello(
                 PROTOCOL_VERSION,
@@ -130,7 +144,7 @@ class LinkTable:
             stream.close()
             return
         link = PeerLink(stream, True, (hello.engine_id, hello.incarnation), None)
-        self._links[stream] = link
+        self._add(link)
         link.pieces = PieceMap(self._layout, hello.layout, self._kv_cache)
         link.open(self._start_data(link, lambda: pending.accept(self._config.connect_timeout_s)))
         stream.send(Welcome(pending.rendezvous, self._layout))
@@ -141,6 +155,12 @@ class LinkTable:
             timeout_s = self._config.connect_timeout_s
             link.pieces = PieceMap(self._layout, welcome.layout, self._kv_cache)
             link.open(self._start_data(link, lambda: self._transport.connect(welcome.rendezvous, timeout_s)))
+            self.num_changes += 1
+
+    def _add(self, link: PeerLink) -> None:
+        link.opened_s = link.last_active_s = time.monotonic()
+        self._links[link.stream] = link
+        self.num_changes += 1
 
     def _start_data(self, link: PeerLink, open_link: Callable[[], DataLink]) -> DataThread:
         return DataThread(
@@ -157,7 +177,10 @@ class LinkTable:
         if link.state in {LinkState.CLOSING, LinkState.DEAD}:
             return False
         link.state, link.reason, link.deadline_s = LinkState.CLOSING, reason, None
-        self.num_lost += 1
+        self.num_changes += 1
+        if link.num_transfers:
+            self.num_lost += 1
+            self._remember_loss(link)
         link.stream.close()
         if link.data is None:
             return True
@@ -168,6 +191,45 @@ class LinkTable:
         """Nothing of the link is left."""
         link.state = LinkState.DEAD
         self._links.pop(link.stream, None)
+        self.num_changes += 1
+
+    def surplus(self) -> list[PeerLink]:
+        """Idle links to producers beyond max_links, least recently used first.
+
+        Only the consumer's end may close an idle link: to the producer's a READY may be on its way.
+        """
+        if len(self._links) <= self._config.max_links:
+            return []
+        dialled = [link for link in self._links.values() if not link.is_producer and link.is_usable]
+        idle = sorted((link for link in dialled if link.num_transfers == 0), key=lambda link: link.last_active_s)
+        return idle[: max(0, len(dialled) - self._config.max_links)]
+
+    def stats(self, epoch_s: float) -> tuple[LinkStats, ...]:
+        """Of every link, and of those that were lost. epoch_s: the Unix time of the monotonic clock's zero."""
+        living = {_key(link) for link in self._links.values()}
+        lost = [stats for key, stats in self._lost.items() if key not in living]
+        return (*(self._stats_of(link, epoch_s) for link in self._links.values()), *lost)
+
+    def _stats_of(self, link: PeerLink, epoch_s: float) -> LinkStats:
+        before = self._lost.get(_key(link))
+        return LinkStats(
+            peer_engine_id=link.peer[0],
+            peer_incarnation=link.peer[1],
+            role=TransferRole.PRODUCER if link.is_producer else TransferRole.CONSUMER,
+            state=link.state,
+            num_active_transfers=link.num_transfers,
+            num_bytes=link.num_bytes,
+            opened_at_s=epoch_s + link.opened_s,
+            last_active_at_s=epoch_s + link.last_active_s,
+            last_error=link.reason or (before.last_error if before is not None else ""),
+        )
+
+    def _remember_loss(self, link: PeerLink) -> None:
+        key, epoch_s = _key(link), time.time() - time.monotonic()
+        self._lost.pop(key, None)
+        self._lost[key] = replace(self._stats_of(link, epoch_s), state=LinkState.DEAD, num_active_transfers=0)
+        if len(self._lost) > _MAX_LOST:
+            self._lost.popitem(last=False)
 
     def overdue(self, now_s: float) -> list[PeerLink]:
         """Links whose handshake has missed its deadline."""
@@ -187,3 +249,25 @@ class LinkTable:
             if link.data is not None:
                 link.data.join(max(0.0, deadline_s - time.monotonic()))
         self._links.clear()
+
+
+class PublishedLinks:
+    """The links' stats as they were last published. Many chunks move between two of their changes."""
+
+    def __init__(self, table: LinkTable) -> None:
+        self._table = table
+        self._num_changes = 0
+        self._next_s = 0.0
+        self.links: tuple[LinkStats, ...] = ()
+
+    def update(self, now_s: float, epoch_s: float, *, is_due: bool) -> bool:
+        """Bring them up to date if it is due, or time, or if a link has changed; returns whether one has."""
+        has_changed = self._table.num_changes != self._num_changes
+        if has_changed or is_due or now_s >= self._next_s:
+            self._num_changes, self._next_s = self._table.num_changes, now_s + _STATS_INTERVAL_S
+            self.links = self._table.stats(epoch_s)
+        return has_changed
+
+
+def _key(link: PeerLink) -> _LinkKey:
+    return link.peer, link.is_producer

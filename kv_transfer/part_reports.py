@@ -89,13 +89,15 @@ def _merge_timings(parts: list[TransferTimings]) -> TransferTimings | None:
 
 
 def add_stats(parts: Iterable[TransferStats]) -> TransferStats:
-    """Counters over all ranks; transfers and links are counted once on each rank."""
+    """Counters over all ranks; transfers, links and pinned blocks are counted once on each rank."""
     total = TransferStats()
     for part in parts:
         for counter in fields(TransferStats):
             mine, more = getattr(total, counter.name), getattr(part, counter.name)
             if isinstance(more, dict):
                 mine = {key: mine.get(key, 0) + more.get(key, 0) for key in mine | more}
+            elif counter.name == "oldest_pin_at_s":
+                mine = min((at_s for at_s in (mine, more) if at_s is not None), default=None)
             else:
                 mine += more
             setattr(total, counter.name, mine)

@@ -6,7 +6,6 @@ data thread has ended: until then its transport may still read or write blocks, 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,17 +13,11 @@ from kv_transfer.control import ControlStream
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.link import ChunkJob, DataThread
 from kv_transfer.pieces import PieceMap, shared_kv_heads
+from kv_transfer.stats import LinkState
 from kv_transfer.transports.base import ComputeEvent
 from kv_transfer.wire import PROTOCOL_VERSION, ControlMessage, Hello
 
-
-class LinkState(enum.Enum):
-    """Where a link is."""
-
-    CONNECTING = enum.auto()
-    OPEN = enum.auto()
-    CLOSING = enum.auto()
-    DEAD = enum.auto()
+__all__ = ["LinkState", "PeerLink", "find_disagreement"]
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +25,9 @@ class PeerLink:
     """deadline_s: monotonic, for the handshake; None once it is over. peer: (engine_id, incarnation), from Hello.
 
     pieces: what travels on it; known once both ends have said what a block is to them
+    opened_s, last_active_s: monotonic; when it was made, and when anything was last said or moved on it
+    num_transfers: on it now
+    num_bytes: moved so far
     """
 
     stream: ControlStream
@@ -43,6 +39,10 @@ class PeerLink:
     reason: str = ""
     unsaid: list[ControlMessage] = field(default_factory=list)
     pieces: PieceMap | None = None
+    opened_s: float = 0.0
+    last_active_s: float = 0.0
+    num_transfers: int = 0
+    num_bytes: int = 0
 
     @property
     def is_usable(self) -> bool:

@@ -23,6 +23,7 @@ from kv_transfer.link import ChunkJob
 from kv_transfer.params import KVTransferParams
 from kv_transfer.parked import ParkedMessages
 from kv_transfer.peer_link import PeerLink
+from kv_transfer.pins import PinnedBlocks
 from kv_transfer.producer import ProducerTransfer
 from kv_transfer.reports import TransferReports
 from kv_transfer.transports.base import ComputeEvent
@@ -52,6 +53,7 @@ class ProducingTable:
         self._queues: dict[PeerLink, ChunkQueue] = {}
         """Of links on which chunks have been queued. A queued chunk's transfer is in _producing."""
         self._parked = ParkedMessages(config.ready_timeout_s)
+        self.pins = PinnedBlocks()
 
     def __len__(self) -> int:
         return len(self._producing)
@@ -71,9 +73,10 @@ class ProducingTable:
         peer = (params.peer.engine_id, params.peer.incarnation)
         producing = self._producing[params.transfer_id] = _Producing(request_id, peer, machine)
         self._transfer_of_request[request_id] = params.transfer_id
+        self._reports.count_begun(params.attempt)
         parked = self._parked.take(params.transfer_id)
         if parked is not None:
-            self._on_ready(producing, *parked)
+            self._on_ready(producing, *parked, now_s)
 
     def on_finish(self, finish: ProducerFinish) -> None:
         """A request has ended in the scheduler."""
@@ -89,6 +92,7 @@ class ProducingTable:
                 producing.computed = after
                 if producing.link is None or producing.link.pieces is None:
                     continue  # Before READY nothing leaves, and nothing is to be remembered.
+                self.pins.hold(producing.machine.transfer_id, len(block_ids))
                 pieces = producing.link.pieces.ids(block_ids)
                 self._follow(producing, producing.machine.on_computed(pieces, num_computed_tokens))
 
@@ -104,7 +108,7 @@ class ProducingTable:
             self._reports.count_dropped("another attempt")
         elif isinstance(message, Ready):
             if producing is not None:
-                self._on_ready(producing, link, message)
+                self._on_ready(producing, link, message, now_s)
             elif not self._parked.put(link, message, now_s):
                 self._refuse(link, message)
         elif producing is not None:
@@ -112,15 +116,19 @@ class ProducingTable:
         elif self._parked.take(message.transfer_id) is not None:
             self._refuse(link, message)
 
-    def _on_ready(self, producing: _Producing, link: PeerLink, message: Ready) -> None:
+    def _on_ready(self, producing: _Producing, link: PeerLink, message: Ready, now_s: float) -> None:
         if not link.is_usable:
             self._reports.count_dropped("message on a closed link")
         elif producing.peer != link.peer or producing.machine.attempt != message.attempt:
             self._reports.count_dropped("another incarnation or attempt")
             self._refuse(link, message)
+        elif producing.link is not None:
+            self._reports.count_dropped("duplicate")
         else:
             assert link.pieces is not None, "a producer's link is open from the start"
             producing.link = link
+            link.num_transfers += 1
+            self.pins.begin(message.transfer_id, now_s)
             machine, pieces = producing.machine, link.pieces
             machine.block_size = pieces.piece_tokens
             machine.max_chunk_blocks = max(1, self._config.max_chunk_bytes // pieces.piece_size_bytes)
@@ -192,7 +200,10 @@ class ProducingTable:
         transfer_id = producing.machine.transfer_id
         del self._producing[transfer_id]
         del self._transfer_of_request[producing.request_id]
-        if producing.link is None:
+        self.pins.end(transfer_id)
+        if producing.link is not None:
+            producing.link.num_transfers -= 1
+        else:
             self._parked.refuse_later(transfer_id)
 
     def _queue_blocks(self, producing: _Producing, first_block: int, block_ids: tuple[int, ...]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kv_transfer.connector import KVConnectorOutput
+from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV
 from kv_transfer.stats import TransferStats
 
 
@@ -17,3 +17,21 @@ class TransferReports:
         """A message was dropped."""
         dropped = self.stats.dropped_messages
         dropped[reason] = dropped.get(reason, 0) + 1
+
+    def count_begun(self, attempt: int) -> None:
+        """A transfer has begun."""
+        self.stats.num_retries += attempt > 0
+
+    def count_received(self, received: ReceivedKV) -> None:
+        """A load is over."""
+        stats, timings = self.stats, received.timings
+        if received.outcome is LoadOutcome.FAILED:
+            stats.num_transfers_failed += 1
+        elif received.outcome is LoadOutcome.CANCELLED:
+            stats.num_transfers_cancelled += 1
+        else:
+            stats.num_transfers_completed += 1
+        if received.outcome is LoadOutcome.LOADED and timings is not None:
+            stats.num_timed_transfers += 1
+            stats.transfer_s += timings.transfer_s
+            stats.exposed_s += timings.exposed_s

@@ -27,15 +27,26 @@ class TransferTable:
         self._producing = ProducingTable(config, layout.block_size, self._reports)
         self._consuming = ConsumingTable(config, layout, self._reports)
 
-    def take_output(self, num_links: int) -> KVConnectorOutput:
-        """What happened since the last call, with a copy of the counters."""
+    @property
+    def output(self) -> KVConnectorOutput:
+        """What has happened since it was last taken."""
+        return self._reports.output
+
+    def take_output(self, num_links: int, epoch_s: float = 0.0) -> KVConnectorOutput:
+        """What happened since the last call, with a copy of the counters.
+
+        epoch_s: the Unix time of the monotonic clock's zero
+        """
         output, self._reports.output = self._reports.output, KVConnectorOutput()
-        stats = self._reports.stats
+        stats, pins = self._reports.stats, (self._producing.pins, self._consuming.pins)
+        oldest_s = min((pin.oldest_s for pin in pins if pin.oldest_s is not None), default=None)
         output.stats = replace(
             stats,
             num_links=num_links,
             num_links_lost=self._links.num_lost,
             num_active_transfers=len(self._producing) + len(self._consuming),
+            num_pinned_blocks=sum(pin.num_blocks for pin in pins),
+            oldest_pin_at_s=None if oldest_s is None else epoch_s + oldest_s,
             dropped_messages=dict(stats.dropped_messages),
         )
         return output
@@ -43,6 +54,10 @@ class TransferTable:
     def count_dropped(self, reason: str) -> None:
         """A message was dropped."""
         self._reports.count_dropped(reason)
+
+    def count_stall(self) -> None:
+        """A chunk missed its deadline."""
+        self._reports.stats.num_stalls += 1
 
     # -- what the scheduler asks for -----------------------------------------------------------------------------
 
@@ -54,7 +69,7 @@ class TransferTable:
         for request_id, params, num_prompt_tokens in metadata.new_producers:
             self._producing.begin(request_id, params, num_prompt_tokens, now_s)
         for reservation in metadata.reservations:
-            self._consuming.begin(reservation, self._links.to_producer(reservation.params.peer), after)
+            self._consuming.begin(reservation, self._links.to_producer(reservation.params.peer), now_s, after)
         for finish in metadata.producer_finishes:
             self._producing.on_finish(finish)
         for request_id in metadata.consumer_cancels:
@@ -83,6 +98,8 @@ class TransferTable:
         stats = self._reports.stats
         num_blocks = len(job.blocks)
         num_bytes = sum(block.nbytes for block in job.blocks)
+        link.num_bytes += num_bytes
+        link.last_active_s = now_s
         if link.is_producer:
             stats.num_sent_chunks += 1
             stats.num_sent_blocks += num_blocks

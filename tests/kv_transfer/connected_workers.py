@@ -118,6 +118,10 @@ class Node:
         self._collect()
         return self.output.stats or TransferStats()
 
+    def wait_stats(self, are_so: Callable[[TransferStats], bool]) -> TransferStats:
+        """Only what changes a link, or is reported, wakes the one who waits."""
+        return self._wait(lambda output: output.stats if output.stats and are_so(output.stats) else None)
+
     def abort_links(self) -> None:
         """Break every data link of this end, as the network might."""
         for link in list(self.worker._agent._links._links.values()):

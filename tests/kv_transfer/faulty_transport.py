@@ -51,7 +51,8 @@ class _FaultyPendingLink:
         self._faults = faults
         self.rendezvous = pending.rendezvous
 
-    def accept(self, timeout_s: float) -> DataLink:
+    def accept(self, timeout_s: float, opening: object = None) -> DataLink:
+        del opening
         return _FaultyLink(self._pending.accept(timeout_s), self._faults)
 
 
@@ -64,5 +65,6 @@ class _FaultyTransport:
     def listen(self) -> PendingLink:
         return _FaultyPendingLink(self._transport.listen(), self._faults)
 
-    def connect(self, rendezvous: str, timeout_s: float) -> DataLink:
+    def connect(self, rendezvous: str, timeout_s: float, opening: object = None) -> DataLink:
+        del opening
         return _FaultyLink(self._transport.connect(rendezvous, timeout_s), self._faults)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.params import TransferRole
 from kv_transfer.part_reports import PartReports, add_stats, merge_received
-from kv_transfer.stats import TransferStats, TransferTimings
+from kv_transfer.stats import LinkState, LinkStats, TransferStats, TransferTimings
 
 LOADED = ReceivedKV(LoadOutcome.LOADED, 20, 7, timings=TransferTimings(2, 100, 3, 0.5, 0.1))
 CANCELLED = ReceivedKV(LoadOutcome.CANCELLED, 12)
@@ -66,3 +68,21 @@ def test_counters_of_ranks_add_up() -> None:
     total = add_stats(ranks)
     assert (total.num_sent_bytes, total.num_links, total.dropped_messages) == (12, 3, {"late": 3, "old": 1})
     assert ranks[0].dropped_messages == {"late": 1}
+
+
+def test_ranks_stats_show_every_link_the_oldest_pin_and_times_that_still_make_a_mean() -> None:
+    link = LinkStats("prefill-0/0", 1, TransferRole.CONSUMER, LinkState.OPEN, 1, 100, 50.0, 60.0, "")
+    ranks = [
+        TransferStats(num_pinned_blocks=3, num_timed_transfers=2, transfer_s=0.5, exposed_s=0.25, links=(link,)),
+        TransferStats(num_pinned_blocks=4, num_timed_transfers=2, transfer_s=1.5, oldest_pin_at_s=70.0),
+        TransferStats(links=(replace(link, peer_engine_id="prefill-0/1"),), oldest_pin_at_s=60.0),
+    ]
+    assert add_stats(ranks) == TransferStats(
+        num_pinned_blocks=7,
+        num_timed_transfers=4,
+        transfer_s=2.0,
+        exposed_s=0.25,
+        links=(link, replace(link, peer_engine_id="prefill-0/1")),
+        oldest_pin_at_s=60.0,
+    )
+    assert add_stats([TransferStats()]).oldest_pin_at_s is None
