@@ -116,6 +116,13 @@ class EngineConfig(_Settings):
     parallel: ParallelConfig = ParallelConfig()
     kv_transfer: KVTransferConfig = KVTransferConfig()
 
+    @model_validator(mode="after")
+    def _stores_go_by_block_hash(self) -> EngineConfig:
+        has_stores = bool(self.kv_transfer.cpu_cache_gib or self.kv_transfer.stores)
+        if has_stores and not self.cache.enable_prefix_caching:
+            raise ValueError("kv_transfer.cpu_cache_gib and kv_transfer.stores need cache.enable_prefix_caching")
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:

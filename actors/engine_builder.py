@@ -18,6 +18,8 @@ from actors.worker_builder import build_worker
 from kv_transfer.control import Control
 from kv_transfer.params import EngineAddress
 from kv_transfer.scheduler_connector import ConnectorScheduler
+from kv_transfer.stores.choice import choose_stores
+from kv_transfer.stores.scheduler import StoreSet
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ def build_engine_core(
     on_progress: called from a transfer thread when a step is due because something arrived or left
     say: told what the start is busy with, in a few words
     launch_ranks: starts the tensor-parallel ranks after the first, which is this process
-    Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable or RankLost.
+    Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable, StoreUnavailable or RankLost.
     """
     group: RankGroup | None = None
     if config.parallel.tensor_parallel_size == 1:
@@ -47,15 +49,16 @@ def build_engine_core(
     overlap = config.scheduler.overlap
     if overlap is None:
         overlap = runner.kv_cache.device.type != "cpu"
+    stores = choose_stores(config.kv_transfer, is_on_gpu=runner.kv_cache.is_cuda)
     scheduler = Scheduler(
         config.scheduler.model_copy(update={"overlap": overlap}),
         config.cache,
         runner.layout.num_blocks,
         runner.max_model_len,
         connector=ConnectorScheduler(config.kv_transfer, config.cache.block_size),
+        prefix_sources=StoreSet([store.make_scheduler(runner.layout) for store in stores]) if stores else None,
         worker_abilities=runner.abilities,
-        load_failure_policy=config.kv_transfer.load_failure_policy,
-        handoff_timeout_s=config.kv_transfer.handoff_timeout_s,
+        kv_transfer_config=config.kv_transfer,
         clock=time.time,
     )
     executor: Executor = InProcessExecutor(worker, overlap=overlap)

@@ -80,6 +80,7 @@ class MultiRankExecutor:
                 merged.merge(self._reports.add(output))
                 self._stats[rank] = output.stats or self._stats[rank]
         merged.stats = add_stats(self._stats)
+        merged.store_stats = outputs[0].store_stats if outputs[0] is not None else None
         return merged
 
 

@@ -9,9 +9,13 @@ from actors.config import EngineConfig
 from actors.model.model_runner import ModelRunner
 from actors.model.tensor_parallel_group import TensorParallelGroup
 from actors.worker import Worker
+from kv_transfer.connector import KVConnectorWorker
 from kv_transfer.control import Control
 from kv_transfer.params import EngineAddress
 from kv_transfer.rank_connector import RankConnector
+from kv_transfer.stores.choice import choose_stores
+from kv_transfer.stores.connector import StoringConnector
+from kv_transfer.stores.worker import StoreCopier
 from kv_transfer.worker_connector import ConnectorWorker
 
 logger = logging.getLogger(__name__)
@@ -28,7 +32,7 @@ def build_worker(
     """Load the model, size and allocate the cache, warm up. Blocks for as long as the weights take.
 
     identity: the rank's own; group: the ranks of this engine, None if there is one only
-    Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable or RankLost.
+    Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable, StoreUnavailable or RankLost.
     """
     say("loading weights")
     runner = ModelRunner(config.model, config.cache, config.scheduler, config.parallel, group)
@@ -44,4 +48,10 @@ def build_worker(
     pairs = ConnectorWorker(
         config.kv_transfer, identity, runner.layout, runner.kv_cache, control=control, on_progress=on_progress
     )
-    return Worker(runner, RankConnector(pairs, runner.layout))
+    connector: KVConnectorWorker = RankConnector(pairs, runner.layout)
+    stores = choose_stores(config.kv_transfer, is_on_gpu=runner.kv_cache.is_cuda)
+    if stores:
+        say("opening KV stores")
+        workers = [store.make_worker(runner.layout) for store in stores]
+        connector = StoringConnector(connector, StoreCopier(runner.kv_cache, workers, on_progress))
+    return Worker(runner, connector)

@@ -1,8 +1,17 @@
 """The settings of this floor."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+
+class StoreConfig(BaseModel):
+    """A KV store that an installed package brings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(description="Of its entry point, in the group raypd.kv_stores.")
+    options: dict[str, Any] = Field(default_factory=dict, description="What the store itself wants to know.")
 
 
 class KVTransferConfig(BaseModel):
@@ -44,4 +53,11 @@ class KVTransferConfig(BaseModel):
     )
     max_reserved_requests: int = Field(
         64, ge=1, description="How many requests a consumer holds blocks for at once while they are in transfer."
+    )
+    cpu_cache_gib: float = Field(
+        0.0, ge=0, description="Host memory, per engine, for blocks that the KV cache evicts; 0: none."
+    )
+    stores: tuple[StoreConfig, ...] = Field((), description="Further KV stores, nearest first.")
+    prefix_load_timeout_s: float = Field(
+        10.0, gt=0, description="How long a request waits for the part of its prefix that a store brings."
     )

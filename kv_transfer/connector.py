@@ -14,6 +14,8 @@ from typing import Protocol
 
 from kv_transfer.params import KVTransferParams
 from kv_transfer.stats import TransferStats, TransferTimings
+from kv_transfer.stores.base import StoreMetadata, StoreStats
+from kv_transfer.stores.scheduler import LoadedBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,13 @@ class KVConnectorMetadata:
     producer_finishes: tuple[ProducerFinish, ...] = ()
     consumer_cancels: tuple[str, ...] = ()
     """Consumer requests that ended (abort, deadline) while their blocks may still be written: drain, then report."""
+    stores: StoreMetadata | None = None
 
     def is_empty(self) -> bool:
         """Whether the worker side has nothing to do."""
-        return not (
-            self.new_producers or self.reservations or self.progress or self.producer_finishes or self.consumer_cancels
-        )
+        has_handoffs = self.new_producers or self.reservations or self.progress
+        has_ends = self.producer_finishes or self.consumer_cancels
+        return not (has_handoffs or has_ends or self.stores)
 
 
 class LoadOutcome(StrEnum):
@@ -124,11 +127,15 @@ class KVConnectorOutput:
     """Producer requests, with the reason, whose consumer is gone or has let go: give them up. finished_sending follows
     once they have been finished."""
     finished_recving: dict[str, ReceivedKV] = field(default_factory=dict)
+    finished_loading: dict[str, LoadedBlocks] = field(default_factory=dict)
+    """Loads of a prefix that are over."""
     stats: TransferStats | None = None
+    store_stats: StoreStats | None = None
 
     def is_empty(self) -> bool:
         """Whether nothing happened."""
-        return not (self.ready_to_prefill or self.finished_sending or self.failed_sending or self.finished_recving)
+        has_received = self.finished_recving or self.finished_loading
+        return not (self.ready_to_prefill or self.finished_sending or self.failed_sending or has_received)
 
     def merge(self, later: KVConnectorOutput) -> None:
         """Add what happened afterwards; its stats take the place of these."""
@@ -136,7 +143,9 @@ class KVConnectorOutput:
         self.finished_sending |= later.finished_sending
         self.failed_sending |= later.failed_sending
         self.finished_recving |= later.finished_recving
+        self.finished_loading |= later.finished_loading
         self.stats = later.stats or self.stats
+        self.store_stats = later.store_stats or self.store_stats
 
 
 class KVConnectorScheduler(Protocol):

@@ -6,6 +6,7 @@ KVTransferError
 |   `-- ChunkTimeout   an announced chunk did not arrive, or leave, before its deadline
 |-- ProtocolViolation  a peer said something that its state does not allow; its link is closed
 |-- TransportUnavailable  the configured transport cannot run here (no GPU, missing package)
+|-- StoreUnavailable  a configured KV store is not installed, does not load, or refuses its options
 `-- TransportWedged    a transport cannot say whether it still touches blocks: the engine has to end
 """
 
@@ -32,6 +33,10 @@ class ProtocolViolation(KVTransferError):
 
 class TransportUnavailable(KVTransferError):
     """The configured transport cannot run on this machine; the message says what is missing."""
+
+
+class StoreUnavailable(KVTransferError):
+    """A configured KV store cannot be used; the message says which and why."""
 
 
 class TransportWedged(KVTransferError):

@@ -13,6 +13,7 @@ The ends may differ in two ways, and both come down to arithmetic on one memory 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,6 +64,14 @@ class KVCacheLayout:
     def total_num_kv_heads(self) -> int:
         """KV heads of the model, over all ranks."""
         return self.num_kv_heads * self.tp_size // self.num_replicas
+
+    @property
+    def content_key(self) -> str:
+        """What a block's bytes mean, as 32 hex digits: with equal keys, blocks of equal hashes have equal bytes."""
+        heads = self.kv_heads
+        parts = (self.model_fingerprint, self.dtype, self.total_num_kv_heads, heads.start, heads.stop)
+        shape = (self.num_layers, self.block_size, self.head_dim)
+        return hashlib.blake2b(repr((parts, shape)).encode(), digest_size=16).hexdigest()
 
     @property
     def kv_heads(self) -> range:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 
 from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV
 from kv_transfer.stats import TransferStats, TransferTimings
+from kv_transfer.stores.scheduler import LoadedBlocks
 
 # The gravest first. A producer that has finished the request itself has told its client so, whatever else happened.
 _GRAVITY = (LoadOutcome.RELEASED, LoadOutcome.FAILED, LoadOutcome.CANCELLED, LoadOutcome.LOADED)
@@ -31,6 +32,7 @@ class PartReports:
         """num_parts: of a request."""
         self._num_parts = num_parts
         self._requests: dict[str, _Request] = {}
+        self._loads: dict[str, list[LoadedBlocks]] = {}
 
     def add(self, output: KVConnectorOutput) -> KVConnectorOutput:
         """Take in one part's output; returns what is now true of whole requests, with the same stats."""
@@ -57,6 +59,11 @@ class PartReports:
             if len(request.received) == self._num_parts(request_id):
                 del self._requests[request_id]
                 whole.finished_recving[request_id] = merge_received(request.received)
+        for request_id, loaded in output.finished_loading.items():
+            loads = self._loads.setdefault(request_id, [])
+            loads.append(loaded)
+            if len(loads) == self._num_parts(request_id):
+                whole.finished_loading[request_id] = min(self._loads.pop(request_id), key=lambda load: load.num_blocks)
         return whole
 
     def _request(self, request_id: str) -> _Request:

@@ -114,6 +114,11 @@ class Admission:
             queue.remove_request(request)
             self._remote.blocked_producers[request.request_id] = request
             return True
+        if not is_holding and self._remote.start_prefix_load(
+            request, hit, self._places, self._num_headroom_blocks(), step.now_s
+        ):
+            queue.pop_request()
+            return True
         num_missing_tokens = request.num_tokens - request.num_computed_tokens - num_hit_tokens
         num_new_tokens = step.num_new_tokens(request, num_missing_tokens, self._places)
         num_computed_tokens = request.num_computed_tokens + num_hit_tokens
@@ -139,8 +144,9 @@ class Admission:
         """
         is_producer = request.transfer_role is TransferRole.PRODUCER
         num_hit_tokens = len(hit) * self._kv.block_size
-        num_slots = request.num_tokens - num_hit_tokens if is_producer else num_new_tokens
-        num_possible = request.max_num_tokens - request.num_computed_tokens - num_hit_tokens
+        num_computed_tokens = request.num_computed_tokens + num_hit_tokens
+        num_slots = request.num_tokens - num_computed_tokens if is_producer else num_new_tokens
+        num_possible = request.max_num_tokens - num_computed_tokens
         num_slots = min(num_slots + self._config.num_lookahead_tokens, max(num_slots, num_possible))
         headroom = self._num_headroom_blocks()
         new_blocks = self._kv.allocate_slots(
@@ -150,7 +156,7 @@ class Admission:
 
     def _seat(self, request: Request, num_hit_tokens: int, step: Step) -> None:
         request.num_computed_tokens += num_hit_tokens
-        if request.status is RequestStatus.PREEMPTED:
+        if request.is_known_to_worker:
             step.resumed.add(request.request_id)
         elif request.scheduled_at_s is None:
             request.scheduled_at_s = step.now_s

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from actors.core.block_hash import BlockHash
 from actors.core.kv_events import AllBlocksCleared, BlockRemoved, KVEventLog
@@ -33,12 +34,28 @@ class KVCacheBlock:
     block_hash: BlockHash | None = None
 
 
+class CacheObserver(Protocol):
+    """Who is told of blocks when they come into the prefix cache and when they go."""
+
+    def on_blocks_cached(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+        """These blocks' KV is final, for as long as they are not evicted."""
+
+    def on_block_evicted(self, block_hash: BlockHash, block_id: int) -> None:
+        """This block is being given to somebody else, who writes it at the earliest in the step now being made."""
+
+    def clear(self) -> None:
+        """The whole cache was reset: what has been told is not valid any more."""
+
+
 class BlockPool:
     """All blocks of one engine. Every operation costs O(1) per block it names."""
 
-    def __init__(self, num_blocks: int, events: KVEventLog | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, events: KVEventLog | None = None, observer: CacheObserver | None = None
+    ) -> None:
         """events: where to note what the cache forgets."""
         self._events = events
+        self._observer = observer
         self.blocks = tuple(KVCacheBlock(block_id) for block_id in range(num_blocks))
         self._free: OrderedDict[int, KVCacheBlock] = OrderedDict((block.block_id, block) for block in self.blocks)
         self._cached: dict[BlockHash, KVCacheBlock] = {}
@@ -83,6 +100,8 @@ class BlockPool:
             del self._cached[block.block_hash]
             if self._events is not None:
                 self._events.add(BlockRemoved([block.block_hash]))
+            if self._observer is not None:
+                self._observer.on_block_evicted(block.block_hash, block.block_id)
             block.block_hash = None
         block.ref_cnt = 1
         return block

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-from actors.core.block_pool import BlockPool, KVCacheBlock
+from actors.core.block_pool import BlockPool, CacheObserver, KVCacheBlock
 from actors.core.kv_events import BlockStored, KVEventLog
 from actors.core.request import Request
 from actors.core.stats import PrefixCacheStats
@@ -26,10 +26,16 @@ class KVCacheManager:
     """Blocks by request id, on top of one block pool."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, enable_caching: bool = True, events: KVEventLog | None = None
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_caching: bool = True,
+        events: KVEventLog | None = None,
+        observer: CacheObserver | None = None,
     ) -> None:
         self.block_size = block_size
-        self.block_pool = BlockPool(num_blocks, events)
+        self.block_pool = BlockPool(num_blocks, events, observer)
+        self._observer = observer
         self.prefix_cache_stats = PrefixCacheStats()
         self._enable_caching = enable_caching
         self._blocks: dict[str, list[KVCacheBlock]] = {}
@@ -141,6 +147,9 @@ class KVCacheManager:
             return
         self.block_pool.cache_full_blocks(self._blocks[request_id][first:last], hashes[first:last])
         self._num_cached_blocks[request_id] = last
+        if self._observer is not None:
+            block_ids = [block.block_id for block in self._blocks[request_id][first:last]]
+            self._observer.on_blocks_cached(hashes[first:last], block_ids)
         if self._events is not None:
             tokens = request.all_token_ids[first * self.block_size : last * self.block_size]
             parent = hashes[first - 1] if first else None
@@ -152,6 +161,10 @@ class KVCacheManager:
             self.prefix_cache_stats.requests += 1
             self.prefix_cache_stats.queries += request.num_tokens
             self.prefix_cache_stats.hits += num_hit_tokens
+
+    def count_loaded(self, num_blocks: int) -> None:
+        """Count what a load of a prefix has brought."""
+        self.prefix_cache_stats.loaded += num_blocks * self.block_size
 
     def free(self, request: Request) -> None:
         """Let go of all that the request holds, if anything; fenced while steps are under way."""
@@ -190,6 +203,8 @@ class KVCacheManager:
         if any(self._blocks.values()):
             return False
         self.block_pool.reset()
+        if self._observer is not None:
+            self._observer.clear()
         self.prefix_cache_stats.reset = True
         return True
 

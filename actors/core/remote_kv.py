@@ -3,14 +3,18 @@
 Places of such a request, beside the scheduler's own queues:
 - blocked_producers: READY is not in yet; it holds nothing
 - blocked_consumers: as many loads as are allowed are under way; it holds nothing
-- loading:           WAITING_FOR_REMOTE_KVS; a link may write its blocks
-- held:              finished, and a link may still read or write its blocks
+- loading:           WAITING_FOR_REMOTE_KVS; a link, or a store, may write its blocks
+- held:              finished, and a link, or a store, may still read or write its blocks
+
+A load is a consumer's, whose whole prompt its producer computes, or that of a prefix, which a request loads that goes
+on here: from host memory, from another store, or from another engine's cache.
 
 Blocks are pinned if preemption can't free them: those of loading, of held, and of running producers. Pinned blocks
 come back without any further block of this engine:
 - a running producer holds blocks for its whole prompt from the start; all that it needs is computation
 - a held producer's blocks leave into blocks that its consumer reserved before it said READY
 - a load's producer was promised these very blocks; a load past its deadline is cancelled, and cancels drain
+- a load of a prefix waits for nobody's blocks, and has its deadline as well
 So the engine that waits for blocks waits only for things that end by themselves; nothing is admitted past a request at
 the head that waits for blocks; and with nothing pinned and nothing running, whatever passed the door fits.
 
@@ -21,10 +25,10 @@ blocks, preempting what can be preempted (_leaves_room): transfers never squeeze
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from actors.core.block_pool import KVCacheBlock
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.places import Places
 from actors.core.removable_heap import RemovableHeap
@@ -33,9 +37,21 @@ from actors.core.request_queue import RequestQueue
 from actors.core.status import RequestStatus
 from actors.core.stop import find_stop
 from actors.core.structured_output import StructuredOutputManager, allows
-from kv_transfer.connector import KVConnectorOutput, KVConnectorScheduler, LoadOutcome, ProducerEnd, ReceivedKV
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.connector import (
+    KVConnectorMetadata,
+    KVConnectorOutput,
+    KVConnectorScheduler,
+    LoadOutcome,
+    ProducerEnd,
+    ProducerProgress,
+    ReceivedKV,
+)
 from kv_transfer.params import TransferRole
+from kv_transfer.prefix_sources import PrefixSources
 from kv_transfer.stats import TransferStats
+from kv_transfer.stores.base import StoreStats
+from kv_transfer.stores.scheduler import LoadedBlocks
 
 
 class LoadDecision(enum.Enum):
@@ -67,11 +83,15 @@ class RemoteKV:
         kv_cache_manager: KVCacheManager,
         *,
         blocked_consumers: RequestQueue,
-        load_failure_policy: Literal["recompute", "fail"],
-        handoff_timeout_s: float,
+        config: KVTransferConfig,
+        prefix_sources: PrefixSources | None = None,
         structured_output: StructuredOutputManager | None = None,
     ) -> None:
         self.connector = connector
+        self._prefix_sources = prefix_sources
+        self._prefix_loads: dict[str, int] = {}
+        """How many blocks of its prefix each request had here when its load began."""
+        self._held_for: dict[str, set[TransferRole]] = {}
         self._structured_output = structured_output
         self.blocked_producers: dict[str, Request] = {}
         self.blocked_consumers = blocked_consumers
@@ -79,9 +99,9 @@ class RemoteKV:
         self.held: dict[str, Request] = {}
         self.num_late_completions = 0
         self.transfer_stats: TransferStats | None = None
+        self.store_stats: StoreStats | None = None
         self._kv = kv_cache_manager
-        self._load_failure_policy = load_failure_policy
-        self._handoff_timeout_s = handoff_timeout_s
+        self._config = config
         self._load_deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
 
     @property
@@ -93,6 +113,14 @@ class RemoteKV:
         """Tell the connector of a request with a ticket."""
         if self.connector is not None and request.kv_transfer_params is not None:
             self.connector.on_new_request(request.request_id, request.kv_transfer_params, request.num_tokens)
+
+    def build_metadata(self, progress: Sequence[ProducerProgress]) -> KVConnectorMetadata | None:
+        """What this step asks of the worker side; None without a connector."""
+        if self.connector is None:
+            return None
+        metadata = self.connector.build_connector_meta(progress)
+        stores = None if self._prefix_sources is None else self._prefix_sources.take_metadata()
+        return metadata if stores is None else replace(metadata, stores=stores)
 
     def may_prefill(self, request: Request, num_local_tokens: int) -> bool:
         """Whether the request may compute here now: READY is in, if it is a producer."""
@@ -114,15 +142,51 @@ class RemoteKV:
         num_new_tokens = request.num_tokens + 1 - num_local_tokens
         if self._kv.allocate_slots(request, num_new_tokens, hit, num_headroom_blocks=num_headroom_blocks) is None:
             return LoadDecision.NO_ROOM
-        self._kv.count_lookup(request, num_local_tokens)
-        request.num_cached_tokens = num_local_tokens
-        request.scheduled_at_s = now_s
-        request.set_status(RequestStatus.WAITING_FOR_REMOTE_KVS, now_s)
-        self.loading[request.request_id] = request
-        self._load_deadlines.push(request.request_id, (now_s + self._handoff_timeout_s,))
+        self._wait(request, num_local_tokens, self._config.handoff_timeout_s, now_s)
         prompt_block_ids = self._kv.get_block_ids(request.request_id)[: self._kv.num_blocks_for(request.num_tokens)]
         self.connector.update_state_after_alloc(request.request_id, prompt_block_ids, num_local_tokens)
         return LoadDecision.STARTED
+
+    def start_prefix_load(
+        self, request: Request, hit: list[KVCacheBlock], places: Places, num_headroom_blocks: int, now_s: float
+    ) -> bool:
+        """Reserve blocks for a request, and ask for what others have of its prefix beyond its hit here.
+
+        Returns False, with nothing changed, if there is nothing to be had, or no room to wait for it with all blocks.
+        """
+        sources = self._prefix_sources
+        if sources is None or not request.reads_prefix_cache:
+            return False
+        num_usable_blocks = (request.num_tokens - 1) // self._kv.block_size
+        # They are reserved before blocks are taken here, as that may push out what is stored.
+        num_blocks = sources.reserve(request.request_id, request.block_hashes[len(hit) : num_usable_blocks])
+        if not num_blocks:
+            return False
+        num_local_tokens = len(hit) * self._kv.block_size
+        num_new_tokens = request.num_tokens + 1 - num_local_tokens
+        has_room = (
+            self._leaves_room(request, places)
+            and self._kv.allocate_slots(request, num_new_tokens, hit, num_headroom_blocks=num_headroom_blocks)
+            is not None
+        )
+        if not has_room:
+            sources.end(request.request_id, 0)
+            return False
+        block_ids = self._kv.get_block_ids(request.request_id)[len(hit) : len(hit) + num_blocks]
+        sources.start(request.request_id, block_ids)
+        self._prefix_loads[request.request_id] = len(hit)
+        self._wait(request, num_local_tokens, self._config.prefix_load_timeout_s, now_s)
+        return True
+
+    def _wait(self, request: Request, num_local_tokens: int, timeout_s: float, now_s: float) -> None:
+        """A load of the request begins."""
+        if request.scheduled_at_s is None:
+            self._kv.count_lookup(request, num_local_tokens)
+            request.num_cached_tokens = num_local_tokens
+            request.scheduled_at_s = now_s
+        request.set_status(RequestStatus.WAITING_FOR_REMOTE_KVS, now_s)
+        self.loading[request.request_id] = request
+        self._load_deadlines.push(request.request_id, (now_s + timeout_s,))
 
     def _leaves_room(self, consumer: Request, places: Places) -> bool:
         """Whether each admitted request can reach its full length beside all pinned blocks, this load's included."""
@@ -134,6 +198,8 @@ class RemoteKV:
             max_growth = max(max_growth, num_blocks_for(request.max_num_tokens) - num_blocks_of(request.request_id))
         for request in places.all_holding():
             max_growth = max(max_growth, num_blocks_for(request.max_num_tokens))
+            if request.transfer_role is TransferRole.PRODUCER:
+                num_pinned += num_blocks_of(request.request_id)
         num_pinned += places.running.num_producer_blocks()
         max_growth = max(max_growth, num_blocks_for(places.running.max_consumer_tokens()))
         return num_pinned + max_growth <= self._kv.block_pool.num_blocks
@@ -144,21 +210,35 @@ class RemoteKV:
         self.blocked_consumers.remove_request(request)
         self.loading.pop(request.request_id, None)
         self._load_deadlines.remove(request.request_id)
+        held_for: set[TransferRole] = set()
+        if request.request_id in self._prefix_loads:
+            self._cancel_load(request.request_id)
+            held_for.add(TransferRole.CONSUMER)
+        ticket = request.kv_transfer_params
         if (
             self.connector is not None
-            and request.kv_transfer_params is not None
+            and ticket is not None
             and self.connector.request_finished(request.request_id, end, first_token_id)
         ):
+            held_for.add(ticket.role)
+        if held_for:
             self.held[request.request_id] = request
+            self._held_for[request.request_id] = held_for
         else:
             self._kv.free(request)
+
+    def _cancel_load(self, request_id: str) -> None:
+        if request_id not in self._prefix_loads:
+            assert self.connector is not None, "no handoff without a connector"
+            self.connector.cancel_load(request_id)
+        elif self._prefix_sources is not None:
+            self._prefix_sources.cancel(request_id)
 
     def cancel_overdue_loads(self, now_s: float) -> None:
         """Cancel the loads whose deadline has passed; the failure policy applies when they have drained."""
         while (first := self._load_deadlines.peek()) is not None and first[0][0] <= now_s:
             self._load_deadlines.remove(first[1])
-            assert self.connector is not None, "no load starts without a connector"
-            self.connector.cancel_load(first[1])
+            self._cancel_load(first[1])
 
     def next_deadline(self) -> float | None:
         """Wall clock of the earliest load deadline."""
@@ -172,6 +252,7 @@ class RemoteKV:
         assert self.connector is not None, "only a connector has an output"
         self.connector.update_connector_output(output)
         self.transfer_stats = output.stats or self.transfer_stats
+        self.store_stats = output.store_stats or self.store_stats
         endings: list[Ending] = []
         for request_id in sorted(output.ready_to_prefill):
             if (producer := self.blocked_producers.pop(request_id, None)) is not None:
@@ -187,7 +268,27 @@ class RemoteKV:
             else:
                 self._load_deadlines.remove(request_id)
                 endings += self._finish_load(loaded, received, places, now_s)
+        for request_id, loaded_blocks in output.finished_loading.items():
+            self._finish_prefix_load(request_id, loaded_blocks, places, now_s)
         return endings
+
+    def _finish_prefix_load(self, request_id: str, loaded: LoadedBlocks, places: Places, now_s: float) -> None:
+        """Let a request go on from what has come of its prefix."""
+        num_local_blocks = self._prefix_loads.pop(request_id, None)
+        if num_local_blocks is None or self._prefix_sources is None:
+            self.num_late_completions += 1
+            return
+        self._prefix_sources.end(request_id, loaded.num_blocks)
+        request = self.loading.pop(request_id, None)
+        if request is None:
+            self._free_held(request_id, TransferRole.CONSUMER)
+            return
+        self._load_deadlines.remove(request_id)
+        num_tokens = (num_local_blocks + loaded.num_blocks) * self._kv.block_size
+        if not request.is_known_to_worker:
+            request.num_cached_tokens = num_tokens
+        self._kv.count_loaded(loaded.num_blocks)
+        self._go_on(request, num_tokens, places, now_s)
 
     def _end_producer(self, request_id: str, reason: str, requests: Mapping[str, Request]) -> list[Ending]:
         request = requests.get(request_id)
@@ -199,12 +300,14 @@ class RemoteKV:
 
     def _free_held(self, request_id: str, role: TransferRole) -> None:
         """Free a finished request's blocks; a late, duplicate or unknown completion is counted and dropped."""
-        request = self.held.get(request_id)
-        if request is None or request.kv_transfer_params is None or request.kv_transfer_params.role is not role:
+        held_for = self._held_for.get(request_id, set())
+        if role not in held_for:
             self.num_late_completions += 1
             return
-        del self.held[request_id]
-        self._kv.free(request)
+        held_for.remove(role)
+        if not held_for:
+            del self._held_for[request_id]
+            self._kv.free(self.held.pop(request_id))
 
     def _finish_load(self, request: Request, received: ReceivedKV, places: Places, now_s: float) -> list[Ending]:
         """Let a consumer go on from what has arrived. Nothing writes its blocks any more."""
@@ -216,8 +319,8 @@ class RemoteKV:
             return self._join(request, received.first_token_id, places, now_s)
         reason = received.reason or "the load failed"
         if received.outcome is LoadOutcome.CANCELLED:
-            reason = f"no KV within {self._handoff_timeout_s:g} s"
-        if self._load_failure_policy == "fail":
+            reason = f"no KV within {self._config.handoff_timeout_s:g} s"
+        if self._config.load_failure_policy == "fail":
             return [Ending(request, RequestStatus.FINISHED_ERROR, f"handoff failed: {reason}")]
         self._recompute(request, received.num_valid_tokens, places, now_s)
         return []
@@ -241,13 +344,18 @@ class RemoteKV:
         block_size = self._kv.block_size
         num_valid_tokens = max(num_valid_tokens, request.num_cached_tokens)
         num_kept_tokens = min(num_valid_tokens, request.num_tokens - 1) // block_size * block_size
-        self._kv.cache_blocks(request, num_kept_tokens)
-        request.set_status(RequestStatus.WAITING, now_s)
         if num_kept_tokens < request.num_cached_tokens:
             # Its last block came from the cache and may be shared: it must not be computed over. The rest of the hit
             # is found again at admission.
+            request.set_status(RequestStatus.WAITING, now_s)
             self._kv.free(request)
             places.waiting.prepend_request(request)
         else:
-            request.num_computed_tokens = num_kept_tokens
-            places.holding.add_request(request)
+            self._go_on(request, num_kept_tokens, places, now_s)
+
+    def _go_on(self, request: Request, num_computed_tokens: int, places: Places, now_s: float) -> None:
+        """Let a request whose load is over compute the rest, in its turn. It keeps its blocks."""
+        self._kv.cache_blocks(request, num_computed_tokens)
+        request.set_status(RequestStatus.WAITING, now_s)
+        request.num_computed_tokens = num_computed_tokens
+        places.holding.add_request(request)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import replace
-from typing import Literal
 
 from actors.config import CacheConfig, SchedulerConfig
 from actors.core.admission import Admission
@@ -41,12 +40,15 @@ from actors.core.step import Step
 from actors.core.stop import find_stop
 from actors.core.structured_output import StructuredOutputManager
 from actors.errors import DuplicateRequest, IntegrityError
+from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import KVConnectorScheduler, ProducerEnd
+from kv_transfer.prefix_sources import PrefixSources
 
 
 class Scheduler:
     """Requests in, steps out, outputs by client.
 
+    prefix_sources: where else a request's prefix may be; they are told of what comes into the cache and goes
     worker_abilities: what the worker can do; a request that needs more is refused
     clock: wall clock in seconds
     """
@@ -61,8 +63,8 @@ class Scheduler:
         connector: KVConnectorScheduler | None = None,
         structured_output: StructuredOutputManager | None = None,
         worker_abilities: Iterable[Ability] = frozenset(Ability),
-        load_failure_policy: Literal["recompute", "fail"] = "recompute",
-        handoff_timeout_s: float = 120.0,
+        prefix_sources: PrefixSources | None = None,
+        kv_transfer_config: KVTransferConfig | None = None,
         clock: Callable[[], float],
     ) -> None:
         self.config = scheduler_config
@@ -73,7 +75,7 @@ class Scheduler:
         self._abilities = engine_abilities(worker_abilities, connector, structured_output)
         self._kv_events = KVEventLog() if cache_config.enable_kv_events else None
         self.kv_cache_manager = KVCacheManager(
-            num_blocks, self.block_size, cache_config.enable_prefix_caching, self._kv_events
+            num_blocks, self.block_size, cache_config.enable_prefix_caching, self._kv_events, prefix_sources
         )
         self.encoder_cache_manager = EncoderCacheManager(scheduler_config.encoder_cache_size)
         self.requests: dict[str, Request] = {}
@@ -81,8 +83,8 @@ class Scheduler:
             connector,
             self.kv_cache_manager,
             blocked_consumers=create_request_queue(scheduler_config),
-            load_failure_policy=load_failure_policy,
-            handoff_timeout_s=handoff_timeout_s,
+            config=kv_transfer_config or KVTransferConfig(),
+            prefix_sources=prefix_sources,
             structured_output=structured_output,
         )
         self.finished_req_ids: set[str] = set()
@@ -156,8 +158,7 @@ class Scheduler:
             raise ValueError(f"{finished_status.name} does not end a request")
         now_s = self._clock()
         for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
-            request = self.requests.get(request_id)
-            if request is not None:
+            if (request := self.requests.get(request_id)) is not None:
                 self._finish(request, finished_status, now_s)
                 if error is not None:
                     self._outbox.add_end(request, now_s, error=error)
@@ -230,15 +231,14 @@ class Scheduler:
             self._stats.num_steps += 1
             output.step_index = self._stats.num_steps
             self.kv_cache_manager.begin_step(output.step_index)
-        if self.connector is not None:
-            output.kv_connector_metadata = self.connector.build_connector_meta(step.producer_progress)
+        output.kv_connector_metadata = self.remote.build_metadata(step.producer_progress)
         return output
 
     def _count_common_prefix_blocks(self) -> int:
         """Count anew only when a request has come or gone: what runs grows at its end."""
-        if self._common_prefix[0] != self.running.num_changes:
-            num_blocks = self.kv_cache_manager.get_num_common_prefix_blocks(self.running)
-            self._common_prefix = (self.running.num_changes, num_blocks)
+        num_changes = self.running.num_changes
+        if self._common_prefix[0] != num_changes:
+            self._common_prefix = (num_changes, self.kv_cache_manager.get_num_common_prefix_blocks(self.running))
         return self._common_prefix[1]
 
     # -- a step is taken in --------------------------------------------------------------------------------------
@@ -360,6 +360,7 @@ class Scheduler:
             prefix_cache_stats=replace(prefix),
             spec_decoding_stats=deepcopy(self._stats.spec_decoding_stats),
             transfer_stats=self.remote.transfer_stats,
+            store_stats=self.remote.store_stats,
         )
         prefix.reset = False
         return snapshot

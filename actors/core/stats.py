@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kv_transfer.stats import TransferStats
+from kv_transfer.stores.base import StoreStats
 
 
 @dataclass(slots=True)
@@ -17,6 +18,8 @@ class PrefixCacheStats:
     """Tokens looked up."""
     hits: int = 0
     """Tokens found."""
+    loaded: int = 0
+    """Tokens beyond these that came from stores or from other engines."""
 
 
 @dataclass(slots=True)
@@ -53,3 +56,4 @@ class SchedulerStats:
     spec_decoding_stats: SpecDecodingStats | None = None
     num_corrupted_reqs: int = 0
     transfer_stats: TransferStats | None = None
+    store_stats: StoreStats | None = None

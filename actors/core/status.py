@@ -55,7 +55,8 @@ TRANSITIONS: Mapping[RequestStatus, Mapping[RequestStatus, str]] = MappingProxyT
     {
         _S.WAITING: {
             _S.WAITING_FOR_FSM: "its grammar is being compiled",
-            _S.WAITING_FOR_REMOTE_KVS: "consumer: its blocks are reserved, the producer is told READY",
+            _S.WAITING_FOR_REMOTE_KVS: "consumer: its blocks are reserved, the producer is told READY; others: more of "
+            "their prefix is elsewhere than here",
             _S.RUNNING: "admitted to the batch",
             _S.FINISHED_STOPPED: "resumed, or loaded, with a last token that ends it",
             _S.FINISHED_LENGTH_CAPPED: "resumed, or loaded, with all its tokens",
@@ -82,6 +83,7 @@ TRANSITIONS: Mapping[RequestStatus, Mapping[RequestStatus, str]] = MappingProxyT
             _S.FINISHED_ERROR: "producer: its consumer is gone; its grammar does not allow what was sampled",
         },
         _S.PREEMPTED: {
+            _S.WAITING_FOR_REMOTE_KVS: "more of its prefix is elsewhere than here",
             _S.RUNNING: "admitted again, from its longest cached prefix",
             _S.FINISHED_STOPPED: "its client has all that it wants",
             _S.FINISHED_LENGTH_CAPPED: "its client has all that it wants",

@@ -13,8 +13,10 @@ from actors.core.request import EngineCoreRequest, PromptEmbeds, Request
 from actors.core.sampling_params import PoolingParams, SamplingParams, StructuredOutputParams
 from actors.core.scheduler import Scheduler
 from actors.core.structured_output import StructuredOutputManager
+from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import KVConnectorScheduler
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+from kv_transfer.prefix_sources import PrefixSources
 
 BLOCK_SIZE = 4
 EOS = 0
@@ -51,6 +53,7 @@ def make_scheduler(
     structured_output: StructuredOutputManager | None = None,
     worker_abilities: Iterable[Ability] = frozenset(Ability),
     connector: KVConnectorScheduler | None = None,
+    prefix_sources: PrefixSources | None = None,
     load_failure_policy: Literal["recompute", "fail"] = "recompute",
     handoff_timeout_s: float = 10.0,
     clock: Clock | None = None,
@@ -78,10 +81,12 @@ def make_scheduler(
         num_blocks,
         max_model_len,
         connector=connector,
+        prefix_sources=prefix_sources,
         structured_output=structured_output,
         worker_abilities=worker_abilities,
-        load_failure_policy=load_failure_policy,
-        handoff_timeout_s=handoff_timeout_s,
+        kv_transfer_config=KVTransferConfig(
+            load_failure_policy=load_failure_policy, handoff_timeout_s=handoff_timeout_s
+        ),
         clock=clock or Clock(),
     )
 

@@ -17,9 +17,13 @@ from actors.core.request import FinishReason, Request, RequestStatus
 from actors.core.sampling_params import PoolingParams, StructuredOutputParams
 from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV, Reservation
 from kv_transfer.params import TransferRole
+from kv_transfer.stores.base import BlockLoad, KVStoreScheduler, StoreMetadata
+from kv_transfer.stores.host_memory import HostMemoryScheduler
+from kv_transfer.stores.scheduler import LoadedBlocks, StoreSet
 from tests.actors.core.admission_order import check_admission_order
 from tests.actors.core.builders import BLOCK_SIZE, EOS, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, FakeGrammars, next_token, reference_tokens
+from tests.kv_transfer.stores.memory_store import EverythingStore
 
 GARBAGE = -99
 ANY_JSON = StructuredOutputParams("json_object")
@@ -95,6 +99,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         encoder_size=st.integers(4, 9),
         ageing_s=st.sampled_from([None, 2.0]),
         fairness=st.sampled_from(["none", "tenant"]),
+        num_host_blocks=st.sampled_from([0, 0, 3, 20]),
+        stores_all=st.sampled_from([False, False, True]),
     )
     def start(
         self,
@@ -115,11 +121,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         encoder_size: int,
         ageing_s: float | None,
         fairness: Any,
+        num_host_blocks: int,
+        stores_all: bool,
     ) -> None:
         self.clock = Clock()
         self.grammars = FakeGrammars()
         self.num_drafts = num_drafts
         self.connector = FakeConnector(max_reserved_requests=max_reserved)
+        tiers: list[KVStoreScheduler] = [HostMemoryScheduler(num_host_blocks)] if num_host_blocks else []
+        tiers += [EverythingStore()] if stores_all else []
+        self.stores = StoreSet(tiers) if tiers else None
+        self.stored: dict[tuple[int, bytes], list[int]] = {}
+        self.store_loads: dict[str, BlockLoad] = {}
         self.scheduler = make_scheduler(
             num_blocks=num_blocks,
             max_model_len=40,
@@ -140,6 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             fairness=fairness,
             structured_output=self.grammars,
             connector=self.connector,
+            prefix_sources=self.stores,
             load_failure_policy=failure,
             clock=self.clock,
         )
@@ -189,6 +203,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.transfers.ready_to_prefill.add(request_id)
         self.scheduler.add_request(request)
 
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data(), role=st.sampled_from([None, None, TransferRole.PRODUCER]))
+    def next_turn(self, data: st.DataObject, role: TransferRole | None) -> None:
+        """The prompt of an earlier request and more of what follows it, as a chat goes on."""
+        earlier = self.submitted[data.draw(st.sampled_from(sorted(self.submitted)))]
+        self.num_requests += 1
+        request_id = f"r{self.num_requests}"
+        prompt = [*earlier.prompt_token_ids, *reference_tokens(earlier.prompt_token_ids, 3, eos=-1)][:30]
+        request = make_request(request_id, prompt, max_tokens=3, arrival_time_s=self.clock.now_s, role=role)
+        self.submitted[request_id] = request
+        self.transfers.ready_to_prefill.add(request_id)
+        self.scheduler.add_request(request)
+
     @precondition(lambda self: self.scheduler.requests)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
@@ -216,6 +243,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(output.num_scheduled_tokens) <= self.scheduler.config.max_num_seqs
         assert all(num_tokens > 0 for num_tokens in output.num_scheduled_tokens.values())
         assert output.kv_connector_metadata is not None
+        if output.kv_connector_metadata.stores is not None:
+            self._save(output.kv_connector_metadata.stores)
         for reservation in output.kv_connector_metadata.reservations:
             self.links[reservation.request_id] = reservation
         for reservation in self.links.values():
@@ -227,8 +256,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def update(self) -> None:
         output = self.in_flight.popleft()
-        model_output = self.driver.worker.execute(output)
         assert output.kv_connector_metadata is not None
+        if output.kv_connector_metadata.stores is not None:
+            self._load(output.kv_connector_metadata.stores)
+        model_output = self.driver.worker.execute(output)
         for progress in output.kv_connector_metadata.progress:
             if progress.request_id in self.sent:
                 continue  # It ended while this step was under way, and nothing of it was wanted any more.
@@ -320,6 +351,39 @@ class SchedulerMachine(RuleBasedStateMachine):
         if outcome is LoadOutcome.RELEASED:
             self.unanswered.add(request_id)
 
+    # -- stores --------------------------------------------------------------------------------------------------
+
+    def _save(self, metadata: StoreMetadata) -> None:
+        """What the worker side does before the links hear of the step. Nothing under way writes what is saved."""
+        slots = self.driver.worker.slots
+        for store, block_hash in metadata.dropped:
+            self.stored.pop((store, block_hash), None)
+        for save in metadata.saves:
+            first = save.block_id * BLOCK_SIZE
+            assert (save.store, save.block_hash) not in self.stored, "saved twice"
+            self.stored[save.store, save.block_hash] = slots[first : first + BLOCK_SIZE]
+
+    def _load(self, metadata: StoreMetadata) -> None:
+        self.store_loads.update((load.request_id, load) for load in metadata.loads)
+        for request_id in metadata.cancelled_loads:
+            if request_id in self.store_loads:
+                self._end_store_load(request_id, 0)
+
+    @precondition(lambda self: self.store_loads)
+    @rule(data=st.data(), part=st.sampled_from([0, 1, 3, 3, 3]))
+    def store_load_ends(self, data: st.DataObject, part: int) -> None:
+        self._end_store_load(data.draw(st.sampled_from(sorted(self.store_loads))), part)
+
+    def _end_store_load(self, request_id: str, part: int) -> None:
+        """Some of the blocks come, the others get garbage: a store may break off at any byte."""
+        blocks = self.store_loads.pop(request_id).blocks
+        num_blocks = len(blocks) * part // 3
+        for index, block in enumerate(blocks):
+            first = block.block_id * BLOCK_SIZE
+            kv = self.stored[block.store, block.block_hash] if index < num_blocks else [GARBAGE] * BLOCK_SIZE
+            self.driver.worker.slots[first : first + BLOCK_SIZE] = kv
+        self.transfers.finished_loading[request_id] = LoadedBlocks(num_blocks)
+
     # -- what always holds ---------------------------------------------------------------------------------------
 
     @invariant()
@@ -341,6 +405,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not self.scheduler.has_requests() and not self.links:
                 break
             self.peers_do_their_part()
+            for request_id in sorted(self.store_loads):
+                self._end_store_load(request_id, 3)
             self.grammars_are_compiled(None)
             self.schedule()
             self.update()
