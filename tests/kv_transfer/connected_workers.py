@@ -24,7 +24,7 @@ from kv_transfer.connector import (
     ReceivedKV,
     Reservation,
 )
-from kv_transfer.control import Control
+from kv_transfer.control import Control, ControlStream
 from kv_transfer.grpc_control import GrpcControl
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.loopback import LoopbackHub
@@ -122,6 +122,10 @@ class Node:
         """Only what changes a link, or is reported, wakes the one who waits."""
         return self._wait(lambda output: output.stats if output.stats and are_so(output.stats) else None)
 
+    def streams(self) -> list[ControlStream]:
+        """The control streams of every link of this end, to say what its agent would not."""
+        return [link.stream for link in self.worker._agent._links._links.values()]
+
     def abort_links(self) -> None:
         """Break every data link of this end, as the network might."""
         for link in list(self.worker._agent._links._links.values()):
@@ -189,14 +193,18 @@ def connected_pair(
     *,
     producer_layout: KVCacheLayout = LAYOUT,
     consumer_layout: KVCacheLayout = LAYOUT,
+    consumer_config: KVTransferConfig | None = None,
 ) -> Iterator[Pair]:
-    """P and D, shut down at the end."""
-    config = (config or KVTransferConfig()).model_copy(update={"transport": "tcp" if join == "shared memory" else join})
+    """P and D, shut down at the end. consumer_config: if it is another than the producer's."""
+    config = config or KVTransferConfig()
+    transport = {"transport": "tcp" if join == "shared memory" else join}
+    configs = [end.model_copy(update=transport) for end in (config, consumer_config or config)]
     with _loopback_controls() if join == "loopback" else _grpc_controls() as ends:
         nodes: list[Node] = []
         try:
-            for (address, control), layout in zip(ends, (producer_layout, consumer_layout), strict=True):
-                nodes.append(Node(config, address, layout, control, is_shared=join == "shared memory"))
+            layouts = (producer_layout, consumer_layout)
+            for end_config, (address, control), layout in zip(configs, ends, layouts, strict=True):
+                nodes.append(Node(end_config, address, layout, control, is_shared=join == "shared memory"))
             nodes[0].cache.copy_(torch.randn(producer_layout.shape, generator=torch.Generator().manual_seed(0)))
             yield Pair(*nodes)
         finally:

@@ -17,6 +17,7 @@ class Faults:
     """Called on a link's data thread. after_receive: with what has arrived."""
 
     before_send: Callable[[], None] = lambda: None
+    before_receive: Callable[[], None] = lambda: None
     after_receive: Callable[[Sequence[Tensor]], None] = lambda blocks: None
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +42,7 @@ class _FaultyLink:
         self._link.send(blocks, timeout_s, after)
 
     def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
+        self._faults.before_receive()
         self._link.receive(blocks, timeout_s, after)
         self._faults.after_receive(blocks)
 
