@@ -22,3 +22,10 @@ async def engines(
     """No engine yet; those that the test starts are joined by TCP, or by shared memory."""
     async with LiveEngines(house, checkpoint("llama"), is_pool_shared=bool(request.param)) as started:
         yield started
+
+
+@pytest.fixture
+async def tcp_engines(house: EngineHouse, checkpoint: Callable[[str], Path]) -> AsyncIterator[LiveEngines]:
+    """The same, by TCP only: for what does not depend on how bytes travel."""
+    async with LiveEngines(house, checkpoint("llama")) as started:
+        yield started

@@ -82,7 +82,10 @@ class EngineChild:
         self._points = FaultPoints(fired)
         self._changed = threading.Condition()
         self._stats = SchedulerStats()
+        self._num_snapshots = 0
         self._agents: list[TransferAgent] = []
+        self._next_deadline: float | None = None
+        """Of any transfer, or of a message that waits for one."""
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="loop", daemon=True).start()
         with ExitStack() as patches:
@@ -108,8 +111,9 @@ class EngineChild:
         return self._points.link_kinds
 
     def counters(self) -> dict[str, int]:
-        """The engine's, and its transfers', by name, of the newest snapshot."""
+        """The engine's, and its transfers', by name, of the newest snapshot; lost links are as of now."""
         found = asdict(self._stats) | asdict(self._stats.transfer_stats or TransferStats())
+        found["num_links_lost"] = self._agents[0]._links.num_lost
         return {name: count for name, count in found.items() if isinstance(count, int)}
 
     def wait_for(self, expected: dict[str, int], timeout_s: float = _TIMEOUT_S) -> None:
@@ -172,17 +176,18 @@ class EngineChild:
             stats = make_stats()
             with self._changed:
                 self._stats = stats
+                self._num_snapshots += 1
                 self._changed.notify_all()
             return stats
 
-        def publish_and_notify() -> None:
-            publish()
+        def publish_and_notify(*arguments: Any) -> None:
+            publish(*arguments)
             with self._changed:
+                self._next_deadline = agent._transfers.next_deadline()
                 self._changed.notify_all()
 
         with_attribute(core, "make_stats", make_and_keep_stats)
         with_attribute(agent, "_publish", publish_and_notify)
-        self._server._wake.set()
 
     def _differing(self, expected: dict[str, int]) -> dict[str, tuple[int, int]]:
         """By counter: what it is, and what was expected."""
@@ -190,20 +195,24 @@ class EngineChild:
         return {name: (found[name], count) for name, count in expected.items() if found[name] != count}
 
     def _leftovers(self) -> dict[str, object]:
-        stats, transfers = self._stats, self._agents[0]._transfers
+        stats = self._stats
         left: dict[str, object] = {
             "the engine died": self._server.error,
             "requests": stats.num_running_reqs + stats.num_waiting_reqs + stats.num_waiting_for_remote_kvs,
             "held requests": stats.num_held_reqs,
             "blocks": stats.num_blocks - stats.num_free_blocks,
-            "transfers": {**transfers._producing, **transfers._consuming},
-            "parked messages": transfers._parked._parked,
+            "transfers": self.counters()["num_active_transfers"],
+            "the transfers' next deadline": self._next_deadline,
         }
         return {name: count for name, count in left.items() if count}
 
     def _wait(self, is_so: Callable[[], bool], timeout_s: float, say: Callable[[], object]) -> None:
+        """Until a snapshot from now on says so: an older one knows nothing of what clients have seen since."""
         with self._changed:
-            assert self._changed.wait_for(is_so, timeout_s), f"after {timeout_s:g} s: {say()}"
+            number = self._num_snapshots
+            self._server._wake.set()
+            has_come = self._changed.wait_for(lambda: self._num_snapshots > number and is_so(), timeout_s)
+            assert has_come, f"after {timeout_s:g} s: {say()}"
 
     def _await(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_TIMEOUT_S)

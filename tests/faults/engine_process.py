@@ -74,8 +74,17 @@ class EngineProcess:
         self.call("arm", fault)
 
     async def wait_fired(self) -> Fault:
-        """Wait until the armed fault happens."""
-        return await asyncio.to_thread(self._take_fired)
+        """Wait until the armed fault happens; may be cancelled."""
+        loop, has_come = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._fired.fileno(), has_come.set)
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await has_come.wait()
+        finally:
+            loop.remove_reader(self._fired.fileno())
+        fault = self._fired.recv()
+        assert isinstance(fault, Fault)
+        return fault
 
     async def wait_for(self, **expected: int) -> None:
         """Wait until the engine's counters are so. Totals count from this test's beginning."""
@@ -123,12 +132,6 @@ class EngineProcess:
         self._process.close()
         self._pipe.close()
         self._fired.close()
-
-    def _take_fired(self) -> Fault:
-        assert self._fired.poll(_TIMEOUT_S), "the fault did not happen"
-        fault = self._fired.recv()
-        assert isinstance(fault, Fault)
-        return fault
 
     def _take_answer(self, what: str) -> Any:
         assert self._pipe.poll(_TIMEOUT_S + 10.0), f"{what}: no answer"

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
+import torch
 from torch import Tensor
 
 from kv_transfer.agent import TransferAgent
@@ -63,6 +64,8 @@ class Action(Enum):
     """The thread waits there until the test lets it go on."""
     CUT_DATA = auto()
     CUT_CONTROL = auto()
+    FLIP = auto()
+    """A bit of the chunk, at its consumer, after it has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +111,21 @@ class FaultPoints:
         self.link_kinds.append(type(link).__name__)
         return FaultyLink(link, self)
 
-    def reach(self, point: Point, chunk: int = 1, cut_data: Callable[[], None] = lambda: None) -> None:
-        """This thread is at this point."""
+    def reach(
+        self,
+        point: Point,
+        chunk: int = 1,
+        cut_data: Callable[[], None] = lambda: None,
+        flip: Callable[[], None] = lambda: None,
+    ) -> None:
+        """This thread is at this point. cut_data, flip: how these are done here."""
         with self._lock:
             fault = self._fault
             if fault is None or (fault.point, fault.chunk) != (point, chunk):
                 return
             self._fault = None
         self._fired.send(fault)
-        self._happen(fault, cut_data)
+        self._happen(fault, cut_data, flip)
 
     @contextlib.contextmanager
     def inside(self, chunk: int) -> Iterator[None]:
@@ -136,7 +145,7 @@ class FaultPoints:
         self._here.num_calls += 1
         return int(self._here.num_calls)
 
-    def _happen(self, fault: Fault, cut_data: Callable[[], None]) -> None:
+    def _happen(self, fault: Fault, cut_data: Callable[[], None], flip: Callable[[], None]) -> None:
         match fault.action:
             case Action.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -148,6 +157,8 @@ class FaultPoints:
                 cut_data()
             case Action.CUT_CONTROL:
                 cut_connections_to(fault.peer)
+            case Action.FLIP:
+                flip()
 
 
 class FaultyLink:
@@ -158,10 +169,10 @@ class FaultyLink:
         self._points = points
 
     def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
-        self._move(lambda: self._link.send(blocks, timeout_s, after))
+        self._move(lambda: self._link.send(blocks, timeout_s, after), blocks)
 
     def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
-        self._move(lambda: self._link.receive(blocks, timeout_s, after))
+        self._move(lambda: self._link.receive(blocks, timeout_s, after), blocks)
 
     def abort(self) -> None:
         self._link.abort()
@@ -169,12 +180,12 @@ class FaultyLink:
     def close(self) -> None:
         self._link.close()
 
-    def _move(self, move: Callable[[], None]) -> None:
+    def _move(self, move: Callable[[], None], blocks: Sequence[Tensor]) -> None:
         chunk = self._points.begin_chunk()
         self._points.reach(Point.BEFORE_CHUNK, chunk, self._link.abort)
         with self._points.inside(chunk):
             move()
-        self._points.reach(Point.AFTER_CHUNK, chunk, self._link.abort)
+        self._points.reach(Point.AFTER_CHUNK, chunk, self._link.abort, lambda: _flip_bit(blocks[-1]))
 
 
 class _FaultyPendingLink:
@@ -183,8 +194,8 @@ class _FaultyPendingLink:
         self._points = points
         self.rendezvous = pending.rendezvous
 
-    def accept(self, timeout_s: float) -> DataLink:
-        return self._points.open_link(self._pending.accept(timeout_s))
+    def accept(self, *arguments: Any) -> DataLink:
+        return self._points.open_link(self._pending.accept(*arguments))
 
 
 class FaultyTransport:
@@ -199,8 +210,8 @@ class FaultyTransport:
         self._points.reach(Point.LISTENING)
         return _FaultyPendingLink(self._transport.listen(), self._points)
 
-    def connect(self, rendezvous: str, timeout_s: float) -> DataLink:
-        return self._points.open_link(self._transport.connect(rendezvous, timeout_s))
+    def connect(self, *arguments: Any) -> DataLink:
+        return self._points.open_link(self._transport.connect(*arguments))
 
 
 def faulty_streams(points: FaultPoints) -> type[ByteStream]:
@@ -278,6 +289,11 @@ def cut_connections_to(address: str) -> None:
             with socket.socket(fileno=os.dup(fd)) as connection:
                 if connection.family in {socket.AF_INET, socket.AF_INET6} and _peer_of(connection) == address:
                     connection.shutdown(socket.SHUT_RDWR)
+
+
+def _flip_bit(block: Tensor) -> None:
+    """The highest bit of a float32's exponent."""
+    block.view(-1).view(torch.uint8)[3] ^= 0x40
 
 
 def _peer_of(connection: socket.socket) -> str:

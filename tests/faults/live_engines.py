@@ -58,6 +58,11 @@ class Question:
     request: EngineCoreRequest
     expected: list[int]
 
+    def of_model(self, directory: Path) -> Question:
+        """The same request to another checkpoint."""
+        expected = greedy_tokens(directory, tuple(self.request.prompt_token_ids), len(self.expected))
+        return replace(self, expected=expected)
+
 
 class EngineHouse:
     """Keeps engines from one test to the next: those that still live are as good as new."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import pytest
 
@@ -63,6 +64,22 @@ async def test_one_of_two_links_of_a_producer_breaks_and_the_other_goes_on(engin
     }
     assert set(counted.values()) == {0}, counted
     await engines.check_handed_over(prefill, broken)
+
+
+async def test_blocks_of_a_lost_link_stay_pinned_until_its_thread_is_through(engines: LiveEngines) -> None:
+    prefill, decode = await engines.start_pair()
+    question = engines.ask()
+    decode.arm(Fault(Action.HOLD, Point.INSIDE_CHUNK, 3))
+    streams = engines.submit_pair(question, prefill, decode)
+    await decode.wait_fired()
+    prefill.signal(signal.SIGKILL)
+    await decode.wait_for(num_links_lost=1)
+    engines.session(decode).abort(question.request.request_id)
+    num_blocks = NUM_PROMPT_TOKENS // 8 + 1
+    await decode.wait_for(num_held_reqs=1, num_free_blocks=decode.count("num_blocks") - num_blocks)
+    decode.call("release")
+    await engines.check_stream(question, streams[1])
+    await engines.check_whole(decode)
 
 
 @pytest.mark.parametrize("action", [Action.CUT_DATA, Action.CUT_CONTROL])
