@@ -14,8 +14,7 @@ from typing import Protocol
 
 from kv_transfer.params import KVTransferParams
 from kv_transfer.stats import TransferStats, TransferTimings
-from kv_transfer.stores.base import StoreMetadata, StoreStats
-from kv_transfer.stores.scheduler import LoadedBlocks
+from kv_transfer.stores.messages import LoadedBlocks, StoreMetadata, StoreStats
 
 
 @dataclass(frozen=True, slots=True)

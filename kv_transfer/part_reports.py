@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 
 from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV
 from kv_transfer.stats import TransferStats, TransferTimings
-from kv_transfer.stores.scheduler import LoadedBlocks
+from kv_transfer.stores.messages import LoadedBlocks
 
 # The gravest first. A producer that has finished the request itself has told its client so, whatever else happened.
 _GRAVITY = (LoadOutcome.RELEASED, LoadOutcome.FAILED, LoadOutcome.CANCELLED, LoadOutcome.LOADED)

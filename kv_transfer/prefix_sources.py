@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kv_transfer.stores.base import StoreMetadata
+from kv_transfer.stores.messages import StoreMetadata
 
 
 class PrefixSources(Protocol):

@@ -50,8 +50,7 @@ from kv_transfer.connector import (
 from kv_transfer.params import TransferRole
 from kv_transfer.prefix_sources import PrefixSources
 from kv_transfer.stats import TransferStats
-from kv_transfer.stores.base import StoreStats
-from kv_transfer.stores.scheduler import LoadedBlocks
+from kv_transfer.stores.messages import LoadedBlocks, StoreStats
 
 
 class LoadDecision(enum.Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kv_transfer.stats import TransferStats
-from kv_transfer.stores.base import StoreStats
+from kv_transfer.stores.messages import StoreStats
 
 
 @dataclass(slots=True)

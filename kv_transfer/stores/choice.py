@@ -10,8 +10,9 @@ from typing import Any, Final
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.errors import StoreUnavailable
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.stores.base import KVStore, KVStoreScheduler, KVStoreWorker
+from kv_transfer.stores.base import KVStore, KVStoreWorker
 from kv_transfer.stores.host_memory import HostMemoryStore
+from kv_transfer.stores.scheduler import KVStoreScheduler
 
 ENTRY_POINT_GROUP: Final = "raypd.kv_stores"
 

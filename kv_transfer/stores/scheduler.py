@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from kv_transfer.stores.base import BlockLoad, KVStoreScheduler, StoredBlock, StoreMetadata
+from kv_transfer.stores.messages import BlockLoad, StoredBlock, StoreMetadata
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedBlocks:
-    """Worker -> scheduler, the one and only report on a load: so many of its blocks, from the first on, are in place.
+class KVStoreScheduler(Protocol):
+    """One store's bookkeeping. All calls come from the engine thread and return at once, without I/O."""
 
-    After it nothing writes any of them. A cancelled load reports as well.
-    """
+    def find(self, block_hashes: Sequence[bytes]) -> int:
+        """How many of these, from the first one on, it can bring."""
 
-    num_blocks: int
-    reason: str = ""
+    def choose_cached(self, block_hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Which of these blocks, whose KV was just computed or received, are to be saved now."""
+
+    def choose_evicted(self, block_hash: bytes) -> bool:
+        """Whether this block, which the KV cache is about to forget, is to be saved."""
+
+    def take_forgotten(self) -> Sequence[bytes]:
+        """The blocks that it gave up since the last time, for others or for good."""
+
+    def begin_load(self, block_hashes: Sequence[bytes]) -> None:
+        """These, which find() has just named, are going to be loaded: not to be forgotten before that is over."""
+
+    def end_load(self, block_hashes: Sequence[bytes], num_loaded: int) -> None:
+        """That is over; the first so many were brought by every rank. It need not have been tried at all."""
+
+    def clear(self) -> None:
+        """Forget everything: what is stored is not wanted any more. No load is under way."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from kv_transfer.stores.base import BlockLoad, KVStoreWorker, StoredBlock, StoreMetadata, StoreStats
-from kv_transfer.stores.scheduler import LoadedBlocks
+from kv_transfer.stores.base import KVStoreWorker
+from kv_transfer.stores.messages import BlockLoad, LoadedBlocks, StoredBlock, StoreMetadata, StoreStats
 
 logger = logging.getLogger(__name__)
 

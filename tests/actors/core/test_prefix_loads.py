@@ -15,9 +15,9 @@ from actors.core.request import RequestStatus
 from actors.core.scheduler import Scheduler
 from kv_transfer.connector import KVConnectorOutput
 from kv_transfer.params import TransferRole
-from kv_transfer.stores.base import BlockLoad
 from kv_transfer.stores.host_memory import HostMemoryScheduler
-from kv_transfer.stores.scheduler import LoadedBlocks, StoreSet
+from kv_transfer.stores.messages import BlockLoad, LoadedBlocks
+from kv_transfer.stores.scheduler import StoreSet
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens
 from tests.kv_transfer.stores.memory_store import EverythingStore

@@ -17,9 +17,9 @@ from actors.core.request import FinishReason, Request, RequestStatus
 from actors.core.sampling_params import PoolingParams, StructuredOutputParams
 from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV, Reservation
 from kv_transfer.params import TransferRole
-from kv_transfer.stores.base import BlockLoad, KVStoreScheduler, StoreMetadata
 from kv_transfer.stores.host_memory import HostMemoryScheduler
-from kv_transfer.stores.scheduler import LoadedBlocks, StoreSet
+from kv_transfer.stores.messages import BlockLoad, LoadedBlocks, StoreMetadata
+from kv_transfer.stores.scheduler import KVStoreScheduler, StoreSet
 from tests.actors.core.admission_order import check_admission_order
 from tests.actors.core.builders import BLOCK_SIZE, EOS, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, FakeGrammars, next_token, reference_tokens
@@ -310,7 +310,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def send_ends(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.scheduler.remote.held)))
-        if self.connector.roles[request_id] is TransferRole.PRODUCER:
+        if self.connector.roles.get(request_id) is TransferRole.PRODUCER:
             self.transfers.finished_sending.add(request_id)
 
     @precondition(lambda self: any(r is TransferRole.PRODUCER for r in self.connector.roles.values()))

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from kv_transfer.stores.base import BlockLoad, KVStoreWorker, StoredBlock, StoreMetadata
+from kv_transfer.stores.base import KVStoreWorker
 from kv_transfer.stores.host_memory import HostMemoryWorker
-from kv_transfer.stores.scheduler import LoadedBlocks
+from kv_transfer.stores.messages import BlockLoad, LoadedBlocks, StoredBlock, StoreMetadata
 from kv_transfer.stores.worker import StoreCopier
 
 A, B, C = (bytes([number]) * 16 for number in range(3))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from kv_transfer.stores.base import BlockLoad, StoredBlock
 from kv_transfer.stores.host_memory import HostMemoryScheduler
+from kv_transfer.stores.messages import BlockLoad, StoredBlock
 from kv_transfer.stores.scheduler import StoreSet
 from tests.kv_transfer.stores.memory_store import EverythingStore
 
