@@ -98,9 +98,13 @@ class EngineChild:
         """host:port, for sessions and for its peers."""
         return self._address
 
-    def arm(self, fault: Fault | None) -> None:
+    def arm(self, fault: Fault) -> None:
         """Let a fault happen next."""
         self._points.arm(fault)
+
+    def disarm(self) -> bool:
+        """Let it not happen; whether it has not."""
+        return self._points.disarm()
 
     def release(self) -> None:
         """Let a thread go on that a fault holds."""

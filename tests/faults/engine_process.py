@@ -69,7 +69,7 @@ class EngineProcess:
         self._pipe.send((method, arguments))
         return self._take_answer(method)
 
-    def arm(self, fault: Fault | None) -> None:
+    def arm(self, fault: Fault) -> None:
         """Let a fault happen next."""
         self.call("arm", fault)
 
@@ -105,7 +105,7 @@ class EngineProcess:
             return False
         self.signal(signal.SIGCONT)
         try:
-            self.arm(None)
+            self.call("disarm")
             self.call("release")
             self.call("wait_until_whole", 1.0)
             counters = self.call("counters")

@@ -90,11 +90,17 @@ class FaultPoints:
         self._is_released = threading.Event()
         self.link_kinds: list[str] = []
 
-    def arm(self, fault: Fault | None) -> None:
-        """Let this one happen next; None: nothing."""
+    def arm(self, fault: Fault) -> None:
+        """Let this one happen next."""
         with self._lock:
             self._fault, self._num_chunks = fault, 0
             self._is_released.clear()
+
+    def disarm(self) -> bool:
+        """Let nothing happen any more; whether something would have."""
+        with self._lock:
+            fault, self._fault = self._fault, None
+        return fault is not None
 
     def release(self) -> None:
         """End a HOLD."""

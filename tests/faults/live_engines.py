@@ -194,9 +194,14 @@ class LiveEngines:
         return self._change
 
     def ask(
-        self, *, num_prompt_tokens: int = NUM_PROMPT_TOKENS, num_tokens: int = NUM_TOKENS, seed: int | None = None
+        self,
+        *,
+        num_prompt_tokens: int = NUM_PROMPT_TOKENS,
+        num_tokens: int = NUM_TOKENS,
+        seed: int | None = None,
+        may_hit_cache: bool = False,
     ) -> Question:
-        """A new request. seed: of the prompt; requests of one seed still share no cached blocks."""
+        """A new request. seed: of the prompt. may_hit_cache: it may share cached blocks with others of its kind."""
         number = next(self._house.numbers)
         prompt = random_prompt(num_prompt_tokens, seed=number if seed is None else seed)
         request = EngineCoreRequest(
@@ -204,7 +209,7 @@ class LiveEngines:
             prompt_token_ids=prompt,
             sampling_params=SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True),
             eos_token_ids=(0,),
-            cache_salt=f"r{number}",
+            cache_salt=None if may_hit_cache else f"r{number}",
         )
         return Question(request, greedy_tokens(self.directory, tuple(prompt), num_tokens))
 

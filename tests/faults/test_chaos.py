@@ -1,0 +1,39 @@
+"""Handoffs under random faults. Whatever failed is played again by its seed, from the environment: RAYPD_CHAOS_SEED."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.faults.chaos import ChaosRun, draw_waves
+from tests.faults.fault_points import Action
+from tests.faults.live_engines import LiveEngines
+
+SEED = int(os.environ.get("RAYPD_CHAOS_SEED", "1"))
+
+
+async def run_chaos(engines: LiveEngines, num_handoffs: int) -> None:
+    chaos = ChaosRun(engines)
+    try:
+        await chaos.run(draw_waves(SEED, num_handoffs))
+    except AssertionError as error:
+        raise AssertionError(f"with RAYPD_CHAOS_SEED={SEED}, {error}") from error
+    assert chaos.num_answered + chaos.num_left == num_handoffs
+    assert chaos.num_answered > num_handoffs // 2
+    assert chaos.happened[Action.KILL] > 0, "this seed is too quiet"
+    assert chaos.happened[Action.CUT_DATA] + chaos.happened[Action.CUT_CONTROL] > 0, "this seed is too quiet"
+
+
+async def test_sixty_handoffs_with_random_faults_give_the_right_tokens(engines: LiveEngines) -> None:
+    await run_chaos(engines, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_a_thousand_handoffs_with_random_faults_give_the_right_tokens(engines: LiveEngines) -> None:
+    await run_chaos(engines, 1000)
+
+
+def test_a_seed_draws_the_same_faults_again() -> None:
+    assert draw_waves(7, 100) == draw_waves(7, 100) != draw_waves(8, 100)
