@@ -64,6 +64,7 @@ class HandoffMachine(RuleBasedStateMachine):
         self.flying: deque[tuple[int, ...]] = deque()
         self.receives: deque[tuple[int, ...]] = deque()
         self.is_lost = False
+        self.is_corrupted = False
         self.is_linked = False
         """The producer knows its consumer's link: READY has come."""
         self.num_computed_tokens = 0
@@ -157,12 +158,15 @@ class HandoffMachine(RuleBasedStateMachine):
         self.follow_producer(self.producer.on_chunk_sent())
 
     @precondition(lambda self: self.flying and self.receives)
-    @rule()
-    def chunk_arrives(self) -> None:
+    @rule(corrupts=st.sampled_from([False, False, False, True]))
+    def chunk_arrives(self, corrupts: bool) -> None:
         contents, block_ids = self.flying.popleft(), self.receives.popleft()
+        if corrupts:
+            self.is_corrupted = True
+            contents = (GARBAGE,) * len(contents)
         assert not self.reports, "a reported transfer's blocks were written"
         self.target.update(zip(block_ids, contents, strict=True))
-        self.follow_consumer(self.consumer.on_chunk_received(len(block_ids), 0.0))
+        self.follow_consumer(self.consumer.on_chunk_received(len(block_ids), 0.0, is_intact=not corrupts))
 
     @precondition(lambda self: not self.is_lost)
     @rule(is_meant=st.integers(0, 5))
@@ -225,7 +229,7 @@ class HandoffMachine(RuleBasedStateMachine):
             if self.leaving:
                 self.chunk_leaves()
             if self.flying and self.receives:
-                self.chunk_arrives()
+                self.chunk_arrives(corrupts=False)
 
     # -- what machines say ----------------------------------------------------------------------------------------
 
@@ -315,6 +319,7 @@ class HandoffMachine(RuleBasedStateMachine):
                 assert received.first_token_id == TOKEN_ID
                 assert received.num_valid_tokens == self.num_prompt_tokens
                 assert not self.is_cancelled
+                assert not self.is_corrupted
             case LoadOutcome.RELEASED:
                 assert self.end is ProducerEnd.FINISHED_HERE
                 assert not self.is_cancelled
@@ -323,7 +328,7 @@ class HandoffMachine(RuleBasedStateMachine):
             case LoadOutcome.FAILED:
                 assert received.reason
                 assert not self.is_cancelled
-                assert self.is_lost or self.end is ProducerEnd.ABORTED or self.failures
+                assert self.is_lost or self.is_corrupted or self.end is ProducerEnd.ABORTED or self.failures
 
 
 TestHandoff = HandoffMachine.TestCase

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import LoadOutcome, ProducerEnd
 from kv_transfer.layout import KVCacheLayout
 from tests.kv_transfer.connected_workers import LAYOUT, Join, Pair, connected_pair
@@ -62,6 +63,17 @@ def test_blocks_of_one_size_become_blocks_of_another(is_producer_large: bool, jo
         others = [block for block in range(ends[1].num_blocks) if block not in ids[1]]
         assert not pair.consumer.cache[others].any()
         assert pair.consumer.stats().num_received_bytes == 6 * SMALL.block_size_bytes
+
+
+@pytest.mark.parametrize("is_producer_large", [False, True])
+def test_pieces_of_one_block_may_travel_in_chunks_of_their_own(is_producer_large: bool) -> None:
+    ends, ids = unequal_blocks(is_producer_large)
+    one_piece = KVTransferConfig(max_chunk_bytes=1)
+    with connected_pair("loopback", one_piece, producer_layout=ends[0], consumer_layout=ends[1]) as pair:
+        hand_over_in_chunks(pair, *ids)
+        source, target = tokens(pair.producer.cache, ids[0]), tokens(pair.consumer.cache, ids[1])
+        assert torch.equal(target[:NUM_TOKENS], source[:NUM_TOKENS])
+        assert pair.consumer.stats().num_received_chunks == 6
 
 
 @pytest.mark.parametrize("leftover", [float("nan"), 3.0])
