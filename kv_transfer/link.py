@@ -19,6 +19,7 @@ from torch import Tensor
 from kv_transfer.errors import ChunkTimeout, KVTransferError
 from kv_transfer.pieces import StagedChunk
 from kv_transfer.transports.base import ComputeEvent, DataLink
+from kv_transfer.transports.opening import Opening
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class DataThread:
     def __init__(
         self,
         name: str,
-        open_link: Callable[[], DataLink],
+        open_link: Callable[[Opening], DataLink],
         events: LinkEvents,
         *,
         is_sender: bool,
@@ -77,6 +78,7 @@ class DataThread:
         self._chunk_timeout_s = chunk_timeout_s
         self._checksum = checksum
         self._jobs: queue.SimpleQueue[ChunkJob | None] = queue.SimpleQueue()
+        self._opening = Opening()
         self._link: DataLink | None = None
         self._is_aborted = False
         self.is_stalled = False
@@ -93,6 +95,7 @@ class DataThread:
     def abort(self) -> None:
         """End as soon as the transport can; from any thread, does not block."""
         self._is_aborted = True
+        self._opening.give_up()
         # The thread may let its link go at any time.
         link = self._link
         if link is not None:
@@ -104,10 +107,10 @@ class DataThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _run(self, open_link: Callable[[], DataLink]) -> None:
+    def _run(self, open_link: Callable[[Opening], DataLink]) -> None:
         reason = "closed"
         try:
-            self._link = open_link()
+            self._link = open_link(self._opening)
             self._move_chunks(self._link)
         except KVTransferError as error:
             reason = str(error)

@@ -21,6 +21,7 @@ from kv_transfer.peer_link import LinkState, PeerLink, find_disagreement
 from kv_transfer.pieces import PieceMap
 from kv_transfer.stats import LinkStats
 from kv_transfer.transports.base import DataLink, Transport
+from kv_transfer.transports.opening import Opening
 from kv_transfer.wire import PROTOCOL_VERSION, Hello, Refused, Welcome
 
 _MAX_LOST: Final = 32
@@ -146,7 +147,8 @@ class LinkTable:
         link = PeerLink(stream, True, (hello.engine_id, hello.incarnation), None)
         self._add(link)
         link.pieces = PieceMap(self._layout, hello.layout, self._kv_cache)
-        link.open(self._start_data(link, lambda: pending.accept(self._config.connect_timeout_s)))
+        timeout_s = self._config.connect_timeout_s
+        link.open(self._start_data(link, lambda opening: pending.accept(timeout_s, opening)))
         stream.send(Welcome(pending.rendezvous, self._layout))
 
     def open_consumer_end(self, link: PeerLink, welcome: Welcome) -> None:
@@ -154,7 +156,9 @@ class LinkTable:
         if link.state is LinkState.CONNECTING:
             timeout_s = self._config.connect_timeout_s
             link.pieces = PieceMap(self._layout, welcome.layout, self._kv_cache)
-            link.open(self._start_data(link, lambda: self._transport.connect(welcome.rendezvous, timeout_s)))
+            link.open(
+                self._start_data(link, lambda opening: self._transport.connect(welcome.rendezvous, timeout_s, opening))
+            )
             self.num_changes += 1
 
     def _add(self, link: PeerLink) -> None:
@@ -162,7 +166,7 @@ class LinkTable:
         self._links[link.stream] = link
         self.num_changes += 1
 
-    def _start_data(self, link: PeerLink, open_link: Callable[[], DataLink]) -> DataThread:
+    def _start_data(self, link: PeerLink, open_link: Callable[[Opening], DataLink]) -> DataThread:
         return DataThread(
             f"kv-link-{link.peer[0]}",
             open_link,

@@ -97,7 +97,8 @@ def make_transport(
             f"{kv_cache.device}; use 'auto'"
         )
     host, _, _ = identity.control_address.rpartition(":")
-    return TcpTransport(host, kv_cache)
+    # An IPv6 address has brackets around it there, which sockets do not know.
+    return TcpTransport(host.removeprefix("[").removesuffix("]"), kv_cache)
 
 
 def _make_nccl_transport(

@@ -10,6 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from kv_transfer.transports.opening import Opening
+
 
 class ComputeEvent(Protocol):
     """A point on a device's compute stream, recorded by the engine thread."""
@@ -48,8 +50,8 @@ class PendingLink(Protocol):
     def rendezvous(self) -> str:
         """What the consumer needs to know to connect."""
 
-    def accept(self, timeout_s: float) -> DataLink:
-        """Wait for the consumer. Raises LinkLost."""
+    def accept(self, timeout_s: float, opening: Opening | None = None) -> DataLink:
+        """Wait for the consumer. Raises LinkLost. opening: ends the wait, where the transport can."""
 
 
 class Transport(Protocol):
@@ -62,5 +64,5 @@ class Transport(Protocol):
     def listen(self) -> PendingLink:
         """Producer: prepare a link. Raises LinkLost."""
 
-    def connect(self, rendezvous: str, timeout_s: float) -> DataLink:
-        """Consumer: join a link. Raises LinkLost."""
+    def connect(self, rendezvous: str, timeout_s: float, opening: Opening | None = None) -> DataLink:
+        """Consumer: join a link. Raises LinkLost. opening: as for accept()."""

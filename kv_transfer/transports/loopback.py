@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kv_transfer.errors import ChunkTimeout, LinkLost
 from kv_transfer.transports.base import ComputeEvent
+from kv_transfer.transports.opening import Opening
 
 
 class Pipe:
@@ -86,8 +87,8 @@ class _PendingPipe:
         self.rendezvous = name
         self._pipe = pipe
 
-    def accept(self, timeout_s: float) -> Pipe:
-        del timeout_s  # A pipe needs no second end to exist.
+    def accept(self, timeout_s: float, opening: Opening | None = None) -> Pipe:
+        del timeout_s, opening  # A pipe needs no second end to exist.
         return self._pipe
 
 
@@ -103,9 +104,9 @@ class LoopbackTransport:
         """Make a pipe."""
         return _PendingPipe(*self._pipes.make_pipe())
 
-    def connect(self, rendezvous: str, timeout_s: float) -> Pipe:
+    def connect(self, rendezvous: str, timeout_s: float, opening: Opening | None = None) -> Pipe:
         """Take the other end."""
-        del timeout_s
+        del timeout_s, opening
         pipe = self._pipes.take_pipe(rendezvous)
         if pipe is None:
             raise LinkLost(f"there is no pipe {rendezvous!r} in this process")

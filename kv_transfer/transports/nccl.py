@@ -23,6 +23,7 @@ from kv_transfer.transports.nccl_communicator import Communicator
 from kv_transfer.transports.nccl_device import Device
 from kv_transfer.transports.nccl_library import NcclLibrary
 from kv_transfer.transports.nccl_messages import MESSAGE_SIZE_BYTES, STAGING_SIZE_BYTES, cut_messages
+from kv_transfer.transports.opening import Opening
 
 logger = logging.getLogger(__name__)
 
@@ -128,8 +129,9 @@ class NcclTransport:
             raise LinkLost(f"NCCL opens no rendezvous: {error}") from error
         return _PendingNcclLink(self, Rendezvous(self._library.version, self._message_size_bytes, unique_id))
 
-    def connect(self, rendezvous: str, timeout_s: float) -> NcclLink:
+    def connect(self, rendezvous: str, timeout_s: float, opening: Opening | None = None) -> NcclLink:
         """Join the producer's communicator."""
+        del opening  # An initialisation cannot be interrupted.
         parsed = Rendezvous.parse(rendezvous)
         if parsed.nccl_version != self._library.version:
             raise LinkLost(f"NCCL {self._library.version} at the consumer, {parsed.nccl_version} at the producer")
@@ -157,7 +159,8 @@ class _PendingNcclLink:
     def rendezvous(self) -> str:
         return self._rendezvous.format()
 
-    def accept(self, timeout_s: float) -> NcclLink:
+    def accept(self, timeout_s: float, opening: Opening | None = None) -> NcclLink:
+        del opening  # An initialisation cannot be interrupted.
         return self._transport.join(self._rendezvous, _PRODUCER_RANK, timeout_s)
 
 

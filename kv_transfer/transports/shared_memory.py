@@ -31,6 +31,8 @@ _ACKNOWLEDGED: Final = b"a"
 class SharedMemoryLink:
     """One end of a link. memory: [size] uint8, the producer's pool as this end has mapped it."""
 
+    path: Final = "shared memory"
+
     def __init__(self, stream: ByteStream, memory: np.ndarray) -> None:
         self._stream = stream
         self._memory = memory

@@ -10,6 +10,7 @@ configured, and nothing that is missing on the way (no /dev/shm in common, no de
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import selectors
@@ -17,7 +18,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,8 +26,11 @@ from torch import Tensor
 from kv_transfer.errors import KVTransferError, LinkLost
 from kv_transfer.transports.base import ComputeEvent, DataLink
 from kv_transfer.transports.byte_stream import ByteStream
+from kv_transfer.transports.opening import Opening
 from kv_transfer.transports.shared_memory import SharedMemoryLink
 from kv_transfer.transports.shared_pool import map_pool, open_pool, pool_bytes
+
+logger = logging.getLogger(__name__)
 
 _HEADER: Final = struct.Struct("!4sQQ")
 _MAGIC: Final = b"rpkv"
@@ -38,6 +42,8 @@ _GREETING_TIMEOUT_S: Final = 2.0
 
 class TcpLink:
     """One end of a TCP link. Every chunk has a header, so that ends which disagree lose the link and nothing else."""
+
+    path: Final = "tcp"
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -80,7 +86,7 @@ def as_buffer(block: Tensor) -> memoryview:
 
 
 class _PendingTcpLink:
-    """rendezvous: host, TCP port, and the token that names the Unix socket and proves who connects."""
+    """rendezvous: IP address, TCP port, and the token that names the Unix socket and proves who connects."""
 
     def __init__(self, host: str, kv_cache: Tensor) -> None:
         self._kv_cache = kv_cache
@@ -89,42 +95,55 @@ class _PendingTcpLink:
         self._listener = socket.create_server((host, 0), family=family, backlog=4)
         self._pool_fd = open_pool(kv_cache)
         self._local_listener = None if self._pool_fd is None else _listen_locally(self._token)
-        self.rendezvous = f"{host}|{self._listener.getsockname()[1]}|{self._token.hex()}"
+        self.rendezvous = "|".join((*map(str, self._listener.getsockname()[:2]), self._token.hex()))
 
-    def accept(self, timeout_s: float) -> DataLink:
-        deadline_s = time.monotonic() + timeout_s
-        with self._closing(), selectors.DefaultSelector() as selector:
+    def accept(self, timeout_s: float, opening: Opening | None = None) -> DataLink:
+        opening, deadline_s = opening or Opening(), time.monotonic() + timeout_s
+        with self._closing(), contextlib.ExitStack() as waiting:
+            selector = waiting.enter_context(selectors.DefaultSelector())
             for listener in (self._listener, self._local_listener):
                 if listener is not None:
                     selector.register(listener, selectors.EVENT_READ)
+                    waiting.enter_context(opening.waking(listener))
             while ready := selector.select(max(0.0, deadline_s - time.monotonic())):
                 for key, _ in ready:
                     assert isinstance(key.fileobj, socket.socket)
-                    link = self._welcome(key.fileobj, deadline_s)
+                    link = self._welcome(key.fileobj, deadline_s, opening)
                     if link is not None:
                         return link
         raise LinkLost(f"the peer did not join the link within {timeout_s:g} s")
 
-    def _welcome(self, listener: socket.socket, deadline_s: float) -> DataLink | None:
+    def _welcome(self, listener: socket.socket, deadline_s: float, opening: Opening) -> DataLink | None:
         """The link with whoever has connected; None if it is a stranger, or cannot map the pool and will use TCP."""
-        connection, _ = listener.accept()
-        stream = ByteStream(connection)
+        try:
+            connection, _ = listener.accept()
+        except OSError as error:
+            opening.check()
+            raise LinkLost(f"no connection can be taken: {error}") from error
         deadline_s = min(deadline_s, time.monotonic() + _GREETING_TIMEOUT_S)
         is_local = listener is self._local_listener
-        expected = _MAPPED if is_local else self._token
         try:
-            if is_local:
-                assert self._pool_fd is not None, "only a pool in a file is listened for"
-                socket.send_fds(connection, [_MAPPED], [self._pool_fd])
-            greeting = bytearray(len(expected))
-            stream.receive([memoryview(greeting)], deadline_s)
-            if secrets.compare_digest(greeting, expected):
-                return SharedMemoryLink(stream, pool_bytes(self._kv_cache)) if is_local else _tcp_link(connection)
+            with opening.waking(connection):
+                is_expected = self._greet(connection, deadline_s, is_local=is_local)
         except (OSError, KVTransferError):
             # It has hung up, or says nothing: whoever is meant may still come.
-            pass
-        stream.close()
-        return None
+            is_expected = False
+        if not is_expected:
+            connection.close()
+            return None
+        if is_local:
+            return _announced(SharedMemoryLink(ByteStream(connection), pool_bytes(self._kv_cache)))
+        return _tcp_link(connection)
+
+    def _greet(self, connection: socket.socket, deadline_s: float, *, is_local: bool) -> bool:
+        """Whether it is the consumer that has connected, and it can do what this kind of link needs."""
+        expected = _MAPPED if is_local else self._token
+        if is_local:
+            assert self._pool_fd is not None, "only a pool in a file is listened for"
+            socket.send_fds(connection, [_MAPPED], [self._pool_fd])
+        greeting = bytearray(len(expected))
+        ByteStream(connection).receive([memoryview(greeting)], deadline_s)
+        return secrets.compare_digest(greeting, expected)
 
     @contextlib.contextmanager
     def _closing(self) -> Iterator[None]:
@@ -154,29 +173,25 @@ class TcpTransport:
         except OSError as error:
             raise LinkLost(f"no rendezvous can be opened at {self._host}: {error}") from error
 
-    def connect(self, rendezvous: str, timeout_s: float) -> DataLink:
+    def connect(self, rendezvous: str, timeout_s: float, opening: Opening | None = None) -> DataLink:
         """Map the producer's pool if it is on this host, else connect by TCP."""
-        deadline_s = time.monotonic() + timeout_s
+        opening, deadline_s = opening or Opening(), time.monotonic() + timeout_s
         host, port, token_hex = rendezvous.split("|")
         token = bytes.fromhex(token_hex)
-        link = _connect_locally(token, deadline_s)
-        if link is not None:
-            return link
-        try:
-            connection = socket.create_connection((host, int(port)), max(0.001, deadline_s - time.monotonic()))
-        except OSError as error:
-            raise LinkLost(f"no rendezvous at {host}:{port}: {error}") from error
-        try:
-            ByteStream(connection).send([memoryview(token)], deadline_s)
-        except LinkLost:
-            connection.close()
-            raise
-        return _tcp_link(connection)
+        return _connect_locally(token, deadline_s, opening) or _connect(host, int(port), token, deadline_s, opening)
 
 
 def _tcp_link(connection: socket.socket) -> TcpLink:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return TcpLink(ByteStream(connection))
+    return _announced(TcpLink(ByteStream(connection)))
+
+
+_Link = TypeVar("_Link", TcpLink, SharedMemoryLink)
+
+
+def _announced(link: _Link) -> _Link:
+    logger.info("a KV link is up", extra={"path": link.path})
+    return link
 
 
 def _local_name(token: bytes) -> str:
@@ -195,20 +210,37 @@ def _listen_locally(token: bytes) -> socket.socket | None:
     return listener
 
 
-def _connect_locally(token: bytes, deadline_s: float) -> SharedMemoryLink | None:
+def _connect(host: str, port: int, token: bytes, deadline_s: float, opening: Opening) -> TcpLink:
+    connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        with opening.waking(connection):
+            connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+            connection.connect((host, port))
+            # A socket that was shut down just before it connects says that it is connected, and never sends.
+            opening.check()
+            ByteStream(connection).send([memoryview(token)], deadline_s)
+    except (OSError, LinkLost) as error:
+        connection.close()
+        opening.check()
+        raise LinkLost(f"no rendezvous at {host}:{port}: {error}") from error
+    return _tcp_link(connection)
+
+
+def _connect_locally(token: bytes, deadline_s: float, opening: Opening) -> SharedMemoryLink | None:
     """The link over the producer's pool; None if it is not on this host, or not in a file, or cannot be mapped."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     fds: list[int] = []
     try:
-        connection.settimeout(max(0.001, min(_GREETING_TIMEOUT_S, deadline_s - time.monotonic())))
-        connection.connect(_local_name(token))
-        _, fds, _, _ = socket.recv_fds(connection, len(_MAPPED), 1)
-        memory = map_pool(fds[0])
-        connection.sendall(_MAPPED)
-    except (OSError, IndexError, ValueError):
+        with opening.waking(connection):
+            connection.settimeout(max(0.001, min(_GREETING_TIMEOUT_S, deadline_s - time.monotonic())))
+            connection.connect(_local_name(token))
+            _, fds, _, _ = socket.recv_fds(connection, len(_MAPPED), 1)
+            memory = map_pool(fds[0])
+            connection.sendall(_MAPPED)
+    except (OSError, IndexError, ValueError, LinkLost):
         connection.close()
         return None
     finally:
         for fd in fds:
             os.close(fd)
-    return SharedMemoryLink(ByteStream(connection), memory)
+    return _announced(SharedMemoryLink(ByteStream(connection), memory))

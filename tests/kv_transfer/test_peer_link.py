@@ -108,7 +108,7 @@ def test_what_is_said_before_a_link_is_open_goes_out_in_order_and_what_is_said_t
     link.say(first)
     link.say(second)
     assert stream.said == []
-    data = DataThread("test-link", Pipe, NoEvents(), is_sender=False, chunk_timeout_s=1.0)
+    data = DataThread("test-link", lambda opening: Pipe(), NoEvents(), is_sender=False, chunk_timeout_s=1.0)
     link.open(data)
     link.say(third)
     assert stream.said == [first, second, third]

@@ -14,7 +14,7 @@ from kv_transfer import worker_connector
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import LoadOutcome, ProducerEnd
 from kv_transfer.control import Control, ControlStream, StreamEvents
-from kv_transfer.errors import TransportUnavailable, TransportWedged
+from kv_transfer.errors import LinkLost, TransportUnavailable, TransportWedged
 from kv_transfer.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress
 from kv_transfer.transports.base import ComputeEvent, Transport
@@ -23,6 +23,7 @@ from kv_transfer.transports.nccl_device import mark_compute
 from kv_transfer.worker_connector import make_transport
 from tests.kv_transfer.connected_workers import Pair, connected_pair
 from tests.kv_transfer.transports.fake_nccl import FakeEnd, FakeEvent, FakeNetwork
+from tests.kv_transfer.transports.ipv6 import has_ipv6
 
 ADDRESS = EngineAddress("prefill-0", 1, "127.0.0.1:5000")
 
@@ -80,6 +81,17 @@ def test_nccl_without_cupy_is_refused_with_the_install_command(monkeypatch: pyte
 def test_tcp_on_a_gpu_is_refused() -> None:
     with pytest.raises(TransportUnavailable, match="'tcp' moves CPU memory, but this engine's KV cache is on cuda:1"):
         choose("tcp", CudaCache())
+
+
+def test_an_ipv6_address_loses_the_brackets_that_it_has_before_a_port() -> None:
+    if not has_ipv6():
+        pytest.skip("this machine has no ::1")
+    address = EngineAddress("decode-0", 1, "[::1]:50051")
+    transport = make_transport(KVTransferConfig(), address, NoControl(), torch.zeros(1), pytest.fail)
+    pending = transport.listen()
+    assert pending.rendezvous.startswith("::1|")
+    with pytest.raises(LinkLost):
+        pending.accept(0.01)
 
 
 def test_nccl_within_one_process_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from kv_transfer.transports.shared_memory import SharedMemoryLink
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.transports.tcp import TcpLink, TcpTransport
 from tests.kv_transfer.connected_workers import LAYOUT
+from tests.kv_transfer.transports.ipv6 import has_ipv6
 
 TIMEOUT_S = 5.0
 SHORT_S = 0.05
@@ -35,12 +37,12 @@ def pool(request: pytest.FixtureRequest) -> Tensor:
 
 
 @contextmanager
-def joined(pool: Tensor) -> Iterator[tuple[DataLink, DataLink]]:
+def joined(pool: Tensor, host: str = "127.0.0.1") -> Iterator[tuple[DataLink, DataLink]]:
     """The producer's and the consumer's end."""
-    pending = TcpTransport("127.0.0.1", pool).listen()
+    pending = TcpTransport(host, pool).listen()
     with ThreadPoolExecutor(1) as thread:
         accepting = thread.submit(pending.accept, TIMEOUT_S)
-        consumer = TcpTransport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S)
+        consumer = TcpTransport(host, torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S)
         producer = accepting.result(TIMEOUT_S)
     try:
         yield producer, consumer
@@ -56,11 +58,25 @@ def move(producer: DataLink, sources: list[Tensor], consumer: DataLink, targets:
         sending.result(TIMEOUT_S)
 
 
-def test_one_host_shares_memory_if_the_pool_is_in_a_file_and_speaks_tcp_if_not() -> None:
+def test_one_host_shares_memory_if_the_pool_is_in_a_file_and_speaks_tcp_if_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "kv_transfer.transports.tcp")
     with joined(make_pool(is_shared=True)) as ends:
         assert all(isinstance(end, SharedMemoryLink) for end in ends)
     with joined(make_pool(is_shared=False)) as ends:
         assert all(isinstance(end, TcpLink) for end in ends)
+    assert [vars(record)["path"] for record in caplog.records] == ["shared memory"] * 2 + ["tcp"] * 2
+
+
+def test_a_link_comes_up_over_ipv6() -> None:
+    if not has_ipv6():
+        pytest.skip("this machine has no ::1")
+    pool = make_pool(is_shared=False)
+    target = torch.zeros_like(pool[3])
+    with joined(pool, "::1") as (producer, consumer):
+        move(producer, [pool[3]], consumer, [target])
+    assert torch.equal(target, pool[3])
 
 
 def test_a_consumer_that_cannot_map_the_pool_falls_back_to_tcp(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,53 @@
+"""A link that is coming up, which may be given up from another thread while its own thread waits for the peer."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+from kv_transfer.errors import LinkLost
+
+
+class Opening:
+    """give_up() may come from any thread; the rest is the opening thread's."""
+
+    def __init__(self) -> None:
+        # give_up() must not hit a descriptor that its owner has given back.
+        self._lock = threading.Lock()
+        self._is_given_up = False
+        self._awaited: list[socket.socket] = []
+
+    def give_up(self) -> None:
+        """Wake the opening thread, wherever it waits. Does not block."""
+        with self._lock:
+            self._is_given_up = True
+            for awaited in self._awaited:
+                _wake(awaited)
+
+    @contextlib.contextmanager
+    def waking(self, awaited: socket.socket) -> Iterator[None]:
+        """While in it, a give_up() ends whatever waits on this socket. Close it afterwards, not in it.
+
+        Raises LinkLost if the link was given up before.
+        """
+        with self._lock:
+            self.check()
+            self._awaited.append(awaited)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._awaited.remove(awaited)
+
+    def check(self) -> None:
+        """Raises LinkLost if the link was given up."""
+        if self._is_given_up:
+            raise LinkLost("the link was closed while it came up")
+
+
+def _wake(awaited: socket.socket) -> None:
+    # Linux: a socket that listens becomes readable, one that connects fails, one that is connected is at its end.
+    with contextlib.suppress(OSError):
+        awaited.shutdown(socket.SHUT_RDWR)
