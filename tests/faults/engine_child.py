@@ -18,7 +18,7 @@ import grpc
 import torch
 from torch import Tensor
 
-from actors import engine_server
+from actors import engine_server, engine_thread
 from actors.config import EngineConfig
 from actors.core.stats import SchedulerStats
 from actors.engine_server import EngineServer
@@ -165,7 +165,8 @@ class EngineChild:
         ]
         for target, name, replacement in wrapped:
             patches.enter_context(patch.object(target, name, replacement))
-        # Needed for as long as the process lives.
+        # Needed for as long as the process lives. Waiting for a busy engine's counters shall not take long.
+        patch.object(engine_thread, "_STATS_INTERVAL_S", 0.02).start()
         patch.object(tcp, "ByteStream", faulty_streams(self._points)).start()
         if life.protocol_version is not None:
             patch.object(links, "PROTOCOL_VERSION", life.protocol_version).start()

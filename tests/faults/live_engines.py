@@ -7,7 +7,7 @@ import contextlib
 import functools
 import itertools
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -126,13 +126,14 @@ class LiveEngines:
         directory: Path,
         *,
         is_pool_shared: bool = False,
-        places: Sequence[Place] = (Place(),),
+        places: Mapping[EngineRole, Place] | None = None,
     ) -> None:
-        """places: of the engines in the order of their starts, again from the first after the last."""
+        """places: where engines of a role run; None: all of them here."""
         self.directory = directory
         self._house = house
         self._is_pool_shared = is_pool_shared
-        self._places = itertools.cycle(places)
+        self._places = places or dict.fromkeys(EngineRole, Place())
+        self._link_kind = "SharedMemoryLink" if is_pool_shared and places is None else "TcpLink"
         self._processes: list[EngineProcess] = []
         self._sessions: dict[tuple[str, int], EngineSession] = {}
         self._change = asyncio.Event()
@@ -158,7 +159,7 @@ class LiveEngines:
     ) -> EngineProcess:
         """An engine, and a session with it. is_fresh: not one that earlier tests have left links in."""
         config = small_engine(self.directory, **settings)
-        life = Life(engine_id, 0, config, next(self._places), is_pool_shared=self._is_pool_shared)
+        life = Life(engine_id, 0, config, self._places[role], is_pool_shared=self._is_pool_shared)
         return await self.start_life(life, role, is_fresh=is_fresh)
 
     async def start_life(self, life: Life, role: EngineRole, *, is_fresh: bool = False) -> EngineProcess:
@@ -277,7 +278,7 @@ class LiveEngines:
         await self.check_pair(self.ask(), prefill, decode)
         await self.check_whole(prefill, decode)
         assert decode.count("num_prompt_tokens_computed") == before, "it has computed the prompt itself"
-        assert decode.call("link_kinds")[-1] == ("SharedMemoryLink" if self._is_pool_shared else "TcpLink")
+        assert decode.call("link_kinds")[-1] == self._link_kind
 
     async def check_stream(self, question: Question, stream: RequestStream) -> None:
         """Read an engine's word to its end; what it says of the tokens has to be right, position by position."""

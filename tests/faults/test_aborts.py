@@ -78,7 +78,7 @@ async def test_an_abort_of_a_loaded_request_that_cannot_run_yet_frees_its_blocks
     prefill = await engines.start("prefill-0", EngineRole.PREFILL)
     decode = await engines.start("decode-0", EngineRole.DECODE, max_num_seqs=1)
     has_begun = asyncio.Event()
-    neighbour = asyncio.create_task(engines.check_pair(engines.ask(num_tokens=400), None, decode, has_begun))
+    neighbour = asyncio.create_task(engines.check_pair(engines.ask(num_tokens=200, seed=2000), None, decode, has_begun))
     await has_begun.wait()
     question = engines.ask()
     streams = engines.submit_pair(question, prefill, decode)
