@@ -8,7 +8,8 @@ import pytest
 
 from cluster.engine_connection import EngineRole
 from tests.faults.engine_child import Place
-from tests.faults.live_engines import EngineHouse, LiveEngines
+from tests.faults.engine_house import EngineHouse
+from tests.faults.live_engines import LiveEngines
 from tests.faults.two_hosts import NoNamespaces, TwoHosts, two_hosts
 
 

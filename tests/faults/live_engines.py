@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +24,7 @@ from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from tests.engine_pair import engine_config
 from tests.faults.engine_child import Life, Place
+from tests.faults.engine_house import EngineHouse
 from tests.faults.engine_process import EngineProcess
 from tests.reference import greedy_tokens, random_prompt
 
@@ -62,56 +61,6 @@ class Question:
         """The same request to another checkpoint."""
         expected = greedy_tokens(directory, tuple(self.request.prompt_token_ids), len(self.expected))
         return replace(self, expected=expected)
-
-
-class EngineHouse:
-    """Keeps engines from one test to the next: those that still live are as good as new."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, EngineProcess] = {}
-        self._incarnations: Counter[str] = Counter()
-        self.numbers = itertools.count()
-        """For requests: a kept engine has seen those of earlier tests."""
-
-    def take(self, life: Life, role: EngineRole, *, is_fresh: bool = False) -> EngineProcess:
-        """Such an engine, of whatever incarnation. is_fresh: one that has no links yet."""
-        kept = self._kept.pop(_key(life, role), None)
-        if kept is not None:
-            if not is_fresh and kept.begin_test():
-                return kept
-            kept.end()
-        return EngineProcess(replace(life, incarnation=self._next_incarnation(life)), role)
-
-    def take_next_life(self, process: EngineProcess, *, same_port: bool) -> EngineProcess:
-        """Start an engine that is dead again, under a new incarnation."""
-        assert not process.is_alive
-        port = int(process.address.rpartition(":")[2]) if same_port else 0
-        life = process.life
-        place = replace(life.place, port=port)
-        return EngineProcess(replace(life, incarnation=self._next_incarnation(life), place=place), process.role)
-
-    def give_back(self, process: EngineProcess) -> None:
-        """The test is over."""
-        life = process.life
-        key = _key(life, process.role)
-        if process.is_alive and key not in self._kept:
-            self._kept[key] = process
-        else:
-            process.end()
-
-    def end(self) -> None:
-        """End all that is kept."""
-        while self._kept:
-            self._kept.popitem()[1].end()
-
-    def _next_incarnation(self, life: Life) -> int:
-        self._incarnations[life.engine_id] += 1
-        return self._incarnations[life.engine_id]
-
-
-def _key(life: Life, role: EngineRole) -> str:
-    """What makes an engine another one for tests."""
-    return repr((replace(life, incarnation=0, place=replace(life.place, port=0)), role))
 
 
 class LiveEngines:

@@ -49,3 +49,19 @@ async def test_a_consumer_that_wakes_late_takes_nothing_from_reused_blocks(
     await answer
     await engines.check_whole(prefill, decode)
     await engines.check_pair(engines.ask(), prefill, decode)
+
+
+async def test_blocks_that_a_slow_consumer_has_still_to_read_are_not_reused(engines: LiveEngines) -> None:
+    patient = TRANSFER.model_copy(update={"ready_timeout_s": 30.0, "handoff_timeout_s": 30.0, "chunk_timeout_s": 30.0})
+    prefill, decode = await engines.start_pair(num_blocks=SMALL_POOL, transfer=patient)
+    decode.arm(Fault(Action.STOP, Point.INSIDE_CHUNK, 3))
+    answer = asyncio.create_task(engines.check_pair(engines.ask(), prefill, decode))
+    await decode.wait_fired()
+    async with asyncio.TaskGroup() as others:
+        for _ in range(2):
+            # Side by side these two would take nearly the whole pool.
+            others.create_task(engines.check_pair(engines.ask(num_tokens=32), None, prefill))
+    decode.signal(signal.SIGCONT)
+    await answer
+    await engines.check_whole(prefill, decode)
+    assert (decode.count("num_prompt_tokens_computed"), decode.count("num_links_lost")) == (0, 0)
