@@ -144,11 +144,14 @@ def expected_bytes(fleet: Fleet, prefill_size: int, decode_size: int, num_tokens
 def test_a_broken_link_of_one_rank_is_recomputed_for_all(prefill_size: int, decode_size: int, fleet: Fleet) -> None:
     pair = fleet.pair(prefill_size, decode_size)
     prompt = random_prompt(70, seed=100 * prefill_size + decode_size)
-    decode = pair.engines["decode"].scheduler
+    prefill, decode = pair.engines["prefill"].scheduler, pair.engines["decode"].scheduler
 
     def break_once(links: list[DataThread]) -> None:
-        request = decode.requests.get("r")
-        if request is not None and request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+        source, request = prefill.requests.get("r"), decode.requests.get("r")
+        # Every rank has said READY when the first chunk is there: one whose READY is lost costs ready_timeout_s.
+        if source is None or not 0 < source.num_computed_tokens < len(prompt) or request is None:
+            return
+        if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
             for link in open_links(pair.engines["prefill"]):
                 if link not in links:
                     link.abort()
