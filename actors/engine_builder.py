@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from actors.config import EngineConfig
 from actors.core.scheduler import Scheduler
@@ -16,9 +16,12 @@ from actors.rank_group import RankGroup, gather_ranks
 from actors.rank_launcher import RankLauncher
 from actors.worker_builder import build_worker
 from kv_transfer.control import Control
+from kv_transfer.layout import KVCacheLayout
 from kv_transfer.params import EngineAddress
+from kv_transfer.prefix_fetch import PrefixFetches
+from kv_transfer.prefix_sources import PrefixSources
 from kv_transfer.scheduler_connector import ConnectorScheduler
-from kv_transfer.stores.choice import choose_stores
+from kv_transfer.stores.choice import ChosenStore, choose_stores
 from kv_transfer.stores.scheduler import StoreSet
 
 logger = logging.getLogger(__name__)
@@ -56,10 +59,23 @@ def build_engine_core(
         runner.layout.num_blocks,
         runner.max_model_len,
         connector=ConnectorScheduler(config.kv_transfer, config.cache.block_size),
-        prefix_sources=StoreSet([store.make_scheduler(runner.layout) for store in stores]) if stores else None,
+        prefix_sources=_make_prefix_sources(config, identity, runner.layout, stores),
         worker_abilities=runner.abilities,
         kv_transfer_config=config.kv_transfer,
         clock=time.time,
     )
     executor: Executor = InProcessExecutor(worker, overlap=overlap)
     return EngineCore(scheduler, executor if group is None else MultiRankExecutor(executor, group))
+
+
+def _make_prefix_sources(
+    config: EngineConfig, identity: EngineAddress, layout: KVCacheLayout, stores: Sequence[ChosenStore]
+) -> PrefixSources | None:
+    """Stores, and other engines; None if nothing is cached by its hash. Raises StoreUnavailable."""
+    if not config.cache.enable_prefix_caching:
+        return None
+    settings = config.kv_transfer
+    name = f"{identity.engine_id}/{identity.incarnation}"
+    max_fetches = settings.max_reserved_requests if settings.prefix_fetch else 0
+    fetches = PrefixFetches(name, config.cache.block_size, max_fetches=max_fetches)
+    return PrefixSources(StoreSet([store.make_scheduler(layout) for store in stores]) if stores else None, fetches)

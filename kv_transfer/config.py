@@ -54,10 +54,15 @@ class KVTransferConfig(BaseModel):
     max_reserved_requests: int = Field(
         64, ge=1, description="How many requests a consumer holds blocks for at once while they are in transfer."
     )
+    prefix_fetch: bool = Field(
+        True,
+        description="Fetch a prefix from another engine's cache where that is quicker than to compute it, by what both "
+        "have taken so far.",
+    )
     cpu_cache_gib: float = Field(
         0.0, ge=0, description="Host memory, per engine, for blocks that the KV cache evicts; 0: none."
     )
     stores: tuple[StoreConfig, ...] = Field((), description="Further KV stores, nearest first.")
     prefix_load_timeout_s: float = Field(
-        10.0, gt=0, description="How long a request waits for the part of its prefix that a store brings."
+        10.0, gt=0, description="How long a request waits for the part of its prefix that is elsewhere."
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from kv_transfer.params import KVTransferParams
+from kv_transfer.params import EngineAddress, KVTransferParams
 from kv_transfer.stats import TransferStats, TransferTimings
 from kv_transfer.stores.messages import LoadedBlocks, StoreMetadata, StoreStats
 
@@ -23,6 +23,8 @@ class Reservation:
 
     block_ids: every block of the prompt in order, those that hit the local prefix cache included
     num_local_blocks: the first so many of them are already here and must not be sent
+    block_hashes: not a handoff, but a fetch of these very blocks, or as many of them, from the first one on, as the
+        peer has in its prefix cache
     """
 
     request_id: str
@@ -30,6 +32,22 @@ class Reservation:
     block_ids: tuple[int, ...]
     num_local_blocks: int
     num_prompt_tokens: int
+    block_hashes: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WantedPrefix:
+    """Producer, worker -> scheduler: another engine fetches these blocks, or as many of them as are cached here.
+
+    The answer is a producer of this ticket, without a request, that has computed what is found and ends at once.
+    num_ranks: so many ranks of this engine hear of it, each from those of its peers that want something of it
+    """
+
+    transfer_id: str
+    attempt: int
+    peer: EngineAddress
+    block_hashes: tuple[bytes, ...]
+    num_ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +70,8 @@ class ProducerEnd(StrEnum):
     """Prefill is done and token 0 sampled; the consumer goes on."""
     FINISHED_HERE = "finished_here"
     """Token 0 ended the request (EOS, a stop token, max_tokens=1): the consumer lets go."""
+    PREFIX_SENT = "prefix_sent"
+    """A fetch: what is cached here of the prefix is sent, which may be less than was wanted."""
     ABORTED = "aborted"
     """The request was aborted or failed here; the consumer is told."""
 
@@ -127,13 +147,14 @@ class KVConnectorOutput:
     once they have been finished."""
     finished_recving: dict[str, ReceivedKV] = field(default_factory=dict)
     finished_loading: dict[str, LoadedBlocks] = field(default_factory=dict)
-    """Loads of a prefix that are over."""
+    """Loads from stores that are over."""
+    wanted_prefixes: list[WantedPrefix] = field(default_factory=list)
     stats: TransferStats | None = None
     store_stats: StoreStats | None = None
 
     def is_empty(self) -> bool:
         """Whether nothing happened."""
-        has_received = self.finished_recving or self.finished_loading
+        has_received = self.finished_recving or self.finished_loading or self.wanted_prefixes
         return not (self.ready_to_prefill or self.finished_sending or self.failed_sending or has_received)
 
     def merge(self, later: KVConnectorOutput) -> None:
@@ -143,6 +164,7 @@ class KVConnectorOutput:
         self.failed_sending |= later.failed_sending
         self.finished_recving |= later.finished_recving
         self.finished_loading |= later.finished_loading
+        self.wanted_prefixes += later.wanted_prefixes
         self.stats = later.stats or self.stats
         self.store_stats = later.store_stats or self.store_stats
 

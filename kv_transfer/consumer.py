@@ -28,6 +28,7 @@ class ConsumerTransfer:
     block_size: int
     block_size_bytes: int
     drain_timeout_s: float
+    block_hashes: tuple[bytes, ...] = ()
     is_over: bool = False
     deadline_s: float | None = None
     """Monotonic. Set by a cancel: while chunks are owed by then the link is stuck and has to be closed."""
@@ -45,7 +46,10 @@ class ConsumerTransfer:
 
     def start(self) -> list[Instruction]:
         """The blocks are reserved: tell the producer."""
-        return [Send(Ready(self.transfer_id, self.attempt, self.num_local_blocks, self.num_prompt_tokens))]
+        ready = Ready(
+            self.transfer_id, self.attempt, self.num_local_blocks, self.num_prompt_tokens, self.block_hashes
+        )
+        return [Send(ready)]
 
     def use_pieces(self, pieces: PieceMap) -> None:
         """From now on, a block is a piece: what chunks count. Before any other word of a chunk; once is enough."""
@@ -146,6 +150,8 @@ class ConsumerTransfer:
         elif finished.end is ProducerEnd.ABORTED:
             reason = finished.reason or "the producer gave the request up"
             received = ReceivedKV(LoadOutcome.FAILED, num_valid_tokens, reason=reason, timings=timings)
+        elif finished.end is ProducerEnd.PREFIX_SENT:
+            received = ReceivedKV(LoadOutcome.LOADED, num_valid_tokens, timings=timings)
         elif num_valid_tokens < self.num_prompt_tokens:
             raise ProtocolViolation(
                 f"{self.transfer_id}: handed over with {num_valid_tokens} of {self.num_prompt_tokens} tokens' KV"

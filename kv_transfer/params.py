@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -37,6 +37,21 @@ class EngineAddress:
             return self
         address = self.further_rank_addresses[tp_rank - 1] if tp_rank else self.control_address
         return EngineAddress(f"{self.engine_id}/{tp_rank}", self.incarnation, address)
+
+    def of_all_ranks(self) -> EngineAddress:
+        """The engine's address again, of one that names one of its ranks, but of_rank(0)'s address is this one's."""
+        if not self.further_rank_addresses:
+            return self
+        engine_id, _, _ = self.engine_id.rpartition("/")
+        return replace(self, engine_id=engine_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixSource:
+    """An engine whose cache is thought to hold the first so many tokens of a request."""
+
+    peer: EngineAddress
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
+from typing import Final
 
 from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV
 from kv_transfer.stats import TransferStats, TransferTimings
@@ -15,6 +16,8 @@ from kv_transfer.stores.messages import LoadedBlocks
 
 # The gravest first. A producer that has finished the request itself has told its client so, whatever else happened.
 _GRAVITY = (LoadOutcome.RELEASED, LoadOutcome.FAILED, LoadOutcome.CANCELLED, LoadOutcome.LOADED)
+
+_MAX_WANTS: Final = 1024
 
 
 @dataclass(slots=True)
@@ -33,6 +36,7 @@ class PartReports:
         self._num_parts = num_parts
         self._requests: dict[str, _Request] = {}
         self._loads: dict[str, list[LoadedBlocks]] = {}
+        self._wants = WantCounts()
 
     def add(self, output: KVConnectorOutput) -> KVConnectorOutput:
         """Take in one part's output; returns what is now true of whole requests, with the same stats."""
@@ -64,10 +68,31 @@ class PartReports:
             loads.append(loaded)
             if len(loads) == self._num_parts(request_id):
                 whole.finished_loading[request_id] = min(self._loads.pop(request_id), key=lambda load: load.num_blocks)
+        whole.wanted_prefixes += [
+            want for want in output.wanted_prefixes if self._wants.is_last(want.transfer_id, want.num_ranks)
+        ]
         return whole
 
     def _request(self, request_id: str) -> _Request:
         return self._requests.setdefault(request_id, _Request())
+
+
+class WantCounts:
+    """Counts the parts of fetches that others want, until all of a fetch's have come."""
+
+    def __init__(self) -> None:
+        self._num_parts: dict[str, int] = {}
+
+    def is_last(self, transfer_id: str, num_parts: int) -> bool:
+        """Count a part; returns whether it is the last one of so many."""
+        count = self._num_parts.pop(transfer_id, 0) + 1
+        if count == num_parts:
+            return True
+        self._num_parts[transfer_id] = count
+        if len(self._num_parts) > _MAX_WANTS:
+            # The rest of the oldest one never came, and its asker has given up by now.
+            del self._num_parts[next(iter(self._num_parts))]
+        return False
 
 
 def merge_received(parts: list[ReceivedKV]) -> ReceivedKV:

@@ -51,6 +51,7 @@ class PieceMap:
         """The two must have passed the handshake; kv_cache is the one that layout describes."""
         self.piece_tokens = piece_size(layout.block_size, peer.block_size)
         self.pieces_per_block = layout.block_size // self.piece_tokens
+        self.peer_tp_size = peer.tp_size
         self.peer_pieces_per_block = peer.block_size // self.piece_tokens
         self._layout = layout
         self._kv_heads = shared_kv_heads(layout, peer)

@@ -71,7 +71,7 @@ class ProducerTransfer:
             return self._say_finished(ProducerEnd.ABORTED, "READY came too late")
         if self.state is not ProducerState.AWAITING_READY:
             return []
-        if message.num_prompt_tokens != self.num_prompt_tokens:
+        if message.num_prompt_tokens != self.num_prompt_tokens and not message.block_hashes:
             raise ProtocolViolation(
                 f"{self.transfer_id}: the consumer expects {message.num_prompt_tokens} prompt tokens, "
                 f"the producer has {self.num_prompt_tokens}"
@@ -101,7 +101,8 @@ class ProducerTransfer:
             return []
         self._end, self._first_token_id = end, first_token_id
         # Only a consumer that goes on wants the rest.
-        dropped = [] if end is ProducerEnd.HANDED_OVER else self._drop_queued()
+        is_wanted = end in {ProducerEnd.HANDED_OVER, ProducerEnd.PREFIX_SENT}
+        dropped = [] if is_wanted else self._drop_queued()
         return [*dropped, *self._wind_up()]
 
     def on_chunk_announced(self) -> None:

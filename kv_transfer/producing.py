@@ -9,7 +9,7 @@ import msgspec
 
 from kv_transfer.chunk_queue import ChunkQueue, QueuedChunk
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import ProducerEnd, ProducerFinish
+from kv_transfer.connector import ProducerEnd, ProducerFinish, WantedPrefix
 from kv_transfer.handoff import (
     DropQueued,
     Instruction,
@@ -20,7 +20,7 @@ from kv_transfer.handoff import (
     SendBlocks,
 )
 from kv_transfer.link import ChunkJob
-from kv_transfer.params import KVTransferParams
+from kv_transfer.params import EngineAddress, KVTransferParams
 from kv_transfer.parked import ParkedMessages
 from kv_transfer.peer_link import PeerLink
 from kv_transfer.pins import PinnedBlocks
@@ -111,6 +111,8 @@ class ProducingTable:
                 self._on_ready(producing, link, message, now_s)
             elif not self._parked.put(link, message, now_s):
                 self._refuse(link, message)
+            elif message.block_hashes:
+                self._reports.output.wanted_prefixes.append(_describe_want(link, message))
         elif producing is not None:
             self._follow(producing, producing.machine.on_cancel("the consumer let the request go"))
         elif self._parked.take(message.transfer_id) is not None:
@@ -225,3 +227,11 @@ class ProducingTable:
             machine.on_chunk_announced()
             link.say(Chunk(machine.transfer_id, machine.attempt, chunk.first_block, len(chunk.block_ids)))
             link.data.put(link.make_job(machine.transfer_id, machine.attempt, index, chunk.block_ids, chunk.after))
+
+
+def _describe_want(link: PeerLink, message: Ready) -> WantedPrefix:
+    # Its addresses are not known here, and nobody dials a consumer.
+    assert link.pieces is not None, "a producer's link is open from the start"
+    further = ("",) * (link.pieces.peer_tp_size - 1)
+    peer = EngineAddress(link.peer[0], link.peer[1], "", further)
+    return WantedPrefix(message.transfer_id, message.attempt, peer, message.block_hashes)

@@ -16,10 +16,11 @@ from kv_transfer.connector import (
     KVConnectorWorker,
     ProducerFinish,
     ProducerProgress,
+    WantedPrefix,
 )
 from kv_transfer.layout import KVCacheLayout, plan_transfer
 from kv_transfer.params import KVTransferParams, TransferRole
-from kv_transfer.part_reports import PartReports
+from kv_transfer.part_reports import PartReports, WantCounts
 
 
 class RankConnector:
@@ -31,6 +32,7 @@ class RankConnector:
         self._parts: dict[str, tuple[str, ...]] = {}
         self._request_of_part: dict[str, str] = {}
         self._reports = PartReports(lambda request_id: len(self._parts.get(request_id, ())))
+        self._wants = WantCounts()
         self._news = KVConnectorOutput()
 
     def start_step(self, metadata: KVConnectorMetadata) -> None:
@@ -67,7 +69,21 @@ class RankConnector:
             for part in self._parts.pop(request_id, ()):
                 del self._request_of_part[part]
         news.stats = parts.stats
+        news.wanted_prefixes = self._take_wants(parts.wanted_prefixes)
         return news
+
+    def _take_wants(self, wants: Iterable[WantedPrefix]) -> list[WantedPrefix]:
+        """The fetches for which every part has come that concerns this rank."""
+        whole = []
+        for want in wants:
+            transfer_id, _, _ = want.transfer_id.rpartition("#")
+            routes = plan_transfer(self._layout.total_num_kv_heads, self._layout.tp_size, want.peer.tp_size)
+            num_parts = sum(route.producer_rank == self._layout.tp_rank for route in routes)
+            if self._wants.is_last(transfer_id, num_parts):
+                num_ranks = len({route.producer_rank for route in routes})
+                peer = want.peer.of_all_ranks()
+                whole.append(replace(want, transfer_id=transfer_id, peer=peer, num_ranks=num_ranks))
+        return whole
 
     def shutdown(self) -> None:
         """Close every link."""

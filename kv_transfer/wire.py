@@ -14,7 +14,7 @@ import msgspec
 from kv_transfer.connector import ProducerEnd
 from kv_transfer.layout import KVCacheLayout
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -51,12 +51,14 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """Consumer: blocks are reserved; send those from first_block on (0 is the prompt's first).
 
     first_block counts the consumer's own blocks; chunks count pieces, see layout.py.
+    block_hashes: a fetch: no request of the producer's, but what its prefix cache has of these blocks
     """
 
     transfer_id: str
     attempt: int
     first_block: int
     num_prompt_tokens: int
+    block_hashes: tuple[bytes, ...] = ()
 
 
 class Chunk(msgspec.Struct, frozen=True, tag="chunk"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
@@ -16,7 +16,7 @@ from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.loopback import LoopbackHub
-from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+from kv_transfer.params import EngineAddress, KVTransferParams, PrefixSource, TransferRole
 
 _TIMEOUT_S = 60.0
 
@@ -111,6 +111,14 @@ class EnginePair:
         ):
             ticket = KVTransferParams(f"transfer-{request_id}", 0, role, self.addresses[peer])
             self.engines[name].submit(_request(request_id, prompt, sampling_params, ticket))
+        self._wake.set()
+
+    def submit(
+        self, engine: str, request_id: str, prompt: Sequence[int], params: SamplingParams, source: PrefixSource | None
+    ) -> None:
+        """Submit a request to one engine alone."""
+        self.answers[request_id] = Answer()
+        self.engines[engine].submit(replace(_request(request_id, prompt, params, None), prefix_source=source))
         self._wake.set()
 
     def run(self, is_done: Callable[[], bool] | None = None, *, on_step: Callable[[], None] = lambda: None) -> None:

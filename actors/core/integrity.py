@@ -24,7 +24,13 @@ def check_places(
     """Raise IntegrityError unless each request is in exactly one place, with the status and the blocks that fit it."""
     _check_statuses(requests, places, remote, grammar_wait)
     with_blocks = kv_cache_manager.holders()
-    may_hold = {*places.running.by_id, *remote.loading, *remote.held, *(r.request_id for r in places.all_holding())}
+    may_hold = {
+        *places.running.by_id,
+        *remote.loading,
+        *remote.held,
+        *remote.prefix_loads.lent,
+        *(r.request_id for r in places.all_holding()),
+    }
     if not with_blocks <= may_hold:
         raise IntegrityError(f"{sorted(with_blocks - may_hold)} hold blocks, but neither run nor transfer")
     for request in (*places.running, *places.all_holding()):

@@ -166,6 +166,15 @@ class KVCacheManager:
         """Count what a load of a prefix has brought."""
         self.prefix_cache_stats.loaded += num_blocks * self.block_size
 
+    def lend(self, name: str, blocks: Sequence[KVCacheBlock]) -> None:
+        """Hold cached blocks under a name that is no request's."""
+        self.block_pool.touch(blocks)
+        self._blocks[name] = list(blocks)
+
+    def take_back(self, name: str) -> None:
+        """Let lent blocks go. Nobody has written them, so no step under way does."""
+        self.block_pool.free(self._blocks.pop(name))
+
     def free(self, request: Request) -> None:
         """Let go of all that the request holds, if anything; fenced while steps are under way."""
         self._num_cached_blocks.pop(request.request_id, None)

@@ -5,16 +5,18 @@ Places of such a request, beside the scheduler's own queues:
 - blocked_consumers: as many loads as are allowed are under way; it holds nothing
 - loading:           WAITING_FOR_REMOTE_KVS; a link, or a store, may write its blocks
 - held:              finished, and a link, or a store, may still read or write its blocks
+- lent:              no request: cached blocks that are being sent to another engine that asked for them
 
 A load is a consumer's, whose whole prompt its producer computes, or that of a prefix, which a request loads that goes
 on here: from host memory, from another store, or from another engine's cache.
 
-Blocks are pinned if preemption can't free them: those of loading, of held, and of running producers. Pinned blocks
+Blocks are pinned if preemption can't free them: those of loading, held, lent, and of running producers. Pinned blocks
 come back without any further block of this engine:
 - a running producer holds blocks for its whole prompt from the start; all that it needs is computation
 - a held producer's blocks leave into blocks that its consumer reserved before it said READY
 - a load's producer was promised these very blocks; a load past its deadline is cancelled, and cancels drain
 - a load of a prefix waits for nobody's blocks, and has its deadline as well
+- lent blocks leave into blocks that their borrower has reserved
 So the engine that waits for blocks waits only for things that end by themselves; nothing is admitted past a request at
 the head that waits for blocks; and with nothing pinned and nothing running, whatever passed the door fits.
 
@@ -25,16 +27,18 @@ blocks, preempting what can be preempted (_leaves_room): transfers never squeeze
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from actors.core.block_pool import KVCacheBlock
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.places import Places
+from actors.core.prefix_loads import PrefixLoads
 from actors.core.removable_heap import RemovableHeap
 from actors.core.request import Request
 from actors.core.request_queue import RequestQueue
 from actors.core.status import RequestStatus
+from actors.core.step import Step
 from actors.core.stop import find_stop
 from actors.core.structured_output import StructuredOutputManager, allows
 from kv_transfer.config import KVTransferConfig
@@ -44,13 +48,13 @@ from kv_transfer.connector import (
     KVConnectorScheduler,
     LoadOutcome,
     ProducerEnd,
-    ProducerProgress,
     ReceivedKV,
 )
 from kv_transfer.params import TransferRole
+from kv_transfer.prefix_fetch import is_fetch
 from kv_transfer.prefix_sources import PrefixSources
 from kv_transfer.stats import TransferStats
-from kv_transfer.stores.messages import LoadedBlocks, StoreStats
+from kv_transfer.stores.messages import StoreStats
 
 
 class LoadDecision(enum.Enum):
@@ -87,9 +91,7 @@ class RemoteKV:
         structured_output: StructuredOutputManager | None = None,
     ) -> None:
         self.connector = connector
-        self._prefix_sources = prefix_sources
-        self._prefix_loads: dict[str, int] = {}
-        """How many blocks of its prefix each request had here when its load began."""
+        self.prefix_loads = PrefixLoads(prefix_sources, kv_cache_manager)
         self._held_for: dict[str, set[TransferRole]] = {}
         self._structured_output = structured_output
         self.blocked_producers: dict[str, Request] = {}
@@ -108,18 +110,22 @@ class RemoteKV:
         """Requests that wait for a peer and hold nothing."""
         return len(self.blocked_producers) + len(self.blocked_consumers)
 
+    @property
+    def has_transfers(self) -> bool:
+        """Whether a link may use blocks that are no unfinished request's."""
+        return bool(self.held or self.prefix_loads.lent)
+
     def add_request(self, request: Request) -> None:
         """Tell the connector of a request with a ticket."""
         if self.connector is not None and request.kv_transfer_params is not None:
             self.connector.on_new_request(request.request_id, request.kv_transfer_params, request.num_tokens)
 
-    def build_metadata(self, progress: Sequence[ProducerProgress]) -> KVConnectorMetadata | None:
-        """What this step asks of the worker side; None without a connector."""
+    def build_metadata(self, step: Step, num_tokens: int) -> KVConnectorMetadata | None:
+        """What this step, which computes so many tokens, asks of the worker side; None without a connector."""
         if self.connector is None:
             return None
-        metadata = self.connector.build_connector_meta(progress)
-        stores = None if self._prefix_sources is None else self._prefix_sources.take_metadata()
-        return metadata if stores is None else replace(metadata, stores=stores)
+        metadata = self.connector.build_connector_meta(step.producer_progress)
+        return self.prefix_loads.begin_step(metadata, num_tokens, step.now_s)
 
     def may_prefill(self, request: Request, num_local_tokens: int) -> bool:
         """Whether the request may compute here now: READY is in, if it is a producer."""
@@ -153,27 +159,20 @@ class RemoteKV:
 
         Returns False, with nothing changed, if there is nothing to be had, or no room to wait for it with all blocks.
         """
-        sources = self._prefix_sources
-        if sources is None or not request.reads_prefix_cache:
-            return False
-        num_usable_blocks = (request.num_tokens - 1) // self._kv.block_size
+        loads = self.prefix_loads
         # They are reserved before blocks are taken here, as that may push out what is stored.
-        num_blocks = sources.reserve(request.request_id, request.block_hashes[len(hit) : num_usable_blocks])
+        num_blocks = loads.reserve(request, hit)
         if not num_blocks:
             return False
         num_local_tokens = len(hit) * self._kv.block_size
         num_new_tokens = request.num_tokens + 1 - num_local_tokens
-        has_room = (
-            self._leaves_room(request, places)
-            and self._kv.allocate_slots(request, num_new_tokens, hit, num_headroom_blocks=num_headroom_blocks)
-            is not None
-        )
-        if not has_room:
-            sources.end(request.request_id, 0)
+        if (
+            not self._leaves_room(request, places)
+            or self._kv.allocate_slots(request, num_new_tokens, hit, num_headroom_blocks=num_headroom_blocks) is None
+        ):
+            loads.give_up(request)
             return False
-        block_ids = self._kv.get_block_ids(request.request_id)[len(hit) : len(hit) + num_blocks]
-        sources.start(request.request_id, block_ids)
-        self._prefix_loads[request.request_id] = len(hit)
+        loads.start(request, len(hit), num_blocks)
         self._wait(request, num_local_tokens, self._config.prefix_load_timeout_s, now_s)
         return True
 
@@ -191,7 +190,8 @@ class RemoteKV:
         """Whether each admitted request can reach its full length beside all pinned blocks, this load's included."""
         num_blocks_for, num_blocks_of = self._kv.num_blocks_for, self._kv.num_blocks_of
         num_own = num_blocks_for(consumer.num_tokens + 1)
-        num_pinned = num_own + sum(num_blocks_of(request_id) for request_id in (*self.loading, *self.held))
+        num_pinned = num_own + self.prefix_loads.num_lent_blocks()
+        num_pinned += sum(num_blocks_of(request_id) for request_id in (*self.loading, *self.held))
         max_growth = num_blocks_for(consumer.max_num_tokens) - num_own
         for request in self.loading.values():
             max_growth = max(max_growth, num_blocks_for(request.max_num_tokens) - num_blocks_of(request.request_id))
@@ -210,7 +210,7 @@ class RemoteKV:
         self.loading.pop(request.request_id, None)
         self._load_deadlines.remove(request.request_id)
         held_for: set[TransferRole] = set()
-        if request.request_id in self._prefix_loads:
+        if request.request_id in self.prefix_loads:
             self._cancel_load(request.request_id)
             held_for.add(TransferRole.CONSUMER)
         ticket = request.kv_transfer_params
@@ -227,11 +227,11 @@ class RemoteKV:
             self._kv.free(request)
 
     def _cancel_load(self, request_id: str) -> None:
-        if request_id not in self._prefix_loads:
+        if request_id in self.prefix_loads:
+            self.prefix_loads.cancel(request_id)
+        else:
             assert self.connector is not None, "no handoff without a connector"
             self.connector.cancel_load(request_id)
-        elif self._prefix_sources is not None:
-            self._prefix_sources.cancel(request_id)
 
     def cancel_overdue_loads(self, now_s: float) -> None:
         """Cancel the loads whose deadline has passed; the failure policy applies when they have drained."""
@@ -249,6 +249,10 @@ class RemoteKV:
     ) -> list[Ending]:
         """Take in what the connector's worker side reports, and return the requests that end by it."""
         assert self.connector is not None, "only a connector has an output"
+        self.prefix_loads.end_step(now_s)
+        for request_id, num_tokens in self.prefix_loads.take_over(output):
+            self._finish_prefix_load(request_id, num_tokens, places, now_s)
+        self.prefix_loads.lend(output.wanted_prefixes)
         self.connector.update_connector_output(output)
         self.transfer_stats = output.stats or self.transfer_stats
         self.store_stats = output.store_stats or self.store_stats
@@ -259,42 +263,36 @@ class RemoteKV:
         for request_id, reason in output.failed_sending.items():
             endings += self._end_producer(request_id, reason, requests)
         for request_id in output.finished_sending:
-            self._free_held(request_id, TransferRole.PRODUCER)
+            if not self.prefix_loads.take_back(request_id):
+                self._free_held(request_id, TransferRole.PRODUCER)
         for request_id, received in output.finished_recving.items():
+            if is_fetch(request_id):
+                continue
             loaded = self.loading.pop(request_id, None)
             if loaded is None:
                 self._free_held(request_id, TransferRole.CONSUMER)
             else:
                 self._load_deadlines.remove(request_id)
                 endings += self._finish_load(loaded, received, places, now_s)
-        for request_id, loaded_blocks in output.finished_loading.items():
-            self._finish_prefix_load(request_id, loaded_blocks, places, now_s)
         return endings
 
-    def _finish_prefix_load(self, request_id: str, loaded: LoadedBlocks, places: Places, now_s: float) -> None:
-        """Let a request go on from what has come of its prefix."""
-        num_local_blocks = self._prefix_loads.pop(request_id, None)
-        if num_local_blocks is None or self._prefix_sources is None:
-            self.num_late_completions += 1
-            return
-        self._prefix_sources.end(request_id, loaded.num_blocks)
-        request = self.loading.pop(request_id, None)
-        if request is None:
+    def _finish_prefix_load(self, request_id: str, num_tokens: int | None, places: Places, now_s: float) -> None:
+        """Let a request go on from what is here of its prefix now."""
+        request = self.loading.pop(request_id, None) if num_tokens is not None else None
+        if request is None or num_tokens is None:
             self._free_held(request_id, TransferRole.CONSUMER)
             return
         self._load_deadlines.remove(request_id)
-        num_tokens = (num_local_blocks + loaded.num_blocks) * self._kv.block_size
         if not request.is_known_to_worker:
             request.num_cached_tokens = num_tokens
-        self._kv.count_loaded(loaded.num_blocks)
         self._go_on(request, num_tokens, places, now_s)
 
     def _end_producer(self, request_id: str, reason: str, requests: Mapping[str, Request]) -> list[Ending]:
         request = requests.get(request_id)
         if request is not None and request.transfer_role is TransferRole.PRODUCER:
             return [Ending(request, RequestStatus.FINISHED_ERROR, f"handoff failed: {reason}")]
-        # A held one has been finished already and waits for finished_sending.
-        self.num_late_completions += request_id not in self.held
+        # A held one has been finished already and waits for finished_sending, and so has what is lent.
+        self.num_late_completions += request_id not in self.held and request_id not in self.prefix_loads.lent
         return []
 
     def _free_held(self, request_id: str, role: TransferRole) -> None:

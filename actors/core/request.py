@@ -13,7 +13,7 @@ from actors.core.status import TRANSITIONS
 from actors.core.status import FinishReason as FinishReason
 from actors.core.status import RequestStatus as RequestStatus
 from actors.errors import IllegalTransition
-from kv_transfer.params import KVTransferParams, TransferRole
+from kv_transfer.params import KVTransferParams, PrefixSource, TransferRole
 from kv_transfer.stats import TransferTimings
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class EngineCoreRequest:
     tenant:           who shares fairly with others what the engine serves
     lora_name:        the adapter that it runs with
     cache_salt:       separates the prefix cache between those who must not see each other's hits
+    prefix_source:    where more of its prefix is cached than here, perhaps
     """
 
     request_id: str
@@ -68,6 +69,7 @@ class EngineCoreRequest:
     mm_features: tuple[MultiModalFeature, ...] = ()
     pooling_params: PoolingParams | None = None
     kv_transfer_params: KVTransferParams | None = None
+    prefix_source: PrefixSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class Request:
         "num_prompt_tokens",
         "num_prompt_tokens_computed",
         "pooling_params",
+        "prefix_source",
         "priority",
         "prompt_embeds",
         "prompt_token_ids",
@@ -148,6 +151,7 @@ class Request:
         self.prompt_embeds = core_request.prompt_embeds
         self.pooling_params = core_request.pooling_params
         self.kv_transfer_params = core_request.kv_transfer_params
+        self.prefix_source = core_request.prefix_source
         ticket = core_request.kv_transfer_params
         self.transfer_role: TransferRole | None = None if ticket is None else ticket.role
         """Its part in a handoff that is still to come: None once a consumer's load is over, however it ended."""

@@ -48,9 +48,8 @@ from kv_transfer.prefix_sources import PrefixSources
 class Scheduler:
     """Requests in, steps out, outputs by client.
 
-    prefix_sources: where else a request's prefix may be; they are told of what comes into the cache and goes
+    prefix_sources: where else a request's prefix may be; clock: wall clock in seconds
     worker_abilities: what the worker can do; a request that needs more is refused
-    clock: wall clock in seconds
     """
 
     def __init__(
@@ -74,8 +73,9 @@ class Scheduler:
         self.structured_output = structured_output
         self._abilities = engine_abilities(worker_abilities, connector, structured_output)
         self._kv_events = KVEventLog() if cache_config.enable_kv_events else None
+        stores = None if prefix_sources is None else prefix_sources.stores
         self.kv_cache_manager = KVCacheManager(
-            num_blocks, self.block_size, cache_config.enable_prefix_caching, self._kv_events, prefix_sources
+            num_blocks, self.block_size, cache_config.enable_prefix_caching, self._kv_events, stores
         )
         self.encoder_cache_manager = EncoderCacheManager(scheduler_config.encoder_cache_size)
         self.requests: dict[str, Request] = {}
@@ -231,14 +231,13 @@ class Scheduler:
             self._stats.num_steps += 1
             output.step_index = self._stats.num_steps
             self.kv_cache_manager.begin_step(output.step_index)
-        output.kv_connector_metadata = self.remote.build_metadata(step.producer_progress)
+        output.kv_connector_metadata = self.remote.build_metadata(step, output.total_num_scheduled_tokens)
         return output
 
     def _count_common_prefix_blocks(self) -> int:
         """Count anew only when a request has come or gone: what runs grows at its end."""
-        num_changes = self.running.num_changes
-        if self._common_prefix[0] != num_changes:
-            self._common_prefix = (num_changes, self.kv_cache_manager.get_num_common_prefix_blocks(self.running))
+        if self._common_prefix[0] != (changes := self.running.num_changes):
+            self._common_prefix = (changes, self.kv_cache_manager.get_num_common_prefix_blocks(self.running))
         return self._common_prefix[1]
 
     # -- a step is taken in --------------------------------------------------------------------------------------
@@ -266,7 +265,7 @@ class Scheduler:
 
     def _update_from_connector(self, model_runner_output: ModelRunnerOutput, now_s: float) -> None:
         output = model_runner_output.kv_connector_output
-        if self.connector is None or output is None:
+        if output is None:
             return
         for ending in self.remote.update(output, self.requests, self._places, now_s):
             self._finish(ending.request, ending.status, now_s)
@@ -330,8 +329,8 @@ class Scheduler:
 
     def has_requests(self) -> bool:
         """Whether anything is left: unfinished, not yet told of, held for a transfer or by a step under way."""
-        is_left = self.has_unfinished_requests() or self.has_finished_requests() or bool(self.remote.held)
-        return is_left or self.kv_cache_manager.num_fenced_blocks > 0
+        num_fenced_blocks = self.kv_cache_manager.num_fenced_blocks
+        return bool(self.requests or self.finished_req_ids or self.remote.has_transfers or num_fenced_blocks)
 
     def next_deadline(self) -> float | None:
         """Return the wall clock at which schedule() has something to end or cancel, or None."""
@@ -372,7 +371,7 @@ class Scheduler:
         transfer holds blocks, or a request that has got its KV by one: a peer has these already.
         """
         rows = self._places.running
-        is_transferring = bool(self.remote.loading or self.remote.held or self._places.all_holding())
+        is_transferring = bool(self.remote.loading or self.remote.has_transfers or self._places.all_holding())
         if reset_running_requests and not is_transferring and not rows.is_producer.any():
             step = self._begin_step(0, self._clock())
             for request in list(rows.last_admitted()):

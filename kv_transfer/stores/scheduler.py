@@ -43,7 +43,7 @@ class _Reserved:
 
 
 class StoreSet:
-    """PrefixSources of stores. Belongs to the engine thread; collects what the next step asks of the worker side."""
+    """Belongs to the engine thread; collects what the next step asks of the worker side."""
 
     def __init__(self, stores: Sequence[KVStoreScheduler]) -> None:
         self._stores = list(stores)

@@ -18,7 +18,7 @@ from actors.engine_core import EngineCore
 from actors.rank_control import RankControl
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.link import DataThread
-from kv_transfer.params import EngineAddress
+from kv_transfer.params import EngineAddress, PrefixSource
 from tests.checkpoints import make_checkpoint
 from tests.engine_pair import EnginePair, engine_config
 from tests.rank_threads import RankThreads
@@ -130,6 +130,28 @@ def test_a_shared_prefix_moves_once_whatever_the_sizes(prefill_size: int, decode
     moved = pair.answers["second"].timings("decode").transfer
     assert moved is not None
     assert moved.num_bytes == expected_bytes(fleet, prefill_size, decode_size, 9), "the prefix is whole blocks of both"
+    pair.assert_whole()
+
+
+@pytest.mark.parametrize(
+    ("prefill_size", "decode_size", "is_found"), [(1, 2, True), (1, 4, True), (2, 1, True), (4, 2, True), (2, 2, False)]
+)
+def test_a_prefix_is_fetched_from_an_engine_of_another_size(
+    prefill_size: int, decode_size: int, is_found: bool, fleet: Fleet
+) -> None:
+    """Blocks of another size have other hashes, so nothing is found, and everything is computed."""
+    pair = fleet.pair(prefill_size, decode_size)
+    prompt = random_prompt(50, seed=5000 + 10 * prefill_size + decode_size)
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    pair.submit("decode", "first", prompt, params, None)
+    pair.run()
+    num_loaded = pair.engines["prefill"].make_stats().prefix_cache_stats.loaded
+    pair.submit("prefill", "again", prompt, params, PrefixSource(pair.addresses["decode"], 48))
+    pair.run()
+    for request_id in ("first", "again"):
+        assert pair.answers[request_id].token_ids == greedy_tokens(fleet.directory, tuple(prompt), NUM_TOKENS)
+    num_loaded = pair.engines["prefill"].make_stats().prefix_cache_stats.loaded - num_loaded
+    assert num_loaded == (48 if is_found else 0)
     pair.assert_whole()
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV
-from kv_transfer.params import TransferRole
-from kv_transfer.part_reports import PartReports, add_stats, merge_received
+from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV, WantedPrefix
+from kv_transfer.params import EngineAddress, TransferRole
+from kv_transfer.part_reports import PartReports, WantCounts, add_stats, merge_received
 from kv_transfer.stats import LinkState, LinkStats, TransferStats, TransferTimings
+from kv_transfer.stores.messages import LoadedBlocks
 
 LOADED = ReceivedKV(LoadOutcome.LOADED, 20, 7, timings=TransferTimings(2, 100, 3, 0.5, 0.1))
 CANCELLED = ReceivedKV(LoadOutcome.CANCELLED, 12)
@@ -86,3 +87,26 @@ def test_ranks_stats_show_every_link_the_oldest_pin_and_times_that_still_make_a_
         oldest_pin_at_s=60.0,
     )
     assert add_stats([TransferStats()]).oldest_pin_at_s is None
+
+
+def test_a_load_from_stores_is_over_when_every_rank_has_reported_and_counts_what_all_have() -> None:
+    reports = PartReports(lambda request_id: 2)
+    assert not reports.add(KVConnectorOutput(finished_loading={"r": LoadedBlocks(5)})).finished_loading
+    whole = reports.add(KVConnectorOutput(finished_loading={"r": LoadedBlocks(3, "gone")}))
+    assert whole.finished_loading == {"r": LoadedBlocks(3, "gone")}
+
+
+def test_a_fetch_is_heard_of_when_every_rank_has_heard_of_it() -> None:
+    reports = PartReports(lambda request_id: 2)
+    want = WantedPrefix("t", 0, EngineAddress("peer", 1, ""), (b"hash",), num_ranks=2)
+    assert not reports.add(KVConnectorOutput(wanted_prefixes=[want])).wanted_prefixes
+    assert reports.add(KVConnectorOutput(wanted_prefixes=[want])).wanted_prefixes == [want]
+    assert not reports.add(KVConnectorOutput(wanted_prefixes=[want])).wanted_prefixes, "the next one of that name"
+
+
+def test_fetches_whose_other_parts_never_come_are_forgotten() -> None:
+    counts = WantCounts()
+    for number in range(5000):
+        assert not counts.is_last(f"t{number}", 2)
+    assert not counts.is_last("t0", 2)
+    assert counts.is_last("t4999", 2)

@@ -15,6 +15,7 @@ from actors.core.request import RequestStatus
 from actors.core.scheduler import Scheduler
 from kv_transfer.connector import KVConnectorOutput
 from kv_transfer.params import TransferRole
+from kv_transfer.prefix_sources import PrefixSources
 from kv_transfer.stores.host_memory import HostMemoryScheduler
 from kv_transfer.stores.messages import BlockLoad, LoadedBlocks
 from kv_transfer.stores.scheduler import StoreSet
@@ -102,7 +103,7 @@ def make_driver(*, num_host_blocks: int = 50, stores_all: bool = False, **option
     clock, connector = Clock(), FakeConnector()
     stores = [EverythingStore()] if stores_all else [HostMemoryScheduler(num_host_blocks)]
     sources = StoreSet(stores)
-    scheduler = make_scheduler(connector=connector, prefix_sources=sources, clock=clock, **options)
+    scheduler = make_scheduler(connector=connector, prefix_sources=PrefixSources(sources, None), clock=clock, **options)
     return StoringDriver(scheduler, connector, clock, sources)
 
 

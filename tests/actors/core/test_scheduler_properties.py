@@ -17,6 +17,7 @@ from actors.core.request import FinishReason, Request, RequestStatus
 from actors.core.sampling_params import PoolingParams, StructuredOutputParams
 from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV, Reservation
 from kv_transfer.params import TransferRole
+from kv_transfer.prefix_sources import PrefixSources
 from kv_transfer.stores.host_memory import HostMemoryScheduler
 from kv_transfer.stores.messages import BlockLoad, LoadedBlocks, StoreMetadata
 from kv_transfer.stores.scheduler import KVStoreScheduler, StoreSet
@@ -153,7 +154,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             fairness=fairness,
             structured_output=self.grammars,
             connector=self.connector,
-            prefix_sources=self.stores,
+            prefix_sources=PrefixSources(self.stores, None),
             load_failure_policy=failure,
             clock=self.clock,
         )
