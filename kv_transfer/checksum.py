@@ -52,3 +52,8 @@ class ComparedChunks:
                 f"but the next one is chunk {job.index} of {job.transfer_id}"
             )
         return job, job.checksum == word.checksum
+
+    def take_unsure(self) -> list[ChunkJob]:
+        """At the link's end: the chunks about which no word came."""
+        jobs, self._jobs = list(self._jobs), deque()
+        return jobs

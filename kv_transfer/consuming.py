@@ -113,7 +113,8 @@ class ConsumingTable:
 
     def on_link_dead(self, link: PeerLink, reason: str) -> None:
         """The link's data thread has ended: its transfers fail."""
-        self._compared.pop(link, None)
+        for job in self._compared.pop(link, ComparedChunks()).take_unsure():
+            job.wipe()
         for consuming in [c for c in self._consuming.values() if c.link is link]:
             self._follow(consuming, consuming.machine.on_link_lost(reason))
 

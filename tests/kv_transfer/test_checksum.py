@@ -69,6 +69,17 @@ def test_a_word_about_another_chunk_breaks_the_protocol(word: ChunkSum) -> None:
         compared.take()
 
 
+def test_what_no_word_came_about_is_left_over() -> None:
+    compared = ComparedChunks()
+    jobs = [job("a", index, 5) for index in range(3)]
+    for one in jobs:
+        compared.add_job(one)
+    compared.add_word(ChunkSum("a", 3, 0, 5))
+    assert compared.take() == (jobs[0], True)
+    assert compared.take_unsure() == jobs[1:]
+    assert compared.take_unsure() == []
+
+
 # -- the load --------------------------------------------------------------------------------------------------------
 
 

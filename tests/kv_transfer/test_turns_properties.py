@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
 from kv_transfer.checksum import checksum_of
@@ -44,6 +44,7 @@ MAX_TRANSFERS = 8
 LAYOUT = KVCacheLayout(MAX_BLOCKS * MAX_TRANSFERS, 1, 1, BLOCK_SIZE, 1, "float32", 4, "model")
 PREFILL, DECODE = (EngineAddress(name, 1, name) for name in ("prefill", "decode"))
 GARBAGE = -1.0
+ENDS = (ProducerEnd.HANDED_OVER, ProducerEnd.HANDED_OVER, ProducerEnd.FINISHED_HERE)
 
 
 class Wire:
@@ -137,10 +138,9 @@ class TurnsMachine(RuleBasedStateMachine):
 
     # -- what schedulers do --------------------------------------------------------------------------------------
 
+    @precondition(lambda self: len(self.requests) < MAX_TRANSFERS)
     @rule(num_blocks=st.integers(1, MAX_BLOCKS))
     def begin(self, num_blocks: int) -> None:
-        if len(self.requests) == MAX_TRANSFERS:
-            return
         request = Request(len(self.requests), num_blocks)
         self.requests.append(request)
         producer = KVTransferParams(request.name, 0, TransferRole.PRODUCER, DECODE)
@@ -149,38 +149,40 @@ class TurnsMachine(RuleBasedStateMachine):
         self.prefill.on_step(KVConnectorMetadata(new_producers=((request.name, producer, request.num_tokens),)), 0.0)
         self.decode.on_step(KVConnectorMetadata(reservations=(reservation,)), 0.0)
 
-    @rule(choice=st.integers(0), num_blocks=st.integers(1, MAX_BLOCKS))
-    def compute(self, choice: int, num_blocks: int) -> None:
-        running = [r for r in self.requests if r.is_ready and r.end is None and r.num_computed_blocks < r.num_blocks]
-        if not running:
-            return
-        request = running[choice % len(running)]
+    @precondition(lambda self: self.running)
+    @rule(choice=st.integers(0), num_blocks=st.integers(1, MAX_BLOCKS), end=st.sampled_from([*ENDS, None]))
+    def compute(self, choice: int, num_blocks: int, end: ProducerEnd | None) -> None:
+        """And end what is through, unless end is None."""
+        request = self.running[choice % len(self.running)]
         request.num_computed_blocks = min(request.num_blocks, request.num_computed_blocks + num_blocks)
         for block in request.blocks[: request.num_computed_blocks]:
             self.caches[0][block] = block
         num_tokens = request.num_computed_blocks * BLOCK_SIZE
         self.prefill.on_computed([ProducerProgress(request.name, request.blocks, 0, num_tokens)])
+        if end is not None and request.num_computed_blocks == request.num_blocks:
+            self.end_request(request, end)
 
-    @rule(choice=st.integers(0), end=st.sampled_from(ProducerEnd))
-    def finish(self, choice: int, end: ProducerEnd) -> None:
-        """A request that is through ends; one that has been given up, or is aborted, ends too."""
-        ending = [
-            r
-            for r in self.requests
-            if r.end is None
-            and (r.failed or end is ProducerEnd.ABORTED or (r.is_ready and r.num_computed_blocks == r.num_blocks))
-        ]
+    @precondition(lambda self: any(r.end is None for r in self.requests))
+    @rule(choice=st.integers(0), is_meant=st.integers(0, 3))
+    def abort(self, choice: int, is_meant: int) -> None:
+        """What has been given up, or now and then another."""
+        ending = [r for r in self.requests if r.end is None and (r.failed or is_meant == 0)]
         if ending:
-            request = ending[choice % len(ending)]
-            self.end_request(request, ProducerEnd.ABORTED if request.failed else end)
+            self.end_request(ending[choice % len(ending)], ProducerEnd.ABORTED)
 
-    @rule(choice=st.integers(0))
-    def cancel(self, choice: int) -> None:
+    @precondition(lambda self: any(r.received is None for r in self.requests))
+    @rule(choice=st.integers(0), is_meant=st.integers(0, 2))
+    def cancel(self, choice: int, is_meant: int) -> None:
         loading = [r for r in self.requests if r.received is None]
-        if loading:
+        if is_meant == 0:
             request = loading[choice % len(loading)]
             request.is_cancelled = True
             self.decode.on_step(KVConnectorMetadata(consumer_cancels=(request.name,)), 0.0)
+
+    @property
+    def running(self) -> list[Request]:
+        """Those that are admitted and not through."""
+        return [r for r in self.requests if r.is_ready and r.end is None and r.num_computed_blocks < r.num_blocks]
 
     def end_request(self, request: Request, end: ProducerEnd) -> None:
         request.end = end
@@ -189,9 +191,14 @@ class TurnsMachine(RuleBasedStateMachine):
 
     # -- what links do -------------------------------------------------------------------------------------------
 
-    @rule(choice=st.integers(0, 5), is_flipped=st.sampled_from([False, False, False, True]))
-    def something_moves(self, choice: int, is_flipped: bool) -> None:
-        self.events(is_flipped)[choice]()
+    @precondition(lambda self: self.wires)
+    @rule(choices=st.lists(st.integers(0, 5), min_size=1, max_size=8), is_flipped=st.sampled_from([False, False, True]))
+    def some_things_move(self, choices: list[int], is_flipped: bool) -> None:
+        events = self.events(is_flipped)
+        for choice in choices:
+            # The first that can happen, from the chosen one on.
+            any(event() for event in events[choice:] + events[:choice])
+            self.take_reports()
 
     def events(self, is_flipped: bool) -> list[Callable[[], bool]]:
         """Each returns whether there was anything to do."""
@@ -245,9 +252,10 @@ class TurnsMachine(RuleBasedStateMachine):
         self.decode.on_chunk_moved(wire.consumer, self.summed(job), 0.0)
         return True
 
-    @rule(is_meant=st.integers(0, 9))
+    @precondition(lambda self: self.wires)
+    @rule(is_meant=st.integers(0, 5))
     def cut(self, is_meant: int) -> None:
-        if is_meant == 0 and self.wires:
+        if is_meant == 0:
             self.wires[-1].cut()
 
     def hear_of_the_cut(self, is_producer: bool) -> bool:
@@ -327,5 +335,5 @@ class TurnsMachine(RuleBasedStateMachine):
 
 TestTurns = TurnsMachine.TestCase
 TestTurns.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
