@@ -55,7 +55,8 @@ class OutputOrder:
         return ready
 
     def _without_passed_on(self, output: EngineCoreOutput) -> EngineCoreOutput:
-        num_passed_on = min(len(self._token_ids) - output.first_position, len(output.new_token_ids))
+        """What is new in it, at the next position: also if that is nothing, and other tokens have come after them."""
+        num_passed_on = len(self._token_ids) - output.first_position
         if num_passed_on == 0:
             return output
         for position, token_id in enumerate(output.new_token_ids[:num_passed_on], start=output.first_position):
@@ -64,6 +65,6 @@ class OutputOrder:
         return replace(
             output,
             new_token_ids=output.new_token_ids[num_passed_on:],
-            first_position=output.first_position + num_passed_on,
+            first_position=len(self._token_ids),
             logprobs=None if output.logprobs is None else output.logprobs[num_passed_on:],
         )

@@ -31,7 +31,14 @@ def test_a_token_that_comes_twice_passes_once() -> None:
     order.push(_output(0, [5]))
 
     assert order.push(_output(0, [5, 6])) == [_output(1, [6])]
-    assert order.push(_output(0, [5])) == [_output(1, [])]
+    assert order.push(_output(0, [5])) == [_output(2, [])]
+
+
+def test_a_token_that_comes_again_late_does_not_turn_positions_back() -> None:
+    order = OutputOrder([])
+    order.push(_output(0, [5, 6, 7]))
+
+    assert order.push(_output(0, [5])) == [_output(3, [])]
 
 
 def test_an_early_output_waits_for_the_gap_before_it() -> None:
