@@ -23,12 +23,15 @@ from tests.faults.fault_points import Action, Fault, Point
 from tests.faults.live_engines import IMPATIENT, LiveEngines, Question
 
 ENGINES: Final = {"prefill-0": EngineRole.PREFILL, "decode-0": EngineRole.DECODE, "decode-1": EngineRole.DECODE}
-_NUM_AT_ONCE: Final = 4
+_WITH_LARGE_BLOCKS: Final = "decode-1"
+_CHECKED: Final = IMPATIENT.model_copy(update={"checksum": True})
+_POOL_SIZE: Final = 512
+"""Tokens: more at once than a few requests find no room at times, and are preempted."""
 _NUM_TOKENS: Final = 8
 _PROMPT_LENGTHS: Final = (3, 40, 96, 200)
 _NUM_SEEDS: Final = 3
 _POINTS: Final = (Point.BEFORE_CHUNK, Point.INSIDE_CHUNK, Point.AFTER_CHUNK)
-_WEIGHTS: Final = {Action.KILL: 6, Action.CUT_DATA: 6, Action.CUT_CONTROL: 6, Action.STOP: 3}
+_WEIGHTS: Final = {Action.KILL: 6, Action.CUT_DATA: 6, Action.CUT_CONTROL: 6, Action.FLIP: 4, Action.STOP: 3}
 _WAVE_TIMEOUT_S: Final = 60.0
 
 
@@ -62,13 +65,13 @@ class Wave:
     troubles: tuple[Trouble, ...]
 
 
-def draw_waves(seed: int, num_visits: int) -> list[Wave]:
-    """All that will come."""
+def draw_waves(seed: int, num_visits: int, num_at_once: int) -> list[Wave]:
+    """All that will come: so many visits, so many in a wave."""
     rng = random.Random(seed)
-    return [_draw_wave(rng) for _ in range(num_visits // _NUM_AT_ONCE)]
+    return [_draw_wave(rng, num_at_once) for _ in range(num_visits // num_at_once)]
 
 
-def _draw_wave(rng: random.Random) -> Wave:
+def _draw_wave(rng: random.Random, num_visits: int) -> Wave:
     visits = tuple(
         Visit(
             num_prompt_tokens=rng.choice(_PROMPT_LENGTHS),
@@ -77,7 +80,7 @@ def _draw_wave(rng: random.Random) -> Wave:
             num_tokens=rng.choice((1, 3, *[_NUM_TOKENS] * 6)),
             leaves_after_s=rng.choice((0.001, 0.02, 0.05)) if rng.random() < 0.2 else None,
         )
-        for _ in range(_NUM_AT_ONCE)
+        for _ in range(num_visits)
     )
     engine_ids = rng.sample(list(ENGINES), rng.choice((0, 1, 1, 2, 2)))
     troubles = [_draw_trouble(rng, engine_id) for engine_id in engine_ids]
@@ -90,10 +93,12 @@ def _draw_wave(rng: random.Random) -> Wave:
 def _draw_trouble(rng: random.Random, engine_id: str) -> Trouble:
     is_producer = ENGINES[engine_id] is EngineRole.PREFILL
     action = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
-    if is_producer and action is Action.CUT_CONTROL:
+    if is_producer and action in {Action.CUT_CONTROL, Action.FLIP}:
         action = Action.CUT_DATA
     point, chunk = rng.choice(_POINTS), rng.randint(1, 5)
-    if action in {Action.KILL, Action.STOP} and rng.random() < 0.3:
+    if action is Action.FLIP:
+        point = Point.AFTER_CHUNK
+    elif action in {Action.KILL, Action.STOP} and rng.random() < 0.3:
         point, chunk = Point.HEARING_READY if is_producer else Point.SAYING_READY, 1
     stopped_s = rng.choice((0.02, 0.1, 2 * IMPATIENT.chunk_timeout_s))
     return Trouble(engine_id, action, point, chunk, stopped_s)
@@ -112,7 +117,10 @@ class ChaosRun:
     async def run(self, waves: list[Wave]) -> None:
         """Let all of it happen. Raises AssertionError, which names the wave."""
         for engine_id, role in ENGINES.items():
-            self._processes[engine_id] = await self._engines.start(engine_id, role, transfer=IMPATIENT)
+            block_size = 16 if engine_id == _WITH_LARGE_BLOCKS else 8
+            self._processes[engine_id] = await self._engines.start(
+                engine_id, role, transfer=_CHECKED, block_size=block_size, num_blocks=_POOL_SIZE // block_size
+            )
         for number, wave in enumerate(waves):
             try:
                 async with asyncio.timeout(_WAVE_TIMEOUT_S):
@@ -182,7 +190,7 @@ class ChaosRun:
         recovery = Recovery(LeastLoadedPair(), self._engines, question.request, None, RecoveryPolicy())
         async with aclosing(recovery.outputs()) as outputs:
             async for output in outputs:
-                assert output.first_position == len(token_ids)
+                assert output.first_position == len(token_ids), question.request.request_id
                 token_ids += output.new_token_ids
                 if len(token_ids) >= visit.num_tokens:
                     break

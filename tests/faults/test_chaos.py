@@ -13,10 +13,10 @@ from tests.faults.live_engines import LiveEngines
 SEED = int(os.environ.get("RAYPD_CHAOS_SEED", "1"))
 
 
-async def run_chaos(engines: LiveEngines, num_handoffs: int) -> None:
+async def run_chaos(engines: LiveEngines, num_handoffs: int, num_at_once: int) -> None:
     chaos = ChaosRun(engines)
     try:
-        await chaos.run(draw_waves(SEED, num_handoffs))
+        await chaos.run(draw_waves(SEED, num_handoffs, num_at_once))
     except AssertionError as error:
         raise AssertionError(f"with RAYPD_CHAOS_SEED={SEED}, {error}") from error
     assert chaos.num_answered + chaos.num_left == num_handoffs
@@ -26,14 +26,14 @@ async def run_chaos(engines: LiveEngines, num_handoffs: int) -> None:
 
 
 async def test_sixty_handoffs_with_random_faults_give_the_right_tokens(engines: LiveEngines) -> None:
-    await run_chaos(engines, 60)
+    await run_chaos(engines, 60, 4)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_a_thousand_handoffs_with_random_faults_give_the_right_tokens(engines: LiveEngines) -> None:
-    await run_chaos(engines, 1000)
+    await run_chaos(engines, 1000, 10)
 
 
 def test_a_seed_draws_the_same_faults_again() -> None:
-    assert draw_waves(7, 100) == draw_waves(7, 100) != draw_waves(8, 100)
+    assert draw_waves(7, 100, 4) == draw_waves(7, 100, 4) != draw_waves(8, 100, 4)
