@@ -46,9 +46,7 @@ class ConsumerTransfer:
 
     def start(self) -> list[Instruction]:
         """The blocks are reserved: tell the producer."""
-        ready = Ready(
-            self.transfer_id, self.attempt, self.num_local_blocks, self.num_prompt_tokens, self.block_hashes
-        )
+        ready = Ready(self.transfer_id, self.attempt, self.num_local_blocks, self.num_prompt_tokens, self.block_hashes)
         return [Send(ready)]
 
     def use_pieces(self, pieces: PieceMap) -> None:
