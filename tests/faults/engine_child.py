@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 from unittest.mock import patch
 
 import grpc
+import psutil
 import torch
 from torch import Tensor
 
@@ -119,6 +120,10 @@ class EngineChild:
         found = asdict(self._stats) | asdict(self._stats.transfer_stats or TransferStats())
         found["num_links_lost"] = self._agents[0]._links.num_lost
         return {name: count for name, count in found.items() if isinstance(count, int)}
+
+    def footprint(self) -> dict[str, int]:
+        """What the process has open."""
+        return {"file descriptors": psutil.Process().num_fds(), "threads": threading.active_count()}
 
     def wait_for(self, expected: dict[str, int], timeout_s: float = _TIMEOUT_S) -> None:
         """Wait until the engine's counters, or its transfers', are as expected."""

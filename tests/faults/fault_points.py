@@ -88,6 +88,7 @@ class FaultPoints:
         self._num_chunks = 0
         self._here = threading.local()
         self._is_released = threading.Event()
+        self._is_control_closed = threading.Event()
         self.link_kinds: list[str] = []
 
     def arm(self, fault: Fault) -> None:
@@ -117,21 +118,15 @@ class FaultPoints:
         self.link_kinds.append(type(link).__name__)
         return FaultyLink(link, self)
 
-    def reach(
-        self,
-        point: Point,
-        chunk: int = 1,
-        cut_data: Callable[[], None] = lambda: None,
-        flip: Callable[[], None] = lambda: None,
-    ) -> None:
-        """This thread is at this point. cut_data, flip: how these are done here."""
+    def reach(self, point: Point, chunk: int = 1, flip: Callable[[], None] = lambda: None) -> None:
+        """This thread is at this point. flip: how a bit of the chunk is flipped."""
         with self._lock:
             fault = self._fault
             if fault is None or (fault.point, fault.chunk) != (point, chunk):
                 return
             self._fault = None
         self._fired.send(fault)
-        self._happen(fault, cut_data, flip)
+        self._happen(fault, flip)
 
     @contextlib.contextmanager
     def inside(self, chunk: int) -> Iterator[None]:
@@ -151,7 +146,21 @@ class FaultPoints:
         self._here.num_calls += 1
         return int(self._here.num_calls)
 
-    def _happen(self, fault: Fault, cut_data: Callable[[], None], flip: Callable[[], None]) -> None:
+    def on_stream_made(self, cut: Callable[[], None]) -> None:
+        """This thread's link has this byte stream from now on."""
+        self._here.cut = cut
+
+    def on_control_closed(self) -> None:
+        """The agent has heard that a control stream is over."""
+        self._is_control_closed.set()
+
+    def _cut_control(self, peer: str) -> None:
+        """Nothing more moves on this thread before the agent knows of it: the transfer is not through by then."""
+        self._is_control_closed.clear()
+        if cut_connections_to(peer):
+            self._is_control_closed.wait(_RELEASE_TIMEOUT_S)
+
+    def _happen(self, fault: Fault, flip: Callable[[], None]) -> None:
         match fault.action:
             case Action.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -160,9 +169,9 @@ class FaultPoints:
             case Action.HOLD:
                 self._is_released.wait(_RELEASE_TIMEOUT_S)
             case Action.CUT_DATA:
-                cut_data()
+                self._here.cut()
             case Action.CUT_CONTROL:
-                cut_connections_to(fault.peer)
+                self._cut_control(fault.peer)
             case Action.FLIP:
                 flip()
 
@@ -188,10 +197,10 @@ class FaultyLink:
 
     def _move(self, move: Callable[[], None], blocks: Sequence[Tensor]) -> None:
         chunk = self._points.begin_chunk()
-        self._points.reach(Point.BEFORE_CHUNK, chunk, self._link.abort)
+        self._points.reach(Point.BEFORE_CHUNK, chunk)
         with self._points.inside(chunk):
             move()
-        self._points.reach(Point.AFTER_CHUNK, chunk, self._link.abort, lambda: _flip_bit(blocks[-1]))
+        self._points.reach(Point.AFTER_CHUNK, chunk, lambda: _flip_bit(blocks[-1]))
 
 
 class _FaultyPendingLink:
@@ -224,6 +233,17 @@ def faulty_streams(points: FaultPoints) -> type[ByteStream]:
     """A ByteStream that can break in the middle of a chunk: inside its payload, or between two of its messages."""
 
     class FaultyByteStream(ByteStream):
+        def __init__(self, connection: socket.socket) -> None:
+            super().__init__(connection)
+            points.on_stream_made(self._cut)
+
+        def _cut(self) -> None:
+            """End the connection, and lose what has come and was not read."""
+            self.abort()
+            with contextlib.suppress(OSError):
+                while self._connection.recv(1 << 16):
+                    pass
+
         def send(self, buffers: Sequence[memoryview], deadline_s: float) -> None:
             for part in self._parts(buffers):
                 super().send(part, deadline_s)
@@ -239,10 +259,10 @@ def faulty_streams(points: FaultPoints) -> type[ByteStream]:
                 return
             halves = [buffers] if sum(b.nbytes for b in buffers) < _SMALLEST_PAYLOAD_SIZE_BYTES else _halves(buffers)
             if points.count_call() > 1 and len(halves) == 1:
-                points.reach(Point.INSIDE_CHUNK, chunk, self.abort)
+                points.reach(Point.INSIDE_CHUNK, chunk)
             yield halves[0]
             for half in halves[1:]:
-                points.reach(Point.INSIDE_CHUNK, chunk, self.abort)
+                points.reach(Point.INSIDE_CHUNK, chunk)
                 yield half
 
     return FaultyByteStream
@@ -268,13 +288,17 @@ def faulty_control(points: FaultPoints) -> type[GrpcControl]:
 
 
 def faulty_agent(points: FaultPoints) -> type[TransferAgent]:
-    """A TransferAgent to whom each READY that comes is a point."""
+    """A TransferAgent to whom each READY that comes is a point, and who says when control streams are over."""
 
     class FaultyAgent(TransferAgent):
         def on_message(self, stream: ControlStream, message: ControlMessage) -> None:
             if isinstance(message, Ready):
                 points.reach(Point.HEARING_READY)
             super().on_message(stream, message)
+
+        def on_closed(self, stream: ControlStream, reason: str) -> None:
+            super().on_closed(stream, reason)
+            points.on_control_closed()
 
     return FaultyAgent
 
@@ -285,8 +309,9 @@ def with_attribute(target: T, name: str, value: object) -> T:
     return target
 
 
-def cut_connections_to(address: str) -> None:
-    """Shut down every TCP connection of this process to host:port, behind its owner's back."""
+def cut_connections_to(address: str) -> int:
+    """Shut down every TCP connection of this process to host:port, behind its owner's back; returns how many."""
+    num_cut = 0
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             fd = int(entry.name)
@@ -295,6 +320,8 @@ def cut_connections_to(address: str) -> None:
             with socket.socket(fileno=os.dup(fd)) as connection:
                 if connection.family in {socket.AF_INET, socket.AF_INET6} and _peer_of(connection) == address:
                     connection.shutdown(socket.SHUT_RDWR)
+                    num_cut += 1
+    return num_cut
 
 
 def _flip_bit(block: Tensor) -> None:

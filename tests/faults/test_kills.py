@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
+from cluster.engine_connection import EngineRole
+from cluster.errors import EngineFailed
 from tests.faults.fault_points import Action, Fault, Point
-from tests.faults.live_engines import NUM_CHUNKS, LiveEngines
+from tests.faults.live_engines import NUM_CHUNKS, NUM_PROMPT_TOKENS, LiveEngines
 
 CHUNK_POINTS = [
     pytest.param(Point.AFTER_CHUNK, 2, id="between chunks"),
@@ -52,3 +54,30 @@ async def test_a_decode_engine_that_is_killed_costs_no_token(engines: LiveEngine
     await answer
     await engines.check_whole(prefill, successor)
     await engines.check_handed_over(prefill, successor)
+
+
+async def test_a_decode_engine_that_is_killed_disturbs_nobody_elses_transfers(engines: LiveEngines) -> None:
+    prefill, killed = await engines.start_pair()
+    sound = await engines.start("decode-1", EngineRole.DECODE)
+    killed.arm(Fault(Action.KILL, Point.INSIDE_CHUNK, 3))
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            tasks.create_task(engines.check_pair(engines.ask(), prefill, sound))
+        with pytest.raises(EngineFailed):
+            await engines.check_pair(engines.ask(), prefill, killed)
+    await engines.check_whole(prefill, sound)
+    assert (sound.count("num_links_lost"), sound.count("num_prompt_tokens_computed")) == (0, 0)
+
+
+async def test_a_prefill_engine_that_is_killed_leaves_those_of_another_alone(engines: LiveEngines) -> None:
+    killed, decode = await engines.start_pair()
+    sound = await engines.start("prefill-1", EngineRole.PREFILL)
+    killed.arm(Fault(Action.KILL, Point.INSIDE_CHUNK, 3))
+    questions = [engines.ask() for _ in range(3)]
+    async with asyncio.TaskGroup() as tasks:
+        for question in questions:
+            tasks.create_task(engines.check_pair(question, sound, decode))
+        await engines.check_pair(engines.ask(), killed, decode)
+    await engines.check_whole(sound, decode)
+    assert decode.count("num_links_lost") == 1
+    assert decode.count("num_prompt_tokens_computed") <= NUM_PROMPT_TOKENS, "more than the killed one's request"
