@@ -92,7 +92,7 @@ class Attempt:
         """Submit to both engines; the consumer first, whose reservation lets the producer start."""
         prefill, decode = self._route.prefill, self._route.decode
         if prefill is None:
-            self._decode = EngineStream(decode, self._request)
+            self._decode = EngineStream(decode, replace(self._request, prefix_source=self._route.prefix_source))
         else:
             self._decode = EngineStream(decode, self._with_ticket(TransferRole.CONSUMER, prefill))
             try:
@@ -209,4 +209,7 @@ class Attempt:
     def _with_ticket(self, role: TransferRole, peer: EngineConnection) -> EngineCoreRequest:
         request, address = self._request, peer.descriptor.kv_address
         transfer_id = f"{request.request_id}/{request.attempt}"
-        return replace(request, kv_transfer_params=KVTransferParams(transfer_id, request.attempt, role, address))
+        ticket = KVTransferParams(transfer_id, request.attempt, role, address)
+        # What the consumer does not have comes from its producer.
+        source = self._route.prefix_source if role is TransferRole.PRODUCER else None
+        return replace(request, kv_transfer_params=ticket, prefix_source=source)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -44,6 +44,9 @@ class IngressConfig(_Settings):
     host: str = Field("127.0.0.1", description="Address to listen on. Beyond loopback there is no encryption yet.")
     port: int = Field(50051, ge=0, le=65535, description="0 takes a free one.")
     max_requests_in_flight: int = Field(1024, ge=1, description="More are answered RESOURCE_EXHAUSTED.")
+    router: Literal["prefix_aware", "least_loaded"] = Field(
+        "prefix_aware", description="Which engines a request goes to: prefix_aware weighs cached prefixes against load."
+    )
     max_attempts: int = Field(4, ge=1, description="How often a request is submitted at most if its engines fail.")
     recovery_timeout_s: float = Field(
         60.0, ge=0, description="How long a request whose engine failed waits for one that can go on with it."

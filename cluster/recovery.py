@@ -71,6 +71,9 @@ class Recovery:
                 async with Attempt(route, self._request, self._deadline_s) as attempt:
                     self.attempt = attempt
                     async for output in attempt:
+                        if output.finish_reason is not None:
+                            # Before it is told: the client's next turn may follow at once.
+                            self._router.on_end(self._original, attempt.token_ids, route)
                         yield output
                         if output.finish_reason is not None:
                             return
@@ -99,8 +102,7 @@ class Recovery:
         )
 
     def _choose(self) -> Route[EngineConnection]:
-        num_tokens = len(self._request.prompt_token_ids) + len(self._request.output_token_ids)
-        return self._router.choose(num_tokens, self._engines.snapshot())
+        return self._router.choose(self._request, self._engines.snapshot())
 
     async def _choose_again(self, failure: EngineFailed) -> Route[EngineConnection]:
         """Choose engines to go on with; wait for them if there are none."""

@@ -18,6 +18,7 @@ from cluster.pool.session import EngineSession
 from cluster.pool.session_pool import SessionPool
 from cluster.recovery import RecoveryPolicy
 from cluster.router.least_loaded import LeastLoadedPair
+from cluster.router.prefix_aware import PrefixAwarePair
 from cluster.serving import Serving
 
 _CANARY_TIMEOUT_S = 60.0
@@ -54,7 +55,7 @@ class IngressProcess:
         description = ModelDescription(config.model_name, facts.max_model_len, facts.vocab_size, facts.eos_token_ids)
         serving = Serving(
             InputProcessor(description, tokenizer),
-            LeastLoadedPair(),
+            PrefixAwarePair(facts.layout.block_size) if config.ingress.router == "prefix_aware" else LeastLoadedPair(),
             self._sessions(),
             max_requests_in_flight=config.ingress.max_requests_in_flight,
             recovery_policy=RecoveryPolicy(config.ingress.max_attempts, config.ingress.recovery_timeout_s),

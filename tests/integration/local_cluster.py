@@ -14,7 +14,7 @@ from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
 from cluster.pool.membership import Membership
 from cluster.pool.session_pool import SessionPool
-from cluster.router.least_loaded import LeastLoadedPair
+from cluster.router.prefix_aware import PrefixAwarePair
 from cluster.serving import Serving
 
 
@@ -44,7 +44,8 @@ async def local_cluster(config: EngineConfig) -> AsyncIterator[LocalCluster]:
         facts = engines["decode-0"].facts
         description = ModelDescription("test", facts.max_model_len, facts.vocab_size, facts.eos_token_ids)
         tokenizer = ModelTokenizer.from_directory(Path(config.model.model))
-        serving = Serving(InputProcessor(description, tokenizer), LeastLoadedPair(), pool)
+        router = PrefixAwarePair(facts.layout.block_size)
+        serving = Serving(InputProcessor(description, tokenizer), router, pool)
         yield LocalCluster(serving, pool, engines)
     finally:
         await pool.close()

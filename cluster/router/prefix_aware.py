@@ -1,0 +1,80 @@
+"""Requests go where their prefix is, unless others wait there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from actors.core.block_hash import BlockHash, BlockHasher, ExtraKeys
+from actors.core.request import EngineCoreRequest
+from cluster.engine_connection import EngineDescriptor
+from cluster.router.base import EngineT, Route, candidates
+from cluster.router.prefix_index import EngineKey, PrefixIndex
+from kv_transfer.params import PrefixSource
+
+_MAX_BLOCKS = 1_000_000
+
+
+class PrefixAwarePair:
+    """Chooses the engines with the least to do: what is left of this prompt, and the requests that are there.
+
+    A request that is there counts as much as this one would without any prefix, so a whole prefix is worth one place in
+    the queue. Where another engine has more of the prefix than the one that is chosen to compute it, it is named as a
+    source to fetch from.
+    """
+
+    def __init__(self, block_size: int, max_blocks: int = _MAX_BLOCKS) -> None:
+        """block_size: of the engines' KV caches. Engines of another size are routed to, but never for a prefix."""
+        self._hasher = BlockHasher(block_size)
+        self._index = PrefixIndex(max_blocks)
+
+    def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
+        """Choose a pair, or one engine for both."""
+        token_ids = [*request.prompt_token_ids, *request.output_token_ids]
+        hashes = self._hash(request, token_ids)
+        cached = self._index.find(hashes)
+        prefill_engines, decode_engines = candidates(engines)
+        decode = self._least_work(decode_engines, len(token_ids), cached)
+        prefill = self._least_work(prefill_engines, len(token_ids), cached) if prefill_engines else None
+        computing = decode if prefill is None else prefill
+        source = self._find_source(computing, engines, cached)
+        for engine in (computing, decode):
+            # It will have them when the next request comes.
+            self._index.add(_key(engine.descriptor), hashes)
+        return Route(prefill, decode, source)
+
+    def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
+        """The engine that decoded has the answer's KV, but for its last token, which nothing was computed from."""
+        token_ids = [*request.prompt_token_ids, *output_token_ids][:-1]
+        self._index.add(_key(route.decode.descriptor), self._hash(request, token_ids))
+
+    def _hash(self, request: EngineCoreRequest, token_ids: list[int]) -> list[BlockHash]:
+        hashes: list[BlockHash] = []
+        digest = None if request.prompt_embeds is None else request.prompt_embeds.digest
+        keys = ExtraKeys(request.cache_salt, request.lora_name, request.mm_features, digest)
+        self._hasher.extend(hashes, token_ids, keys)
+        return hashes
+
+    def _num_cached_tokens(self, engine: EngineDescriptor, cached: Mapping[EngineKey, int]) -> int:
+        return cached.get(_key(engine), 0) * self._hasher.block_size
+
+    def _least_work(self, engines: Sequence[EngineT], num_tokens: int, cached: Mapping[EngineKey, int]) -> EngineT:
+        def work(engine: EngineT) -> tuple[int, int, str]:
+            num_left = num_tokens - self._num_cached_tokens(engine.descriptor, cached)
+            num_unfinished = engine.num_unfinished_requests
+            return num_unfinished * num_tokens + num_left, num_unfinished, engine.descriptor.engine_id
+
+        return min(engines, key=work)
+
+    def _find_source(
+        self, computing: EngineT, engines: Sequence[EngineT], cached: Mapping[EngineKey, int]
+    ) -> PrefixSource | None:
+        """The engine that has most of the prefix, if it has more of it than the one that would compute it."""
+        best = max(engines, key=lambda engine: self._num_cached_tokens(engine.descriptor, cached)).descriptor
+        num_tokens = self._num_cached_tokens(best, cached)
+        if num_tokens <= self._num_cached_tokens(computing.descriptor, cached):
+            return None
+        return PrefixSource(best.kv_address, num_tokens)
+
+
+def _key(engine: EngineDescriptor) -> EngineKey:
+    return engine.engine_id, engine.incarnation
