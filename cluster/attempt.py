@@ -168,7 +168,7 @@ class Attempt:
         try:
             return self._order.push(output)
         except Diverged as exc:
-            request_id, num_new_tokens = self._request.request_id, self._num_new_tokens
+            request_id, num_new_tokens = self._request.request_id, self.num_new_tokens
             raise OutputsDiverged(request_id, str(exc), num_new_tokens=num_new_tokens, can_resume=True) from exc
 
     def _on_silent_end(self, stream: EngineStream) -> None:
@@ -195,11 +195,12 @@ class Attempt:
         return stream.is_open or stream in self._reads
 
     def _failed(self, reason: str, *, can_resume: bool) -> EngineFailed:
-        request_id, num_new_tokens = self._request.request_id, self._num_new_tokens
+        request_id, num_new_tokens = self._request.request_id, self.num_new_tokens
         return EngineFailed(request_id, reason, num_new_tokens=num_new_tokens, can_resume=can_resume)
 
     @property
-    def _num_new_tokens(self) -> int:
+    def num_new_tokens(self) -> int:
+        """Output tokens of this attempt so far."""
         return len(self.token_ids) - len(self._request.output_token_ids)
 
     @property

@@ -70,6 +70,21 @@ def generate(
 
 
 @app.command()
+def status(
+    address: _Address = "127.0.0.1:50051",
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it on the screen.")] = False,
+    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs: raypd.v1.GetStatusResponse.")] = False,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")] = 10.0,
+) -> None:
+    """Show a running cluster's engines, links, KV transfers, requests and the controller's decisions."""
+    from cluster.status_command import show_status
+
+    watch_s = interval_s if watch else None
+    _run(lambda: asyncio.run(show_status(address, Console(), watch_s=watch_s, as_json=as_json, timeout_s=timeout_s)))
+
+
+@app.command()
 def demo(
     config: _ConfigFile = None,
     num_requests: Annotated[int, typer.Option(min=2, help="Concurrent prompts.")] = 16,

@@ -13,7 +13,14 @@ import grpc.aio
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # it ships no types
 
 from cluster.errors import ClusterError
-from cluster.ingress.protos.raypd.v1 import generate_pb2, generate_pb2_grpc, model_pb2, model_pb2_grpc
+from cluster.ingress.protos.raypd.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    generate_pb2,
+    generate_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+)
 from cluster.ingress.statuses import STATUS_DETAILS_KEY
 
 _CHANNEL_OPTIONS: Final = (
@@ -59,6 +66,7 @@ class GenerateClient:
         self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
         self._generate = generate_pb2_grpc.GenerateServiceStub(self._channel)
         self._model = model_pb2_grpc.ModelServiceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
         return self
 
     async def __aexit__(
@@ -107,6 +115,13 @@ class GenerateClient:
         """Describe the served model. Raises CallFailed."""
         try:
             return await self._model.GetModel(model_pb2.GetModelRequest(), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _call_failed(error) from error
+
+    async def status(self, timeout_s: float | None = None) -> admin_pb2.GetStatusResponse:
+        """Describe the cluster. Raises CallFailed."""
+        try:
+            return await self._admin.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             raise _call_failed(error) from error
 

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import ray
+
 from actors.config import ModelFacts
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor
 from cluster.pool.membership import Membership
+from cluster.status import ControllerView
 
 
 class IngressActor:
     """One ingress. Stateless: everything that it knows comes from the controller and from its clients."""
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, controller_name: str) -> None:
+        """controller_name: of the controller's actor, in this actor's namespace."""
         # Imported here: the driver and the controller handle this class without loading a tokenizer library.
         from cluster.ingress.process import IngressProcess
 
-        self._process = IngressProcess(config)
+        self._controller_name = controller_name
+        self._process = IngressProcess(config, self._ask_controller)
+
+    async def _ask_controller(self) -> ControllerView:
+        # Looked up each time: it may have been restarted meanwhile.
+        controller: Any = await asyncio.to_thread(ray.get_actor, self._controller_name)
+        view: ControllerView = await controller.status.remote()
+        return view
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
         """Send a canary request through this pair. Raises CanaryFailed."""

@@ -60,6 +60,16 @@ class Recovery:
         self._num_engines_lost = 0
         self.attempt: Attempt | None = None
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of the request."""
+        return len(self._original.prompt_token_ids)
+
+    @property
+    def num_attempts(self) -> int:
+        """Attempts that were begun."""
+        return self._request.attempt - self._original.attempt + (self.attempt is not None)
+
     async def outputs(self) -> AsyncGenerator[EngineCoreOutput, None]:
         """Every output in order, each position once. Closing it aborts the attempt that runs.
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
 
 from cluster.attempt import Attempt
 from cluster.engine_connection import EnginePool
@@ -15,6 +16,7 @@ from cluster.input_processor import InputProcessor
 from cluster.output_processor import OutputProcessor, ProcessedOutput
 from cluster.recovery import Recovery, RecoveryPolicy
 from cluster.router.base import Router
+from cluster.status import RequestView
 
 
 class Serving:
@@ -43,7 +45,7 @@ class Serving:
         self._retry_delay_s = retry_delay_s
         self._clock = clock
         self._recovery_policy = recovery_policy or RecoveryPolicy()
-        self._request_ids: set[str] = set()
+        self._in_flight: dict[str, _InFlight] = {}
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """Stream a request's output; the last chunk has an end. Closing the generator aborts the request.
@@ -52,10 +54,11 @@ class Serving:
         """
         stopwatch = _Stopwatch(self._clock)
         deadline_s = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
-        with self._admitted(request.request_id):
+        with self._admitted(request.request_id) as in_flight:
             engine_request = await self.input_processor.process(request)
             output_processor = OutputProcessor(self.input_processor.tokenizer.backend, engine_request, request.sampling)
             recovery = Recovery(self._router, self._engines, engine_request, deadline_s, self._recovery_policy)
+            in_flight.recovery = recovery
             # Told to the client in its first chunk: a request can only be resumed with the seed that it began with.
             seed: int | None = engine_request.sampling_params.seed
             async with aclosing(recovery.outputs()) as outputs:
@@ -74,19 +77,48 @@ class Serving:
     @property
     def num_requests_in_flight(self) -> int:
         """Requests that generate() is working on."""
-        return len(self._request_ids)
+        return len(self._in_flight)
+
+    def requests_in_flight(self) -> tuple[RequestView, ...]:
+        """What generate() is working on, oldest first, for people to see."""
+        return tuple(in_flight.view() for in_flight in self._in_flight.values())
 
     @contextmanager
-    def _admitted(self, request_id: str) -> Iterator[None]:
-        if len(self._request_ids) >= self._max_requests_in_flight:
-            raise Overloaded(len(self._request_ids), self._retry_delay_s)
-        if request_id in self._request_ids:
+    def _admitted(self, request_id: str) -> Iterator[_InFlight]:
+        if len(self._in_flight) >= self._max_requests_in_flight:
+            raise Overloaded(len(self._in_flight), self._retry_delay_s)
+        if request_id in self._in_flight:
             raise InvalidRequest(FieldViolation("request_id", repr(request_id), "one that no request in flight has"))
-        self._request_ids.add(request_id)
+        in_flight = self._in_flight[request_id] = _InFlight(request_id, time.time())
         try:
-            yield
+            yield in_flight
         finally:
-            self._request_ids.remove(request_id)
+            del self._in_flight[request_id]
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """recovery: from when its prompt is processed."""
+
+    request_id: str
+    arrived_at_s: float
+    recovery: Recovery | None = None
+
+    def view(self) -> RequestView:
+        attempt = None if self.recovery is None else self.recovery.attempt
+        if self.recovery is None or attempt is None:
+            return RequestView(self.request_id, self.arrived_at_s, "admitted")
+        prefill, decode = attempt.prefill_report, attempt.decode_report
+        return RequestView(
+            request_id=self.request_id,
+            arrived_at_s=self.arrived_at_s,
+            phase="decode" if attempt.num_new_tokens else "prefill",
+            prefill_engine="" if prefill is None else prefill.engine_id,
+            decode_engine=decode.engine_id,
+            num_prompt_tokens=self.recovery.num_prompt_tokens,
+            num_output_tokens=len(attempt.token_ids),
+            attempt=self.recovery.num_attempts,
+        )
 
 
 class _Stopwatch:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-
 import grpc.aio
 
 from cluster.errors import ModelNotFound
 from cluster.ingress.protos.raypd.v1 import model_pb2, model_pb2_grpc
 from cluster.ingress.statuses import status_of
+from cluster.ingress.version import server_version
 from cluster.input_processor import InputProcessor
 
 _Context = grpc.aio.ServicerContext[model_pb2.GetModelRequest, model_pb2.GetModelResponse]
@@ -25,7 +24,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_token_ids,
             has_chat_template=input_processor.tokenizer.has_chat_template,
-            server_version=_version(),
+            server_version=server_version(),
         )
 
     async def GetModel(self, request: model_pb2.GetModelRequest, context: _Context) -> model_pb2.GetModelResponse:  # noqa: N802
@@ -34,10 +33,3 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             status = status_of(ModelNotFound(request.model, self._answer.model))
             await context.abort(status.code, status.message, status.trailing_metadata)
         return self._answer
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("raypd")
-    except importlib.metadata.PackageNotFoundError:
-        return "uninstalled"  # Run from a working directory, as `ray job submit --working-dir .` does.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from actors.config import ModelFacts
@@ -20,15 +22,19 @@ from cluster.recovery import RecoveryPolicy
 from cluster.router.least_loaded import LeastLoadedPair
 from cluster.router.prefix_aware import PrefixAwarePair
 from cluster.serving import Serving
+from cluster.status import ClusterView, ControllerView, merge_engines
 
 _CANARY_TIMEOUT_S = 60.0
+_CONTROLLER_TIMEOUT_S = 2.0
 
 
 class IngressProcess:
     """Lives on one event loop. prove() and update_membership() work before start() opens the door."""
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, controller: Callable[[], Awaitable[ControllerView]]) -> None:
+        """controller: asks the controller what it knows; raises whatever it likes if it cannot."""
         self._config = config
+        self._controller = controller
         self._pool: SessionPool | None = None
         self._server: IngressServer | None = None
 
@@ -60,8 +66,25 @@ class IngressProcess:
             max_requests_in_flight=config.ingress.max_requests_in_flight,
             recovery_policy=RecoveryPolicy(config.ingress.max_attempts, config.ingress.recovery_timeout_s),
         )
-        self._server = IngressServer(serving, config.ingress.host, config.ingress.port)
+        self._server = IngressServer(serving, lambda: self._view(serving), config.ingress.host, config.ingress.port)
         return await self._server.start()
+
+    async def _view(self, serving: Serving) -> ClusterView:
+        """The cluster as it is now; what the controller does not say in time is left out."""
+        try:
+            controller = await asyncio.wait_for(self._controller(), _CONTROLLER_TIMEOUT_S)
+        except Exception as error:
+            # Whatever it is that keeps the controller from answering: the operator wants to see the rest.
+            controller = ControllerView(error=f"{type(error).__name__}: {error}".rstrip(": "))
+        membership, stats = self._sessions().membership, self._sessions().stats()
+        return ClusterView(
+            model=self._config.model_name,
+            now_s=time.time(),
+            membership_version=membership.version,
+            engines=merge_engines(controller.engines, membership.engines, stats),
+            requests=serving.requests_in_flight(),
+            controller=controller,
+        )
 
     async def drain(self, grace_s: float) -> None:
         """Close the door; what runs gets grace_s to end, then it is aborted. Then hang up on the engines."""

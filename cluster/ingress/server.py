@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import grpc
@@ -10,18 +11,28 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cluster.errors import AddressUnavailable
+from cluster.ingress.admin_service import AdminService
 from cluster.ingress.gate import Gate
 from cluster.ingress.generate_service import GenerateService
 from cluster.ingress.health import IngressHealth
 from cluster.ingress.model_service import ModelService
-from cluster.ingress.protos.raypd.v1 import generate_pb2, generate_pb2_grpc, model_pb2, model_pb2_grpc
+from cluster.ingress.protos.raypd.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    generate_pb2,
+    generate_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+)
 from cluster.serving import Serving
+from cluster.status import ClusterView
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 """Both ways. A prompt of a million token ids has about 3 MB."""
 SERVICES: Final = (
     generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
+    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
 )
 _LAST_WORDS_S = 1.0
 _OPTIONS: Final = (
@@ -42,9 +53,12 @@ _OPTIONS: Final = (
 class IngressServer:
     """raypd.v1, grpc.health.v1 and reflection on one port. start() and drain() belong to one event loop."""
 
-    def __init__(self, serving: Serving, host: str = "127.0.0.1", port: int = 0) -> None:
-        """port: 0 takes a free one."""
+    def __init__(
+        self, serving: Serving, view: Callable[[], Awaitable[ClusterView]], host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        """view: makes a view of the cluster as it is now; port: 0 takes a free one."""
         self._serving = serving
+        self._view = view
         self._host = host
         self._port = port
 
@@ -59,6 +73,7 @@ class IngressServer:
             GenerateService(self._serving, self._gate), self._server
         )
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving.input_processor), self._server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(self._view), self._server)
         reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         address = f"{self._host}:{self._port}"
         try:

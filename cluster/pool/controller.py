@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,6 +36,7 @@ from cluster.pool.reconciler import (
     reconcile,
     wanted_slots,
 )
+from cluster.status import ControllerView, Decision, EngineView
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +46,7 @@ CONTROLLER_NAME = "raypd-controller"
 _ROUND_S = 1.0
 _HEALTH_TIMEOUT_S = 10.0
 _MAX_BACKOFF_S = 60.0
+_MAX_DECISIONS = 200
 
 
 @dataclass(slots=True)
@@ -54,29 +58,8 @@ class _Engine:
     descriptor: EngineDescriptor | None = None
     ready: EngineReady | None = None
     health: EngineHealth | None = None
+    health_at_s: float = 0.0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """One engine, for people."""
-
-    engine_id: str
-    incarnation: int
-    role: EngineRole
-    state: EngineState
-    address: str | None
-    health: EngineHealth | None
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterStatus:
-    """The cluster, for people."""
-
-    ingress_address: str
-    membership_version: int
-    engines: list[EngineStatus]
-    last_errors: dict[str, str]
 
 
 class Controller:
@@ -90,6 +73,7 @@ class Controller:
         self._incarnations: dict[Slot, int] = {}
         self._not_before_s: dict[Slot, float] = {}
         self._last_errors: dict[str, str] = {}
+        self._decisions: deque[Decision] = deque(maxlen=_MAX_DECISIONS)
         self._membership = Membership(0, ())
         self._progress = ProgressLog()
         self._ingress: _Actor = None
@@ -101,7 +85,9 @@ class Controller:
         """Start everything; returns the ingress's address once every engine is proven. Raises CannotStart."""
         self._progress.say("reserving resources")
         await self._placement.reserve(min(60.0, self._config.start_timeout_s))
-        self._ingress = _remote(IngressActor).options(num_cpus=0, max_concurrency=10_000).remote(self._config)
+        self._ingress = (
+            _remote(IngressActor).options(num_cpus=0, max_concurrency=10_000).remote(self._config, CONTROLLER_NAME)
+        )
         await self._round()
         async with asyncio.timeout(self._config.start_timeout_s):
             await asyncio.gather(*(engine.task for engine in self._engines.values() if engine.task is not None))
@@ -113,20 +99,25 @@ class Controller:
         """What happened after the first so many events of the start; waits for more for a while."""
         return await self._progress.after(after)
 
-    async def status(self) -> ClusterStatus:
-        """Every engine as of its last health check."""
-        engines = [
-            EngineStatus(
+    async def status(self) -> ControllerView:
+        """Every engine as of its last health check, and what was decided lately."""
+        engines = tuple(
+            EngineView(
                 engine_id=engine.slot.engine_id,
                 incarnation=engine.incarnation,
-                role=engine.slot.role,
-                state=engine.state,
-                address=engine.descriptor.address if engine.descriptor else None,
-                health=engine.health,
+                role=engine.slot.role.value,
+                state=engine.state.value,
+                address=engine.descriptor.address if engine.descriptor else "",
+                last_error=self._last_errors.get(engine.slot.engine_id, ""),
+                stats=engine.health.stats if engine.health else None,
+                stats_at_s=engine.health_at_s,
             )
             for engine in self._engines.values()
-        ]
-        return ClusterStatus(self._ingress_address, self._membership.version, engines, dict(self._last_errors))
+        )
+        return ControllerView(engines, tuple(self._decisions))
+
+    def _decide(self, text: str) -> None:
+        self._decisions.append(Decision(time.time(), text))
 
     async def stop(self) -> None:
         """Drain the ingress, stop the engines, give the resources back."""
@@ -168,7 +159,7 @@ class Controller:
             return
         try:
             health: EngineHealth = await asyncio.wait_for(engine.actor.health.remote(), _HEALTH_TIMEOUT_S)
-            engine.health = health
+            engine.health, engine.health_at_s = health, time.time()
             error = health.error
         except TimeoutError:
             logger.warning("an engine is slow to answer", extra={"engine_id": engine.slot.engine_id})
@@ -195,6 +186,7 @@ class Controller:
             .remote(self._config.engine_config(slot.role), slot.engine_id, incarnation, resources)
         )
         engine = self._engines[slot] = _Engine(slot, incarnation, actor)
+        self._decide(f"start {slot.engine_id}, incarnation {incarnation}: its slot is empty")
         self._incarnations[slot] = incarnation
         is_first = self._reconciling is None
         engine.task = asyncio.create_task(self._bring_up(engine) if is_first else self._bring_back(engine))
@@ -237,12 +229,14 @@ class Controller:
     def _mark_dead(self, engine: _Engine, error: str) -> None:
         logger.error("an engine died", extra={"engine_id": engine.slot.engine_id, "error": error})
         engine.state = EngineState.DEAD
+        self._decide(f"give up {engine.slot.engine_id}, incarnation {engine.incarnation}: {error}")
         self._last_errors[engine.slot.engine_id] = error
         backoff_s = min(_MAX_BACKOFF_S, 2.0 ** min(engine.incarnation - 1, 6))
         self._not_before_s[engine.slot] = asyncio.get_running_loop().time() + backoff_s
 
     async def _remove(self, action: RemoveEngine) -> None:
         engine = self._engines.pop(action.slot)
+        self._decide(f"remove {action.slot.engine_id}, incarnation {action.incarnation}")
         await self._publish(self._membership.without_engine(engine.slot.engine_id, engine.incarnation))
         ray.kill(engine.actor)
 
@@ -284,6 +278,7 @@ class Controller:
     async def _admit(self, engine: _Engine) -> None:
         assert engine.descriptor is not None
         engine.state = EngineState.READY
+        self._decide(f"let {engine.slot.engine_id}, incarnation {engine.incarnation} serve: its canary was right")
         await self._publish(self._membership.with_engine(engine.descriptor))
 
     async def _publish(self, membership: Membership) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Final
 
@@ -86,7 +87,8 @@ class EngineSession:
         self._has_outgoing = asyncio.Event()
         self._lost: EngineLost | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.last_stats: SchedulerStats | None = None
+        self.last_stats: tuple[SchedulerStats, float] | None = None
+        """The engine's newest, and the Unix time at which it came."""
 
     @property
     def descriptor(self) -> EngineDescriptor:
@@ -180,7 +182,7 @@ class EngineSession:
 
     def _distribute(self, batch: EngineCoreOutputs) -> None:
         if batch.scheduler_stats is not None:
-            self.last_stats = batch.scheduler_stats
+            self.last_stats = batch.scheduler_stats, time.time()
         for output in batch.outputs:
             stream = self._streams.get(output.request_id)
             if stream is None or stream.attempt != output.attempt:

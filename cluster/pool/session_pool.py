@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from actors.core.stats import SchedulerStats
 from cluster.engine_connection import EngineConnection
 from cluster.errors import EngineLost
 from cluster.pool.membership import Membership
@@ -32,9 +33,13 @@ class SessionPool:
         return self._change
 
     @property
-    def version(self) -> int:
-        """The membership that is in force."""
-        return self._membership.version
+    def membership(self) -> Membership:
+        """The one that is in force."""
+        return self._membership
+
+    def stats(self) -> dict[tuple[str, int], tuple[SchedulerStats, float]]:
+        """The newest counters of engines, by id and incarnation, with the Unix time at which they came."""
+        return {key: session.last_stats for key, session in self._sessions.items() if session.last_stats is not None}
 
     async def update(self, membership: Membership) -> None:
         """Open sessions with new members, close those with engines that left; an older snapshot is ignored."""

@@ -1,5 +1,6 @@
 """A Serving on fake engines, for the tests of Serving and of the doors."""
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -9,11 +10,13 @@ from actors.core.outputs import RequestTimings, StatusChange
 from actors.core.request import EngineCoreRequest, RequestStatus
 from cluster.engine_connection import EngineRole
 from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TextPrompt
+from cluster.ingress.server import IngressServer
 from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
 from cluster.recovery import RecoveryPolicy
 from cluster.router.least_loaded import LeastLoadedPair
 from cluster.serving import Serving
+from cluster.status import ClusterView, ControllerView
 from kv_transfer.stats import TransferTimings
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, FakeEngine, FakePool, byte_tokenizer
 
@@ -100,3 +103,13 @@ def assert_nothing_is_left(pair: Pair) -> None:
     """No engine works on anything, and Serving knows of no request."""
     assert pair.num_unfinished_requests == 0
     assert pair.serving.num_requests_in_flight == 0
+
+
+def make_ingress_server(serving: Serving, *, port: int = 0) -> IngressServer:
+    """An ingress that knows of no controller."""
+
+    async def view() -> ClusterView:
+        requests = serving.requests_in_flight()
+        return ClusterView("test", time.time(), 7, (), requests, ControllerView(error="no controller"))
+
+    return IngressServer(serving, view, port=port)

@@ -7,8 +7,7 @@ import pytest
 
 from actors.core.request import FinishReason
 from cluster.client import CallFailed, GenerateClient, generate_blocking
-from cluster.ingress.server import IngressServer
-from tests.cluster.serving_setup import Pair, make_pair
+from tests.cluster.serving_setup import Pair, make_ingress_server, make_pair
 
 
 @contextmanager
@@ -19,7 +18,7 @@ def _ingress_on_a_thread() -> Iterator[str]:
 
     async def serve() -> None:
         pair = make_pair()
-        server = IngressServer(pair.serving)
+        server = make_ingress_server(pair.serving)
         addresses.append(f"127.0.0.1:{await server.start()}")
         answering = asyncio.create_task(_answer_all(pair))
         is_up.set()
@@ -58,7 +57,7 @@ def test_a_program_without_an_event_loop_may_stop_early() -> None:
 
 async def test_a_prompt_can_be_tokens_or_a_conversation() -> None:
     pair = make_pair()
-    server = IngressServer(pair.serving)
+    server = make_ingress_server(pair.serving)
     async with GenerateClient(f"127.0.0.1:{await server.start()}") as client:
         reading = asyncio.ensure_future(anext(client.generate([104, 105], max_tokens=1)))
         producer, _ = await pair.next_requests()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.client import CallFailed, GenerateClient
 from cluster.ingress.protos.raypd.v1 import generate_pb2
-from tests.integration.served import ServeProcess
+from tests.integration.served import ROOT, ServeProcess
 from tests.reference import greedy_tokens, random_prompt
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -70,6 +74,46 @@ async def test_health_says_serving(served: tuple[ServeProcess, str]) -> None:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs lack the methods
         answer = await stub.Check(health_pb2.HealthCheckRequest())
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_status_shows_engines_links_and_decisions(served: tuple[ServeProcess, str]) -> None:
+    async with GenerateClient(served[1]) as client:
+        await ask(client, random_prompt(60, seed=77))
+        async with asyncio.timeout(20):
+            # Counters come with the engines' next heartbeat.
+            while True:
+                status = await client.status()
+                engines = {engine.engine_id: engine for engine in status.engines}
+                if all(engine.transfers.active == 0 and engine.links for engine in engines.values()):
+                    break
+                await asyncio.sleep(0.1)
+    assert status.controller_error == ""
+    assert {engine.state for engine in status.engines} == {"ready"}
+    assert engines["prefill-0"].transfers.sent_bytes == engines["decode-0"].transfers.received_bytes > 0
+    assert engines["decode-0"].transfers.mean_transfer_seconds > 0
+    assert [link.peer_engine_id for link in engines["decode-0"].links] == ["prefill-0"]
+    assert {link.state for engine in status.engines for link in engine.links} == {"open"}
+    assert any("prefill-0" in decision.text and "serve" in decision.text for decision in status.decisions)
+
+
+def test_status_is_a_command(served: tuple[ServeProcess, str]) -> None:
+    command = [sys.executable, "-m", "cluster", "status", "--address", served[1]]
+    environment = os.environ | {"COLUMNS": "250"}
+    shown = subprocess.run(command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+    for word in ("prefill-0", "decode-0", "ready", "links", "KV transfers", "decisions"):
+        assert word in shown.stdout, shown.stdout
+    assert not shown.stderr
+    machine = subprocess.run([*command, "--json"], check=True, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert len(json.loads(machine.stdout)["engines"]) == 2
+
+
+def test_status_of_nobody_is_an_error_in_words() -> None:
+    command = [sys.executable, "-m", "cluster", "status", "--address", "127.0.0.1:9", "--timeout", "2"]
+    shown = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 1
+    assert shown.stderr.startswith("raypd: ")
+    assert "Traceback" not in shown.stderr
 
 
 async def test_bad_input_is_named(served: tuple[ServeProcess, str]) -> None:

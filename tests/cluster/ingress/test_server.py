@@ -15,15 +15,21 @@ from cluster.client import CallFailed, GenerateClient
 from cluster.engine_connection import EngineRole
 from cluster.errors import AddressUnavailable
 from cluster.ingress.protos.raypd.v1 import generate_pb2
-from cluster.ingress.server import IngressServer
 from cluster.serving import Serving
-from tests.cluster.serving_setup import Pair, decode_timings, make_pair, make_serving, prefill_timings
+from tests.cluster.serving_setup import (
+    Pair,
+    decode_timings,
+    make_ingress_server,
+    make_pair,
+    make_serving,
+    prefill_timings,
+)
 from tests.fakes import VOCAB_SIZE, FakeEngine
 
 
 @asynccontextmanager
 async def _serving_at(serving: Serving) -> AsyncIterator[str]:
-    server = IngressServer(serving)
+    server = make_ingress_server(serving)
     port = await server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -310,7 +316,7 @@ def _health_methods(
 
 
 async def test_health_is_serving_for_every_service_until_the_server_drains() -> None:
-    server = IngressServer(make_pair().serving)
+    server = make_ingress_server(make_pair().serving)
     port = await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         check, watch = _health_methods(channel)
@@ -341,6 +347,7 @@ async def test_reflection_names_every_service() -> None:
         services, file = [answer async for answer in reflect(iter(requests))]
 
     assert {service.name for service in services.list_services_response.service} == {
+        "raypd.v1.AdminService",
         "raypd.v1.GenerateService",
         "raypd.v1.ModelService",
         "grpc.health.v1.Health",
@@ -351,7 +358,7 @@ async def test_reflection_names_every_service() -> None:
 
 async def test_draining_lets_running_requests_end_and_refuses_new_ones() -> None:
     pair = make_pair()
-    server = IngressServer(pair.serving)
+    server = make_ingress_server(pair.serving)
     port = await server.start()
     async with GenerateClient(f"127.0.0.1:{port}") as client:
         responses = client.generate("hello")
@@ -373,7 +380,7 @@ async def test_draining_lets_running_requests_end_and_refuses_new_ones() -> None
 
 async def test_requests_that_outlast_the_grace_are_aborted() -> None:
     pair = make_pair()
-    server = IngressServer(pair.serving)
+    server = make_ingress_server(pair.serving)
     port = await server.start()
     async with GenerateClient(f"127.0.0.1:{port}") as client:
         first = asyncio.ensure_future(anext(client.generate("hello")))
@@ -390,7 +397,7 @@ async def test_a_port_that_is_taken_is_an_error() -> None:
     async with _serving_at(make_pair().serving) as address:
         port = int(address.rpartition(":")[2])
         with pytest.raises(AddressUnavailable, match=f"cannot listen at 127.0.0.1:{port}"):
-            await IngressServer(make_pair().serving, port=port).start()
+            await make_ingress_server(make_pair().serving, port=port).start()
 
 
 async def test_the_served_model_is_described() -> None:

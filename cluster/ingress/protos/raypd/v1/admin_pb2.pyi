@@ -1,0 +1,195 @@
+# mypy: disable-error-code="type-arg"
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    DECISIONS_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_ERROR_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    server_version: str
+    membership_version: int
+    engines: _containers.RepeatedCompositeFieldContainer[EngineStatus]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestInFlight]
+    decisions: _containers.RepeatedCompositeFieldContainer[Decision]
+    controller_error: str
+    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ...) -> None: ...
+
+class EngineStatus(_message.Message):
+    __slots__ = ("engine_id", "incarnation", "role", "state", "address", "last_error", "load", "transfers", "links", "stores", "age_seconds")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    incarnation: int
+    role: str
+    state: str
+    address: str
+    last_error: str
+    load: EngineLoad
+    transfers: TransferStatus
+    links: _containers.RepeatedCompositeFieldContainer[LinkStatus]
+    stores: StoreStatus
+    age_seconds: float
+    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., last_error: _Optional[str] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., transfers: _Optional[_Union[TransferStatus, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., stores: _Optional[_Union[StoreStatus, _Mapping]] = ..., age_seconds: _Optional[float] = ...) -> None: ...
+
+class EngineLoad(_message.Message):
+    __slots__ = ("running", "waiting", "waiting_for_remote_kvs", "held", "blocks", "free_blocks", "preemptions", "prompt_tokens", "output_tokens", "steps", "prefix_queried_tokens", "prefix_cached_tokens", "prefix_loaded_tokens", "late_completions")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_REMOTE_KVS_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_QUERIED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_LOADED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LATE_COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    waiting_for_remote_kvs: int
+    held: int
+    blocks: int
+    free_blocks: int
+    preemptions: int
+    prompt_tokens: int
+    output_tokens: int
+    steps: int
+    prefix_queried_tokens: int
+    prefix_cached_tokens: int
+    prefix_loaded_tokens: int
+    late_completions: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_for_remote_kvs: _Optional[int] = ..., held: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., prefix_loaded_tokens: _Optional[int] = ..., late_completions: _Optional[int] = ...) -> None: ...
+
+class TransferStatus(_message.Message):
+    __slots__ = ("sent_bytes", "received_bytes", "sent_chunks", "received_chunks", "completed", "failed", "cancelled", "retries", "stalls", "corrupt_chunks", "links_lost", "mean_transfer_seconds", "mean_exposed_seconds", "active", "pinned_blocks", "oldest_pin_seconds", "dropped_messages")
+    class DroppedMessagesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    RETRIES_FIELD_NUMBER: _ClassVar[int]
+    STALLS_FIELD_NUMBER: _ClassVar[int]
+    CORRUPT_CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_LOST_FIELD_NUMBER: _ClassVar[int]
+    MEAN_TRANSFER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    MEAN_EXPOSED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_PIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    sent_bytes: int
+    received_bytes: int
+    sent_chunks: int
+    received_chunks: int
+    completed: int
+    failed: int
+    cancelled: int
+    retries: int
+    stalls: int
+    corrupt_chunks: int
+    links_lost: int
+    mean_transfer_seconds: float
+    mean_exposed_seconds: float
+    active: int
+    pinned_blocks: int
+    oldest_pin_seconds: float
+    dropped_messages: _containers.ScalarMap[str, int]
+    def __init__(self, sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., sent_chunks: _Optional[int] = ..., received_chunks: _Optional[int] = ..., completed: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., retries: _Optional[int] = ..., stalls: _Optional[int] = ..., corrupt_chunks: _Optional[int] = ..., links_lost: _Optional[int] = ..., mean_transfer_seconds: _Optional[float] = ..., mean_exposed_seconds: _Optional[float] = ..., active: _Optional[int] = ..., pinned_blocks: _Optional[int] = ..., oldest_pin_seconds: _Optional[float] = ..., dropped_messages: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class LinkStatus(_message.Message):
+    __slots__ = ("peer_engine_id", "peer_incarnation", "end", "state", "active_transfers", "bytes", "age_seconds", "idle_seconds", "last_error")
+    PEER_ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    PEER_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_TRANSFERS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    peer_engine_id: str
+    peer_incarnation: int
+    end: str
+    state: str
+    active_transfers: int
+    bytes: int
+    age_seconds: float
+    idle_seconds: float
+    last_error: str
+    def __init__(self, peer_engine_id: _Optional[str] = ..., peer_incarnation: _Optional[int] = ..., end: _Optional[str] = ..., state: _Optional[str] = ..., active_transfers: _Optional[int] = ..., bytes: _Optional[int] = ..., age_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., last_error: _Optional[str] = ...) -> None: ...
+
+class StoreStatus(_message.Message):
+    __slots__ = ("saved_blocks", "unsaved_blocks", "loaded_blocks", "missing_blocks")
+    SAVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    UNSAVED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LOADED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    saved_blocks: int
+    unsaved_blocks: int
+    loaded_blocks: int
+    missing_blocks: int
+    def __init__(self, saved_blocks: _Optional[int] = ..., unsaved_blocks: _Optional[int] = ..., loaded_blocks: _Optional[int] = ..., missing_blocks: _Optional[int] = ...) -> None: ...
+
+class RequestInFlight(_message.Message):
+    __slots__ = ("request_id", "age_seconds", "phase", "prefill_engine", "decode_engine", "prompt_tokens", "output_tokens", "attempt")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_ENGINE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ENGINE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    age_seconds: float
+    phase: str
+    prefill_engine: str
+    decode_engine: str
+    prompt_tokens: int
+    output_tokens: int
+    attempt: int
+    def __init__(self, request_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., phase: _Optional[str] = ..., prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("age_seconds", "text")
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    age_seconds: float
+    text: str
+    def __init__(self, age_seconds: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,20 @@
+"""The types of admin_pb2_grpc.py, for grpc.aio. Made by tools/generate_protos.py: do not edit."""
+# ruff: noqa
+# fmt: off
+
+from collections.abc import AsyncIterator, Awaitable
+
+import grpc.aio
+
+from cluster.ingress.protos.raypd.v1 import admin_pb2
+
+class AdminServiceStub:
+    def __init__(self, channel: grpc.aio.Channel) -> None: ...
+    GetStatus: grpc.aio.UnaryUnaryMultiCallable[admin_pb2.GetStatusRequest, admin_pb2.GetStatusResponse]
+
+class AdminServiceServicer:
+    def GetStatus(self, request: admin_pb2.GetStatusRequest, context: grpc.aio.ServicerContext[admin_pb2.GetStatusRequest, admin_pb2.GetStatusResponse]) -> Awaitable[admin_pb2.GetStatusResponse]: ...
+
+def add_AdminServiceServicer_to_server(
+    servicer: AdminServiceServicer, server: grpc.aio.Server
+) -> None: ...

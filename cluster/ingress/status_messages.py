@@ -1,0 +1,132 @@
+"""raypd.v1's messages about a cluster's status, made from what is known of it."""
+
+from __future__ import annotations
+
+from actors.core.stats import SchedulerStats
+from cluster.ingress.protos.raypd.v1 import admin_pb2
+from cluster.ingress.version import server_version
+from cluster.status import ClusterView, EngineView, RequestView
+from kv_transfer.stats import LinkStats, TransferStats
+from kv_transfer.stores.messages import StoreStats
+
+
+def status_to_proto(view: ClusterView) -> admin_pb2.GetStatusResponse:
+    """The whole answer."""
+    return admin_pb2.GetStatusResponse(
+        model=view.model,
+        server_version=server_version(),
+        membership_version=view.membership_version,
+        engines=[_engine(engine, view.now_s) for engine in view.engines],
+        requests=[_request(request, view.now_s) for request in view.requests],
+        decisions=[
+            admin_pb2.Decision(age_seconds=_age(decision.at_s, view.now_s), text=decision.text)
+            for decision in view.controller.decisions
+        ],
+        controller_error=view.controller.error,
+    )
+
+
+def _engine(engine: EngineView, now_s: float) -> admin_pb2.EngineStatus:
+    message = admin_pb2.EngineStatus(
+        engine_id=engine.engine_id,
+        incarnation=engine.incarnation,
+        role=engine.role,
+        state=engine.state,
+        address=engine.address,
+        last_error=engine.last_error,
+    )
+    stats = engine.stats
+    if stats is None:
+        return message
+    message.age_seconds = _age(engine.stats_at_s, now_s)
+    message.load.CopyFrom(_load(stats))
+    if stats.transfer_stats is not None:
+        message.transfers.CopyFrom(_transfers(stats.transfer_stats, now_s))
+        message.links.extend(_link(link, now_s) for link in stats.transfer_stats.links)
+    if stats.store_stats is not None:
+        message.stores.CopyFrom(_stores(stats.store_stats))
+    return message
+
+
+def _load(stats: SchedulerStats) -> admin_pb2.EngineLoad:
+    prefix = stats.prefix_cache_stats
+    return admin_pb2.EngineLoad(
+        running=stats.num_running_reqs,
+        waiting=stats.num_waiting_reqs,
+        waiting_for_remote_kvs=stats.num_waiting_for_remote_kvs,
+        held=stats.num_held_reqs,
+        blocks=stats.num_blocks,
+        free_blocks=stats.num_free_blocks,
+        preemptions=stats.num_preemptions,
+        prompt_tokens=stats.num_prompt_tokens_computed,
+        output_tokens=stats.num_output_tokens,
+        steps=stats.num_steps,
+        prefix_queried_tokens=prefix.queries,
+        prefix_cached_tokens=prefix.hits,
+        prefix_loaded_tokens=prefix.loaded,
+        late_completions=stats.num_late_completions,
+    )
+
+
+def _transfers(stats: TransferStats, now_s: float) -> admin_pb2.TransferStatus:
+    num_timed = max(1, stats.num_timed_transfers)
+    return admin_pb2.TransferStatus(
+        sent_bytes=stats.num_sent_bytes,
+        received_bytes=stats.num_received_bytes,
+        sent_chunks=stats.num_sent_chunks,
+        received_chunks=stats.num_received_chunks,
+        completed=stats.num_transfers_completed,
+        failed=stats.num_transfers_failed,
+        cancelled=stats.num_transfers_cancelled,
+        retries=stats.num_retries,
+        stalls=stats.num_stalls,
+        corrupt_chunks=stats.num_corrupt_chunks,
+        links_lost=stats.num_links_lost,
+        mean_transfer_seconds=stats.transfer_s / num_timed,
+        mean_exposed_seconds=stats.exposed_s / num_timed,
+        active=stats.num_active_transfers,
+        pinned_blocks=stats.num_pinned_blocks,
+        oldest_pin_seconds=0.0 if stats.oldest_pin_at_s is None else _age(stats.oldest_pin_at_s, now_s),
+        dropped_messages=stats.dropped_messages,
+    )
+
+
+def _link(link: LinkStats, now_s: float) -> admin_pb2.LinkStatus:
+    return admin_pb2.LinkStatus(
+        peer_engine_id=link.peer_engine_id,
+        peer_incarnation=link.peer_incarnation,
+        end=link.role.value,
+        state=link.state.name.lower(),
+        active_transfers=link.num_active_transfers,
+        bytes=link.num_bytes,
+        age_seconds=_age(link.opened_at_s, now_s),
+        idle_seconds=_age(link.last_active_at_s, now_s),
+        last_error=link.last_error,
+    )
+
+
+def _stores(stats: StoreStats) -> admin_pb2.StoreStatus:
+    return admin_pb2.StoreStatus(
+        saved_blocks=stats.num_saved_blocks,
+        unsaved_blocks=stats.num_unsaved_blocks,
+        loaded_blocks=stats.num_loaded_blocks,
+        missing_blocks=stats.num_missing_blocks,
+    )
+
+
+def _request(request: RequestView, now_s: float) -> admin_pb2.RequestInFlight:
+    return admin_pb2.RequestInFlight(
+        request_id=request.request_id,
+        age_seconds=_age(request.arrived_at_s, now_s),
+        phase=request.phase,
+        prefill_engine=request.prefill_engine,
+        decode_engine=request.decode_engine,
+        prompt_tokens=request.num_prompt_tokens,
+        output_tokens=request.num_output_tokens,
+        attempt=request.attempt,
+    )
+
+
+def _age(at_s: float, now_s: float) -> float:
+    """Clocks of two hosts may differ a little; nothing is from the future."""
+    return max(0.0, now_s - at_s)

@@ -1,0 +1,100 @@
+"""A cluster as an operator wants to see it: what the controller and an ingress know of it, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from actors.core.stats import SchedulerStats
+from cluster.engine_connection import EngineDescriptor
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """One engine. state: the controller's word for it; stats: its newest, of stats_at_s (Unix time)."""
+
+    engine_id: str
+    incarnation: int
+    role: str
+    state: str
+    address: str = ""
+    last_error: str = ""
+    stats: SchedulerStats | None = None
+    stats_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A request in flight. phase: admitted, prefill or decode; attempt: 1 for the first."""
+
+    request_id: str
+    arrived_at_s: float
+    phase: str
+    prefill_engine: str = ""
+    decode_engine: str = ""
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Something that the controller did. at_s: Unix time."""
+
+    at_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerView:
+    """What the controller knows. error: why it did not answer, if it did not."""
+
+    engines: tuple[EngineView, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Everything, as of now_s (Unix time)."""
+
+    model: str
+    now_s: float
+    membership_version: int
+    engines: tuple[EngineView, ...]
+    requests: tuple[RequestView, ...]
+    controller: ControllerView = field(default_factory=ControllerView)
+
+
+def merge_engines(
+    controller: Iterable[EngineView],
+    members: Iterable[EngineDescriptor],
+    stats: Mapping[tuple[str, int], tuple[SchedulerStats, float]],
+) -> tuple[EngineView, ...]:
+    """Every engine that either side knows of, by id; of both sides' counters the ingress's, which are the fresher.
+
+    stats: by engine id and incarnation, each with its Unix time
+    """
+    merged: dict[tuple[str, int], EngineView] = {
+        (member.engine_id, member.incarnation): EngineView(
+            member.engine_id, member.incarnation, member.role.value, "connected", member.address
+        )
+        for member in members
+    }
+    merged.update({(engine.engine_id, engine.incarnation): engine for engine in controller})
+    views = []
+    for key, engine in sorted(merged.items()):
+        newest, at_s = stats.get(key, (engine.stats, engine.stats_at_s))
+        views.append(
+            EngineView(
+                engine_id=engine.engine_id,
+                incarnation=engine.incarnation,
+                role=engine.role,
+                state=engine.state,
+                address=engine.address,
+                last_error=engine.last_error,
+                stats=newest,
+                stats_at_s=at_s,
+            )
+        )
+    return tuple(views)

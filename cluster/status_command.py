@@ -1,0 +1,199 @@
+"""`raypd status`: a running cluster as tables, once or again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from google.protobuf.json_format import MessageToJson
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+from cluster.client import GenerateClient
+from cluster.ingress.protos.raypd.v1 import admin_pb2
+
+_MAX_REQUESTS = 20
+_MAX_DECISIONS = 10
+
+
+async def show_status(
+    address: str, console: Console, *, watch_s: float | None, as_json: bool, timeout_s: float
+) -> None:
+    """Print the status, or keep it on the screen, fresh every watch_s seconds. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        status = await client.status(timeout_s)
+        if as_json:
+            console.print_json(MessageToJson(status, preserving_proto_field_name=True))
+            return
+        if watch_s is None:
+            console.print(render_status(status))
+            return
+        with Live(render_status(status), console=console, auto_refresh=False, screen=True) as live:
+            while True:
+                await asyncio.sleep(watch_s)
+                live.update(render_status(await client.status(timeout_s)), refresh=True)
+
+
+def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
+    """Everything that there is to see; what there is none of is left out."""
+    head = f"model [bold]{status.model}[/]  raypd {status.server_version}  membership {status.membership_version}"
+    parts: list[RenderableType] = [f"{head}  requests in flight {len(status.requests)}", _engines(status.engines)]
+    if status.controller_error:
+        parts.append(f"[red]the controller does not answer: {status.controller_error}[/]")
+    parts += [f"[red]{engine.engine_id}: {engine.last_error}[/]" for engine in status.engines if engine.last_error]
+    if any(engine.HasField("transfers") for engine in status.engines):
+        parts.append(_transfers(status.engines))
+    if any(engine.links for engine in status.engines):
+        parts.append(_links(status.engines))
+    if any(engine.HasField("stores") for engine in status.engines):
+        parts.append(_stores(status.engines))
+    if status.requests:
+        parts.append(_requests(status.requests))
+    if status.decisions:
+        parts.append(_decisions(status.decisions))
+    return Group(*parts)
+
+
+def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Columns whose names begin with a blank are text; the others are numbers, on the right."""
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name.strip(), justify="left" if name.startswith(" ") else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    return table
+
+
+def _engines(engines: Iterable[admin_pb2.EngineStatus]) -> Table:
+    columns = [" engine", " role", "life", " state", " address", "running", "waiting", "waiting for KV", "held"]
+    columns += ("KV used", "prefix hits", "preempted", "prompt tokens", "output tokens", "as of")
+    return _table("engines", columns, (_engine_row(engine) for engine in engines))
+
+
+def _engine_row(engine: admin_pb2.EngineStatus) -> list[object]:
+    head: list[object] = [engine.engine_id, engine.role, engine.incarnation, engine.state, engine.address]
+    if not engine.HasField("load"):
+        return [*head, *["-"] * 10]
+    load = engine.load
+    num_found = load.prefix_cached_tokens + load.prefix_loaded_tokens
+    return [
+        *head,
+        load.running,
+        load.waiting,
+        load.waiting_for_remote_kvs,
+        load.held,
+        _percent(load.blocks - load.free_blocks, load.blocks),
+        _percent(num_found, load.prefix_queried_tokens),
+        load.preemptions,
+        load.prompt_tokens,
+        load.output_tokens,
+        _age(engine.age_seconds),
+    ]
+
+
+def _transfers(engines: Iterable[admin_pb2.EngineStatus]) -> Table:
+    columns = [" engine", "sent", "received", "chunks", "handed over", "failed", "cancelled", "retried", "stalls"]
+    columns += ("corrupt", "links lost", "transfer", "exposed", "active", "pinned", "oldest pin", " dropped messages")
+    rows = [
+        [
+            engine.engine_id,
+            _bytes(transfers.sent_bytes),
+            _bytes(transfers.received_bytes),
+            transfers.sent_chunks + transfers.received_chunks,
+            transfers.completed,
+            transfers.failed,
+            transfers.cancelled,
+            transfers.retries,
+            transfers.stalls,
+            transfers.corrupt_chunks,
+            transfers.links_lost,
+            _milliseconds(transfers.mean_transfer_seconds),
+            _milliseconds(transfers.mean_exposed_seconds),
+            transfers.active,
+            transfers.pinned_blocks,
+            _age(transfers.oldest_pin_seconds) if transfers.active else "-",
+            ", ".join(f"{reason} {count}" for reason, count in sorted(transfers.dropped_messages.items())) or "-",
+        ]
+        for engine in engines
+        if (transfers := engine.transfers) is not None and engine.HasField("transfers")
+    ]
+    return _table("KV transfers since each engine's start", columns, rows)
+
+
+def _links(engines: Iterable[admin_pb2.EngineStatus]) -> Table:
+    columns = (" engine", " end", " peer", "life", " state", "transfers", "bytes", "age", "idle", " last error")
+    rows = [
+        [
+            engine.engine_id,
+            link.end,
+            link.peer_engine_id,
+            link.peer_incarnation,
+            link.state,
+            link.active_transfers,
+            _bytes(link.bytes),
+            _age(link.age_seconds),
+            _age(link.idle_seconds),
+            link.last_error or "-",
+        ]
+        for engine in engines
+        for link in engine.links
+    ]
+    return _table("links", columns, rows)
+
+
+def _stores(engines: Iterable[admin_pb2.EngineStatus]) -> Table:
+    rows = [
+        [engine.engine_id, stores.saved_blocks, stores.unsaved_blocks, stores.loaded_blocks, stores.missing_blocks]
+        for engine in engines
+        if (stores := engine.stores) is not None and engine.HasField("stores")
+    ]
+    return _table("KV stores, in blocks", (" engine", "saved", "not saved", "loaded", "missing"), rows)
+
+
+def _requests(requests: Sequence[admin_pb2.RequestInFlight]) -> Table:
+    columns = (" request", "age", " phase", " prefill", " decode", "prompt", "output", "attempt")
+    rows = [
+        [
+            request.request_id,
+            _age(request.age_seconds),
+            request.phase,
+            request.prefill_engine or "-",
+            request.decode_engine or "-",
+            request.prompt_tokens,
+            request.output_tokens,
+            request.attempt,
+        ]
+        for request in requests[:_MAX_REQUESTS]
+    ]
+    title = "requests" if len(requests) <= _MAX_REQUESTS else f"requests, the oldest {_MAX_REQUESTS} of {len(requests)}"
+    return _table(title, columns, rows)
+
+
+def _decisions(decisions: Sequence[admin_pb2.Decision]) -> Table:
+    rows = [[_age(decision.age_seconds), decision.text] for decision in decisions[-_MAX_DECISIONS:]]
+    return _table("the controller's last decisions", ("ago", " what and why"), rows)
+
+
+def _percent(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def _bytes(count: int) -> str:
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds else "-"
+
+
+def _age(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,136 @@
+"""What an operator is shown."""
+
+from __future__ import annotations
+
+import asyncio
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from actors.core.stats import PrefixCacheStats, SchedulerStats
+from cluster.client import GenerateClient
+from cluster.engine_connection import EngineDescriptor, EngineRole
+from cluster.ingress.protos.raypd.v1 import admin_pb2
+from cluster.ingress.status_messages import status_to_proto
+from cluster.status import ClusterView, ControllerView, Decision, EngineView, RequestView, merge_engines
+from cluster.status_command import render_status
+from kv_transfer.params import TransferRole
+from kv_transfer.stats import LinkState, LinkStats, TransferStats
+from kv_transfer.stores.messages import StoreStats
+from tests.cluster.serving_setup import HELLO, make_ingress_server, make_pair
+
+NOW_S = 5000.0
+LINK = LinkStats("decode-0", 3, TransferRole.PRODUCER, LinkState.DEAD, 1, 2**20, NOW_S - 90, NOW_S - 4, "cut")
+TRANSFERS = TransferStats(
+    num_sent_bytes=3 * 2**30,
+    num_transfers_completed=7,
+    num_stalls=2,
+    num_timed_transfers=4,
+    transfer_s=0.4,
+    exposed_s=0.02,
+    num_active_transfers=1,
+    num_pinned_blocks=12,
+    oldest_pin_at_s=NOW_S - 61,
+    links=(LINK,),
+    dropped_messages={"another attempt": 5},
+)
+STATS = SchedulerStats(
+    num_running_reqs=3,
+    num_blocks=200,
+    num_free_blocks=50,
+    prefix_cache_stats=PrefixCacheStats(queries=100, hits=20, loaded=5),
+    transfer_stats=TRANSFERS,
+    store_stats=StoreStats(num_saved_blocks=9),
+)
+VIEW = ClusterView(
+    model="demo",
+    now_s=NOW_S,
+    membership_version=4,
+    engines=(
+        EngineView("prefill-0", 2, "prefill", "ready", "host:1", "out of memory", STATS, NOW_S - 0.5),
+        EngineView("prefill-1", 1, "prefill", "starting"),
+    ),
+    requests=(RequestView("r1", NOW_S - 12, "decode", "prefill-0", "decode-0", 40, 5, 2),),
+    controller=ControllerView(decisions=(Decision(NOW_S - 30, "start prefill-1, incarnation 1: its slot is empty"),)),
+)
+
+
+def rendered(view: ClusterView) -> str:
+    console = Console(file=StringIO(), width=250, color_system=None)
+    console.print(render_status(status_to_proto(view)))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_every_number_has_its_place() -> None:
+    status = status_to_proto(VIEW)
+    engine = status.engines[0]
+    assert (engine.load.running, engine.load.free_blocks, engine.age_seconds) == (3, 50, 0.5)
+    assert engine.transfers.mean_transfer_seconds == pytest.approx(0.1)
+    assert engine.transfers.mean_exposed_seconds == pytest.approx(0.005)
+    assert engine.transfers.oldest_pin_seconds == 61
+    assert engine.transfers.dropped_messages == {"another attempt": 5}
+    assert (engine.links[0].state, engine.links[0].idle_seconds, engine.links[0].end) == ("dead", 4, "producer")
+    assert engine.stores.saved_blocks == 9
+    assert not status.engines[1].HasField("load")
+    assert status.requests[0].age_seconds == 12
+    assert status.decisions[0].age_seconds == 30
+
+
+def test_tables_show_all_of_it() -> None:
+    text = rendered(VIEW)
+    for word in ("prefill-0", "75 %", "25 %", "3.0 GiB", "1 min 1 s", "another attempt 5", "cut", "r1", "100.0 ms"):
+        assert word in text, word
+    assert "out of memory" in text
+    assert "its slot is empty" in text
+    assert "does not answer" not in text
+
+
+def test_a_controller_that_is_silent_is_named_and_the_rest_is_shown() -> None:
+    member = EngineDescriptor("decode-0", 1, EngineRole.DECODE, "host:2")
+    engines = merge_engines((), (member,), {("decode-0", 1): (STATS, NOW_S)})
+    text = rendered(ClusterView("demo", NOW_S, 1, engines, (), ControllerView(error="ActorDied: killed")))
+    assert "the controller does not answer: ActorDied: killed" in text
+    assert "connected" in text
+    assert "75 %" in text
+
+
+def test_both_sides_engines_are_put_together_with_the_fresher_numbers() -> None:
+    old, new = SchedulerStats(num_running_reqs=1), SchedulerStats(num_running_reqs=2)
+    known = EngineView("a", 1, "decode", "ready", "host:1", stats=old, stats_at_s=1.0)
+    starting = EngineView("a", 2, "decode", "starting")
+    members = (EngineDescriptor("a", 1, EngineRole.DECODE, "host:1"), EngineDescriptor("b", 1, EngineRole.BOTH, "x:2"))
+    merged = merge_engines((known, starting), members, {("a", 1): (new, 2.0)})
+    assert [(view.engine_id, view.incarnation, view.state) for view in merged] == [
+        ("a", 1, "ready"),
+        ("a", 2, "starting"),
+        ("b", 1, "connected"),
+    ]
+    assert merged[0].stats is new
+    assert merged[1].stats is None
+
+
+async def test_a_request_is_seen_on_its_way() -> None:
+    pair = make_pair()
+    server = make_ingress_server(pair.serving)
+    port = await server.start()
+    try:
+        async with GenerateClient(f"127.0.0.1:{port}") as client:
+            stream = pair.serving.generate(HELLO)
+            first = asyncio.ensure_future(anext(stream))
+            producer, _ = await pair.next_requests()
+            [request] = (await client.status()).requests
+            assert (request.phase, request.attempt, request.output_tokens) == ("prefill", 1, 0)
+            pair.prefill.send(producer, 0, "a", handed_over=True)
+            await first
+            status: admin_pb2.GetStatusResponse = await client.status()
+            [request] = status.requests
+            assert (request.phase, request.output_tokens) == ("decode", 1)
+            assert request.prefill_engine
+            assert request.decode_engine
+            assert status.membership_version == 7
+            await stream.aclose()
+            assert not (await client.status()).requests
+    finally:
+        await server.drain(0)
