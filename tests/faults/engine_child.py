@@ -31,15 +31,8 @@ from kv_transfer.stats import TransferStats
 from kv_transfer.transports import tcp
 from kv_transfer.transports.base import Transport
 from kv_transfer.transports.shared_pool import allocate_shared_pool
-from tests.faults.fault_points import (
-    Fault,
-    FaultPoints,
-    FaultyTransport,
-    faulty_agent,
-    faulty_control,
-    faulty_streams,
-    with_attribute,
-)
+from tests.faults.fault_points import Fault, FaultPoints
+from tests.faults.faulty_parts import FaultyTransport, faulty_agent, faulty_control, faulty_streams, with_attribute
 
 _TIMEOUT_S: Final = 60.0
 _CLONE_NEWNET: Final = 0x40000000
@@ -116,10 +109,9 @@ class EngineChild:
         return self._points.link_kinds
 
     def counters(self) -> dict[str, int]:
-        """The engine's, and its transfers', by name, of the newest snapshot; lost links are as of now."""
-        found = asdict(self._stats) | asdict(self._stats.transfer_stats or TransferStats())
-        found["num_links_lost"] = self._agents[0]._links.num_lost
-        return {name: count for name, count in found.items() if isinstance(count, int)}
+        """The engine's, and its transfers', by name, as of now."""
+        self._wait(lambda: True, _TIMEOUT_S, self._counters)
+        return self._counters()
 
     def footprint(self) -> dict[str, int]:
         """What the process has open."""
@@ -199,9 +191,15 @@ class EngineChild:
         with_attribute(core, "make_stats", make_and_keep_stats)
         with_attribute(agent, "_publish", publish_and_notify)
 
+    def _counters(self) -> dict[str, int]:
+        """Of the newest snapshot; lost links are as of now."""
+        found = asdict(self._stats) | asdict(self._stats.transfer_stats or TransferStats())
+        found["num_links_lost"] = self._agents[0]._links.num_lost
+        return {name: count for name, count in found.items() if isinstance(count, int)}
+
     def _differing(self, expected: dict[str, int]) -> dict[str, tuple[int, int]]:
         """By counter: what it is, and what was expected."""
-        found = self.counters()
+        found = self._counters()
         return {name: (found[name], count) for name, count in expected.items() if found[name] != count}
 
     def _leftovers(self) -> dict[str, object]:
@@ -211,7 +209,7 @@ class EngineChild:
             "requests": stats.num_running_reqs + stats.num_waiting_reqs + stats.num_waiting_for_remote_kvs,
             "held requests": stats.num_held_reqs,
             "blocks": stats.num_blocks - stats.num_free_blocks,
-            "transfers": self.counters()["num_active_transfers"],
+            "transfers": self._counters()["num_active_transfers"],
             "the transfers' next deadline": self._next_deadline,
         }
         return {name: count for name, count in left.items() if count}

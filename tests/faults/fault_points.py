@@ -1,7 +1,6 @@
 """Faults inside an engine's process: what happens, where on the way of a chunk, and to which chunk.
 
-One fault is armed at a time, fires once and says so first. The links, streams and sockets that it needs to get at are
-wrapped here; the product knows nothing of it.
+One fault is armed at a time, fires once and says so first. faulty_parts.py lets the engine's parts pass by the points.
 """
 
 from __future__ import annotations
@@ -12,29 +11,14 @@ import signal
 import socket
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, TypeVar
-
-import torch
-from torch import Tensor
-
-from kv_transfer.agent import TransferAgent
-from kv_transfer.control import ControlStream, StreamEvents
-from kv_transfer.grpc_control import GrpcControl, GrpcStream
-from kv_transfer.params import EngineAddress
-from kv_transfer.transports.base import ComputeEvent, DataLink, PendingLink, Transport
-from kv_transfer.transports.byte_stream import ByteStream
-from kv_transfer.wire import ControlMessage, Ready
+from typing import Final
 
 _RELEASE_TIMEOUT_S: Final = 30.0
-_SMALLEST_PAYLOAD_SIZE_BYTES: Final = 1024
-"""Blocks are larger, headers and acknowledgements are smaller."""
-
-T = TypeVar("T")
 
 
 class Point(Enum):
@@ -113,11 +97,6 @@ class FaultPoints:
             self._num_chunks += 1
             return self._num_chunks
 
-    def open_link(self, link: DataLink) -> FaultyLink:
-        """Wrap a link that has been opened."""
-        self.link_kinds.append(type(link).__name__)
-        return FaultyLink(link, self)
-
     def reach(self, point: Point, chunk: int = 1, flip: Callable[[], None] = lambda: None) -> None:
         """This thread is at this point. flip: how a bit of the chunk is flipped."""
         with self._lock:
@@ -176,139 +155,6 @@ class FaultPoints:
                 flip()
 
 
-class FaultyLink:
-    """A DataLink that passes by the points of each chunk."""
-
-    def __init__(self, link: DataLink, points: FaultPoints) -> None:
-        self._link = link
-        self._points = points
-
-    def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
-        self._move(lambda: self._link.send(blocks, timeout_s, after), blocks)
-
-    def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
-        self._move(lambda: self._link.receive(blocks, timeout_s, after), blocks)
-
-    def abort(self) -> None:
-        self._link.abort()
-
-    def close(self) -> None:
-        self._link.close()
-
-    def _move(self, move: Callable[[], None], blocks: Sequence[Tensor]) -> None:
-        chunk = self._points.begin_chunk()
-        self._points.reach(Point.BEFORE_CHUNK, chunk)
-        with self._points.inside(chunk):
-            move()
-        self._points.reach(Point.AFTER_CHUNK, chunk, lambda: _flip_bit(blocks[-1]))
-
-
-class _FaultyPendingLink:
-    def __init__(self, pending: PendingLink, points: FaultPoints) -> None:
-        self._pending = pending
-        self._points = points
-        self.rendezvous = pending.rendezvous
-
-    def accept(self, *arguments: Any) -> DataLink:
-        return self._points.open_link(self._pending.accept(*arguments))
-
-
-class FaultyTransport:
-    """A Transport whose links are FaultyLinks."""
-
-    def __init__(self, transport: Transport, points: FaultPoints) -> None:
-        self._transport = transport
-        self._points = points
-        self.name = transport.name
-
-    def listen(self) -> PendingLink:
-        self._points.reach(Point.LISTENING)
-        return _FaultyPendingLink(self._transport.listen(), self._points)
-
-    def connect(self, *arguments: Any) -> DataLink:
-        return self._points.open_link(self._transport.connect(*arguments))
-
-
-def faulty_streams(points: FaultPoints) -> type[ByteStream]:
-    """A ByteStream that can break in the middle of a chunk: inside its payload, or between two of its messages."""
-
-    class FaultyByteStream(ByteStream):
-        def __init__(self, connection: socket.socket) -> None:
-            super().__init__(connection)
-            points.on_stream_made(self._cut)
-
-        def _cut(self) -> None:
-            """End the connection, and lose what has come and was not read."""
-            self.abort()
-            with contextlib.suppress(OSError):
-                while self._connection.recv(1 << 16):
-                    pass
-
-        def send(self, buffers: Sequence[memoryview], deadline_s: float) -> None:
-            for part in self._parts(buffers):
-                super().send(part, deadline_s)
-
-        def receive(self, buffers: Sequence[memoryview], deadline_s: float) -> None:
-            for part in self._parts(buffers):
-                super().receive(part, deadline_s)
-
-        def _parts(self, buffers: Sequence[memoryview]) -> Iterable[Sequence[memoryview]]:
-            chunk = points.chunk_here()
-            if chunk is None:
-                yield buffers
-                return
-            halves = [buffers] if sum(b.nbytes for b in buffers) < _SMALLEST_PAYLOAD_SIZE_BYTES else _halves(buffers)
-            if points.count_call() > 1 and len(halves) == 1:
-                points.reach(Point.INSIDE_CHUNK, chunk)
-            yield halves[0]
-            for half in halves[1:]:
-                points.reach(Point.INSIDE_CHUNK, chunk)
-                yield half
-
-    return FaultyByteStream
-
-
-def faulty_control(points: FaultPoints) -> type[GrpcControl]:
-    """A GrpcControl whose dialling is a point, and each READY on a stream that it dials."""
-
-    class FaultyControl(GrpcControl):
-        def dial(self, peer: EngineAddress, events: StreamEvents) -> GrpcStream:
-            points.reach(Point.DIALLING)
-            stream = super().dial(peer, events)
-            send = stream.send
-
-            def pass_by_and_send(message: ControlMessage) -> None:
-                if isinstance(message, Ready):
-                    points.reach(Point.SAYING_READY)
-                send(message)
-
-            return with_attribute(stream, "send", pass_by_and_send)
-
-    return FaultyControl
-
-
-def faulty_agent(points: FaultPoints) -> type[TransferAgent]:
-    """A TransferAgent to whom each READY that comes is a point, and who says when control streams are over."""
-
-    class FaultyAgent(TransferAgent):
-        def on_message(self, stream: ControlStream, message: ControlMessage) -> None:
-            if isinstance(message, Ready):
-                points.reach(Point.HEARING_READY)
-            super().on_message(stream, message)
-
-        def on_closed(self, stream: ControlStream, reason: str) -> None:
-            super().on_closed(stream, reason)
-            points.on_control_closed()
-
-    return FaultyAgent
-
-
-def with_attribute(target: T, name: str, value: object) -> T:
-    """Put something else in the place of one object's method."""
-    setattr(target, name, value)
-    return target
-
-
 def cut_connections_to(address: str) -> int:
     """Shut down every TCP connection of this process to host:port, behind its owner's back; returns how many."""
     num_cut = 0
@@ -324,18 +170,6 @@ def cut_connections_to(address: str) -> int:
     return num_cut
 
 
-def _flip_bit(block: Tensor) -> None:
-    """The highest bit of a float32's exponent."""
-    block.view(-1).view(torch.uint8)[3] ^= 0x40
-
-
 def _peer_of(connection: socket.socket) -> str:
     host, port = connection.getpeername()[:2]
     return f"{str(host).removeprefix('::ffff:')}:{port}"
-
-
-def _halves(buffers: Sequence[memoryview]) -> list[Sequence[memoryview]]:
-    """The same bytes in two parts, cut inside of the middle buffer."""
-    middle = len(buffers) // 2
-    half = buffers[middle].nbytes // 2
-    return [[*buffers[:middle], buffers[middle][:half]], [buffers[middle][half:], *buffers[middle + 1 :]]]
