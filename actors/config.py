@@ -130,6 +130,7 @@ class ModelFacts:
 
     layout: of rank 0's KV cache
     further_rank_addresses: of ranks 1, 2, … for KV transfers, see EngineAddress
+    kv_transport: how KV travels, for people
     """
 
     max_model_len: int
@@ -137,3 +138,4 @@ class ModelFacts:
     eos_token_ids: tuple[int, ...]
     layout: KVCacheLayout
     further_rank_addresses: tuple[str, ...] = ()
+    kv_transport: str = ""

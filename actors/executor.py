@@ -45,6 +45,7 @@ class InProcessExecutor:
             vocab_size=runner.vocab_size,
             eos_token_ids=runner.eos_token_ids,
             layout=runner.layout,
+            kv_transport=worker.kv_transport,
         )
 
     @property

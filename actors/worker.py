@@ -10,8 +10,10 @@ from kv_transfer.connector import KVConnectorMetadata, KVConnectorWorker
 class Worker:
     """Runs steps. Transfers are started before a forward and fed after it, never waited for."""
 
-    def __init__(self, runner: ModelRunner, connector: KVConnectorWorker | None) -> None:
+    def __init__(self, runner: ModelRunner, connector: KVConnectorWorker | None, kv_transport: str = "") -> None:
+        """kv_transport: how KV travels, for people."""
         self.runner = runner
+        self.kv_transport = kv_transport
         self._connector = connector
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:

@@ -19,6 +19,7 @@ class EngineView:
     state: str
     address: str = ""
     last_error: str = ""
+    kv_transport: str = ""
     stats: SchedulerStats | None = None
     stats_at_s: float = 0.0
 
@@ -93,6 +94,7 @@ def merge_engines(
                 state=engine.state,
                 address=engine.address,
                 last_error=engine.last_error,
+                kv_transport=engine.kv_transport,
                 stats=newest,
                 stats_at_s=at_s,
             )

@@ -93,11 +93,22 @@ def _engine_row(engine: admin_pb2.EngineStatus) -> list[object]:
 
 
 def _transfers(engines: Iterable[admin_pb2.EngineStatus]) -> Table:
-    columns = [" engine", "sent", "received", "chunks", "handed over", "failed", "cancelled", "retried", "stalls"]
-    columns += ("corrupt", "links lost", "transfer", "exposed", "active", "pinned", "oldest pin", " dropped messages")
+    columns = [" engine", " by", "sent", "received", "chunks", "handed over", "failed", "cancelled", "retried"]
+    columns += (
+        "stalls",
+        "corrupt",
+        "links lost",
+        "transfer",
+        "exposed",
+        "active",
+        "pinned",
+        "oldest pin",
+        " dropped messages",
+    )
     rows = [
         [
             engine.engine_id,
+            engine.kv_transport or "-",
             _bytes(transfers.sent_bytes),
             _bytes(transfers.received_bytes),
             transfers.sent_chunks + transfers.received_chunks,

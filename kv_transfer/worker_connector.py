@@ -19,7 +19,7 @@ from kv_transfer.transports.base import Transport
 from kv_transfer.transports.loopback import LoopbackTransport
 from kv_transfer.transports.nccl import ABORT_MARGIN_S, NcclTransport
 from kv_transfer.transports.nccl_device import CudaDevice, mark_compute
-from kv_transfer.transports.nccl_library import install_command, load_nccl
+from kv_transfer.transports.nccl_library import install_command, load_nccl, nccl_report
 from kv_transfer.transports.tcp import TcpTransport
 
 
@@ -40,6 +40,8 @@ class ConnectorWorker:
         self._on_progress = on_progress
         self._wedged: str | None = None
         transport = make_transport(config, identity, control, kv_cache, self._on_wedged)
+        self.transport_name = str(nccl_report()) if transport.name == "nccl" else transport.name
+        """For people: the transport, and for NCCL whose library it is."""
         self._agent = TransferAgent(config, identity, layout, kv_cache, transport, control, on_progress)
 
     def start_step(self, metadata: KVConnectorMetadata) -> None:

@@ -34,6 +34,7 @@ def _engine(engine: EngineView, now_s: float) -> admin_pb2.EngineStatus:
         state=engine.state,
         address=engine.address,
         last_error=engine.last_error,
+        kv_transport=engine.kv_transport,
     )
     stats = engine.stats
     if stats is None:

@@ -109,6 +109,7 @@ class Controller:
                 state=engine.state.value,
                 address=engine.descriptor.address if engine.descriptor else "",
                 last_error=self._last_errors.get(engine.slot.engine_id, ""),
+                kv_transport=engine.ready.facts.kv_transport if engine.ready else "",
                 stats=engine.health.stats if engine.health else None,
                 stats_at_s=engine.health_at_s,
             )

@@ -73,6 +73,13 @@ class NcclReport:
     library_paths: tuple[str, ...] = ()
     problem: str = ""
 
+    def __str__(self) -> str:
+        if self.problem:
+            return f"nccl: {self.problem}"
+        return (
+            f"nccl: torch for {self.torch_version} and cupy {self.cupy_version} share {', '.join(self.library_paths)}"
+        )
+
 
 def nccl_report(maps: Path = Path("/proc/self/maps")) -> NcclReport:
     """Look at what is installed. Imports cupy only if torch is built for CUDA. maps: this process's mapped files."""

@@ -48,7 +48,7 @@ VIEW = ClusterView(
     now_s=NOW_S,
     membership_version=4,
     engines=(
-        EngineView("prefill-0", 2, "prefill", "ready", "host:1", "out of memory", STATS, NOW_S - 0.5),
+        EngineView("prefill-0", 2, "prefill", "ready", "host:1", "out of memory", "tcp", STATS, NOW_S - 0.5),
         EngineView("prefill-1", 1, "prefill", "starting"),
     ),
     requests=(RequestView("r1", NOW_S - 12, "decode", "prefill-0", "decode-0", 40, 5, 2),),
@@ -80,7 +80,18 @@ def test_every_number_has_its_place() -> None:
 
 def test_tables_show_all_of_it() -> None:
     text = rendered(VIEW)
-    for word in ("prefill-0", "75 %", "25 %", "3.0 GiB", "1 min 1 s", "another attempt 5", "cut", "r1", "100.0 ms"):
+    for word in (
+        "prefill-0",
+        "tcp",
+        "75 %",
+        "25 %",
+        "3.0 GiB",
+        "1 min 1 s",
+        "another attempt 5",
+        "cut",
+        "r1",
+        "100.0 ms",
+    ):
         assert word in text, word
     assert "out of memory" in text
     assert "its slot is empty" in text

@@ -92,6 +92,7 @@ async def test_status_shows_engines_links_and_decisions(served: tuple[ServeProce
     assert engines["prefill-0"].transfers.sent_bytes == engines["decode-0"].transfers.received_bytes > 0
     assert engines["decode-0"].transfers.mean_transfer_seconds > 0
     assert [link.peer_engine_id for link in engines["decode-0"].links] == ["prefill-0"]
+    assert {engine.kv_transport for engine in status.engines} == {"tcp"}
     assert {link.state for engine in status.engines for link in engine.links} == {"open"}
     assert any("prefill-0" in decision.text and "serve" in decision.text for decision in status.decisions)
 

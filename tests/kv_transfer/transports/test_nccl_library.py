@@ -150,3 +150,9 @@ def test_importing_kv_transfer_imports_no_cupy() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not [name for name in names if name.split(".")[0] == "cupy"], path
+
+
+def test_a_report_says_whose_library_it_is_or_what_is_wrong() -> None:
+    shared = NcclReport("2.28.9", "2.28.9", ("/usr/lib/libnccl.so.2",))
+    assert str(shared) == "nccl: torch for 2.28.9 and cupy 2.28.9 share /usr/lib/libnccl.so.2"
+    assert str(NcclReport(problem="cupy is missing")) == "nccl: cupy is missing"
