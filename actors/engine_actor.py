@@ -16,18 +16,23 @@ from actors.core.stats import SchedulerStats
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """What a started engine tells the controller. address is host:port of its gRPC server."""
+    """What a started engine tells the controller. address: host:port of its gRPC server; node_id: Ray's."""
 
     address: str
     facts: ModelFacts
+    node_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """A look at a running engine from outside its threads. error: why the engine thread died, if it did."""
+    """A look at a running engine from outside its threads.
+
+    seconds_in_step: how long its present step has taken; 0 while it has nothing to do
+    error: why the engine thread died, if it did
+    """
 
     stats: SchedulerStats
-    seconds_since_last_step: float
+    seconds_in_step: float
     error: str | None
 
 
@@ -55,7 +60,7 @@ class EngineActor:
     async def start(self, host: str | None) -> EngineReady:
         """Load the model, warm up, listen at `host` or at this node's address. Returns once it can take requests."""
         address = await self._server.start(host or _node_address())
-        return EngineReady(address, self._server.facts)
+        return EngineReady(address, self._server.facts, ray.get_runtime_context().get_node_id())
 
     async def stop(self) -> None:
         """Abort what runs, close every link, release everything."""
@@ -64,7 +69,7 @@ class EngineActor:
     @ray.method(concurrency_group="control")
     async def health(self) -> EngineHealth:
         """How the engine is; answers while a step runs."""
-        return EngineHealth(self._server.stats, self._server.seconds_since_last_step, self._server.error)
+        return EngineHealth(self._server.stats, self._server.seconds_in_step, self._server.error)
 
     @ray.method(concurrency_group="control")
     async def progress(self) -> str:

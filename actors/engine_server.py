@@ -105,9 +105,9 @@ class EngineServer:
         return self._thread.stats if self._thread is not None else SchedulerStats()
 
     @property
-    def seconds_since_last_step(self) -> float:
-        """Age of the last completed step."""
-        return self._thread.seconds_since_last_step if self._thread is not None else 0.0
+    def seconds_in_step(self) -> float:
+        """How long the present step has taken; 0 while there is nothing to do."""
+        return self._thread.seconds_in_step if self._thread is not None else 0.0
 
     @property
     def progress(self) -> str:

@@ -36,7 +36,7 @@ class EngineThread:
         self._on_death = on_death
         self._wake = wake
         self._is_stopping = False
-        self._last_step_ended_s = time.monotonic()
+        self._step_began_s: float | None = None
         self._stats = core.make_stats()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -63,9 +63,10 @@ class EngineThread:
         return self._stats
 
     @property
-    def seconds_since_last_step(self) -> float:
-        """Age of the last completed step."""
-        return time.monotonic() - self._last_step_ended_s
+    def seconds_in_step(self) -> float:
+        """How long the present step has taken; 0 while there is nothing to do."""
+        began_s = self._step_began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
 
     def _run(self) -> None:
         try:
@@ -81,8 +82,10 @@ class EngineThread:
         next_stats_s = 0.0
         while not self._is_stopping:
             self._wake.clear()
+            self._step_began_s = time.monotonic()
             result = self._core.step()
-            now_s = self._last_step_ended_s = time.monotonic()
+            now_s = time.monotonic()
+            self._step_began_s = None
             if result.outputs:
                 self._deliver(result.outputs)
             if now_s >= next_stats_s or result.is_idle:

@@ -40,6 +40,7 @@ class EngineStream:
         self.is_open = True
         self.failure: str | None = None
         self.was_lost = False
+        self.has_died = False
         self.timings: RequestTimings | None = None
 
     async def next_output(self) -> EngineCoreOutput | None:
@@ -50,6 +51,7 @@ class EngineStream:
                     break
         except EngineLost as exc:
             self.is_open, self.was_lost, self.failure = False, True, str(exc)
+            self.has_died = not exc.has_left
             return None
         if output is None or output.finished:
             self.is_open = False
@@ -120,8 +122,8 @@ class Attempt:
 
     @property
     def lost_engine_ids(self) -> set[str]:
-        """The engines whose session broke while they had the request."""
-        return {stream.engine_id for stream in self._streams if stream.was_lost}
+        """The engines that are thought to have died while they had the request."""
+        return {stream.engine_id for stream in self._streams if stream.has_died}
 
     @property
     def prefill_report(self) -> EngineReport | None:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from cluster.config import ClusterConfig, load_cluster_config
+from cluster.engine_connection import EngineRole
 from cluster.errors import ClusterError, InvalidConfig
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 
 _ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="Cluster settings, YAML.")]
+_Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")]
 _Address = Annotated[str, typer.Option("--address", "-a", help="host:port of the cluster's ingress.")]
 
 
@@ -75,13 +77,53 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it on the screen.")] = False,
     interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="For programs: raypd.v1.GetStatusResponse.")] = False,
-    timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")] = 10.0,
+    timeout_s: _Timeout = 10.0,
 ) -> None:
     """Show a running cluster's engines, links, KV transfers, requests and the controller's decisions."""
     from cluster.status_command import show_status
 
     watch_s = interval_s if watch else None
     _run(lambda: asyncio.run(show_status(address, Console(), watch_s=watch_s, as_json=as_json, timeout_s=timeout_s)))
+
+
+@app.command()
+def scale(
+    address: _Address = "127.0.0.1:50051",
+    prefill: Annotated[int | None, typer.Option(min=0, help="Prefill engines that are wanted.")] = None,
+    decode: Annotated[int | None, typer.Option(min=0, help="Decode engines that are wanted.")] = None,
+    both: Annotated[int | None, typer.Option(min=0, help="Engines that do both.")] = None,
+    timeout_s: _Timeout = 10.0,
+) -> None:
+    """Change how many engines a running cluster has. Those that leave end their work first."""
+    from cluster.admin_commands import scale as ask
+
+    _run(lambda: asyncio.run(ask(address, Console(), prefill=prefill, decode=decode, both=both, timeout_s=timeout_s)))
+
+
+@app.command()
+def drain(
+    engine: Annotated[str, typer.Argument(help="The engine's name, as in `raypd status`.")],
+    address: _Address = "127.0.0.1:50051",
+    for_good: Annotated[bool, typer.Option("--for-good", help="Do not replace it.")] = False,
+    timeout_s: _Timeout = 10.0,
+) -> None:
+    """Take an engine out of service once its work is done, and start it anew."""
+    from cluster.admin_commands import drain as ask
+
+    _run(lambda: asyncio.run(ask(address, Console(), engine, for_good=for_good, timeout_s=timeout_s)))
+
+
+@app.command()
+def set_role(
+    engine: Annotated[str, typer.Argument(help="The engine's name, as in `raypd status`.")],
+    role: Annotated[EngineRole, typer.Argument(help="What it does from now on.")],
+    address: _Address = "127.0.0.1:50051",
+    timeout_s: _Timeout = 10.0,
+) -> None:
+    """Let an engine serve in another role, without a restart. It keeps its prefix cache."""
+    from cluster.admin_commands import set_role as ask
+
+    _run(lambda: asyncio.run(ask(address, Console(), engine, role.value, timeout_s=timeout_s)))
 
 
 @app.command()

@@ -125,6 +125,36 @@ class GenerateClient:
         except grpc.aio.AioRpcError as error:
             raise _call_failed(error) from error
 
+    async def scale(
+        self,
+        *,
+        prefill: int | None = None,
+        decode: int | None = None,
+        both: int | None = None,
+        timeout_s: float | None = None,
+    ) -> list[str]:
+        """Want so many engines from now on; returns the ids of all that are wanted then. Raises CallFailed."""
+        request = admin_pb2.ScaleRequest(prefill=prefill, decode=decode, both=both)
+        try:
+            return list((await self._admin.Scale(request, timeout=timeout_s)).engine_ids)
+        except grpc.aio.AioRpcError as error:
+            raise _call_failed(error) from error
+
+    async def drain(self, engine_id: str, *, for_good: bool = False, timeout_s: float | None = None) -> None:
+        """Take an engine out of service once its requests have ended or moved. Raises CallFailed."""
+        request = admin_pb2.DrainRequest(engine_id=engine_id, for_good=for_good)
+        try:
+            await self._admin.Drain(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _call_failed(error) from error
+
+    async def set_role(self, engine_id: str, role: str, timeout_s: float | None = None) -> None:
+        """Let an engine serve as prefill, decode or both from now on. Raises CallFailed."""
+        try:
+            await self._admin.SetRole(admin_pb2.SetRoleRequest(engine_id=engine_id, role=role), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _call_failed(error) from error
+
 
 def generate_blocking(
     address: str, prompt: Prompt, *, timeout_s: float | None = None, **sampling: Any

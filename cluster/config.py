@@ -47,6 +47,12 @@ class IngressConfig(_Settings):
     router: Literal["prefix_aware", "least_loaded"] = Field(
         "prefix_aware", description="Which engines a request goes to: prefix_aware weighs cached prefixes against load."
     )
+    engine_timeout_s: float = Field(
+        3.0,
+        ge=1,
+        description="An engine that is silent for so long, two heartbeats a second included, counts as lost: its "
+        "requests go on elsewhere.",
+    )
     max_attempts: int = Field(4, ge=1, description="How often a request is submitted at most if its engines fail.")
     recovery_timeout_s: float = Field(
         60.0, ge=0, description="How long a request whose engine failed waits for one that can go on with it."
@@ -82,6 +88,13 @@ class ClusterConfig(_Settings):
     )
     ray: RayConfig = RayConfig()
     start_timeout_s: float = Field(600, gt=0, description="Until every engine has loaded its weights and is warm.")
+    heartbeat_interval_s: float = Field(1.0, gt=0, description="How often the controller asks an engine how it is.")
+    heartbeat_timeout_s: float = Field(
+        10.0, gt=0, description="An engine that has not answered the controller for so long is replaced."
+    )
+    step_deadline_s: float = Field(
+        60.0, gt=0, description="An engine whose step takes longer is stuck, and is replaced."
+    )
     drain_timeout_s: float = Field(30, ge=0, description="How long requests may run on after Ctrl-C or SIGTERM.")
 
     @model_validator(mode="after")

@@ -105,11 +105,26 @@ class OutputsDiverged(EngineFailed):
 
 
 class EngineLost(ClusterError):
-    """The session with an engine broke."""
+    """The session with an engine broke. has_left: it was drained, and told us to go on without it."""
 
-    def __init__(self, engine_id: str, reason: str) -> None:
+    def __init__(self, engine_id: str, reason: str, *, has_left: bool = False) -> None:
         super().__init__(f"engine {engine_id} is lost: {reason}")
         self.engine_id = engine_id
+        self.has_left = has_left
+
+
+class ControllerUnavailable(ClusterError):
+    """The controller does not answer. What is there goes on; changes wait for it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the controller does not answer: {reason}")
+
+
+class UnknownEngine(ClusterError):
+    """No engine of that name serves."""
+
+    def __init__(self, engine_id: str, serving: list[str]) -> None:
+        super().__init__(f"no engine {engine_id!r} serves; these do: {', '.join(serving) or 'none'}")
 
 
 class TokenizerUnusable(ClusterError):

@@ -3,15 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError, RayTaskError
 
 from actors.config import ModelFacts
 from cluster.config import ClusterConfig
-from cluster.engine_connection import EngineDescriptor
+from cluster.engine_connection import EngineDescriptor, EngineRole
+from cluster.errors import ClusterError, ControllerUnavailable
 from cluster.pool.membership import Membership
 from cluster.status import ControllerView
+
+
+class RemoteController:
+    """A ClusterAdmin: the controller's actor, by its name in this actor's namespace."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    async def status(self) -> ControllerView:
+        """What the controller knows."""
+        view: ControllerView = await self._call("status")
+        return view
+
+    async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
+        """Want so many engines of these roles from now on."""
+        engine_ids: list[str] = await self._call("scale", dict(counts))
+        return engine_ids
+
+    async def drain(self, engine_id: str, *, for_good: bool) -> None:
+        """Take an engine out of service once its work is done."""
+        await self._call("drain", engine_id, for_good=for_good)
+
+    async def set_role(self, engine_id: str, role: EngineRole) -> None:
+        """Let an engine serve in another role from now on."""
+        await self._call("set_role", engine_id, role)
+
+    async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        try:
+            # Looked up each time: it may have been restarted meanwhile.
+            controller: Any = await asyncio.to_thread(ray.get_actor, self._name)
+            return await getattr(controller, method).remote(*arguments, **options)
+        except RayTaskError as error:
+            if isinstance(error.cause, ClusterError):
+                raise error.cause from error
+            raise
+        except (RayActorError, ValueError) as error:
+            raise ControllerUnavailable(str(error).strip().splitlines()[0]) from error
 
 
 class IngressActor:
@@ -22,14 +62,7 @@ class IngressActor:
         # Imported here: the driver and the controller handle this class without loading a tokenizer library.
         from cluster.ingress.process import IngressProcess
 
-        self._controller_name = controller_name
-        self._process = IngressProcess(config, self._ask_controller)
-
-    async def _ask_controller(self) -> ControllerView:
-        # Looked up each time: it may have been restarted meanwhile.
-        controller: Any = await asyncio.to_thread(ray.get_actor, self._controller_name)
-        view: ControllerView = await controller.status.remote()
-        return view
+        self._process = IngressProcess(config, RemoteController(controller_name))
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
         """Send a canary request through this pair. Raises CanaryFailed."""

@@ -20,6 +20,7 @@ class EngineView:
     address: str = ""
     last_error: str = ""
     kv_transport: str = ""
+    node: str = ""
     stats: SchedulerStats | None = None
     stats_at_s: float = 0.0
 
@@ -95,6 +96,7 @@ def merge_engines(
                 address=engine.address,
                 last_error=engine.last_error,
                 kv_transport=engine.kv_transport,
+                node=engine.node,
                 stats=newest,
                 stats_at_s=at_s,
             )

@@ -66,13 +66,24 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]])
 
 
 def _engines(engines: Iterable[admin_pb2.EngineStatus]) -> Table:
-    columns = [" engine", " role", "life", " state", " address", "running", "waiting", "waiting for KV", "held"]
+    columns = [
+        " engine",
+        " role",
+        "life",
+        " state",
+        " node",
+        " address",
+        "running",
+        "waiting",
+        "waiting for KV",
+        "held",
+    ]
     columns += ("KV used", "prefix hits", "preempted", "prompt tokens", "output tokens", "as of")
     return _table("engines", columns, (_engine_row(engine) for engine in engines))
 
 
 def _engine_row(engine: admin_pb2.EngineStatus) -> list[object]:
-    head: list[object] = [engine.engine_id, engine.role, engine.incarnation, engine.state, engine.address]
+    head: list[object] = [engine.engine_id, engine.role, engine.incarnation, engine.state, engine.node, engine.address]
     if not engine.HasField("load"):
         return [*head, *["-"] * 10]
     load = engine.load

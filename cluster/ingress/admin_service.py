@@ -3,25 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any, Final, NoReturn
 
 import grpc.aio
 
+from cluster.admin import ClusterAdmin
+from cluster.engine_connection import EngineRole
+from cluster.errors import ClusterError, FieldViolation, InvalidRequest
 from cluster.ingress.protos.raypd.v1 import admin_pb2, admin_pb2_grpc
 from cluster.ingress.status_messages import status_to_proto
+from cluster.ingress.statuses import status_of
 from cluster.status import ClusterView
 
-_StatusContext = grpc.aio.ServicerContext[admin_pb2.GetStatusRequest, admin_pb2.GetStatusResponse]
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+_MAX_ENGINES: Final = 1024
+"""Of one role; as in ClusterConfig."""
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """view: makes a view of the cluster as it is now."""
+    """view: makes a view of the cluster as it is now; admin: the controller."""
 
-    def __init__(self, view: Callable[[], Awaitable[ClusterView]]) -> None:
+    def __init__(self, view: Callable[[], Awaitable[ClusterView]], admin: ClusterAdmin) -> None:
         self._view = view
+        self._admin = admin
 
     async def GetStatus(  # noqa: N802
-        self, request: admin_pb2.GetStatusRequest, context: _StatusContext
+        self, request: admin_pb2.GetStatusRequest, context: _Context
     ) -> admin_pb2.GetStatusResponse:
         """Describe the cluster."""
         del request, context
         return status_to_proto(await self._view())
+
+    async def Scale(self, request: admin_pb2.ScaleRequest, context: _Context) -> admin_pb2.ScaleResponse:  # noqa: N802
+        """Want other numbers of engines."""
+        try:
+            return admin_pb2.ScaleResponse(engine_ids=await self._admin.scale(_counts(request)))
+        except ClusterError as error:
+            await _abort(context, error)
+
+    async def Drain(self, request: admin_pb2.DrainRequest, context: _Context) -> admin_pb2.DrainResponse:  # noqa: N802
+        """Take an engine out of service."""
+        try:
+            await self._admin.drain(request.engine_id, for_good=request.for_good)
+        except ClusterError as error:
+            await _abort(context, error)
+        return admin_pb2.DrainResponse()
+
+    async def SetRole(  # noqa: N802
+        self, request: admin_pb2.SetRoleRequest, context: _Context
+    ) -> admin_pb2.SetRoleResponse:
+        """Let an engine serve in another role."""
+        try:
+            await self._admin.set_role(request.engine_id, _role(request.role))
+        except ClusterError as error:
+            await _abort(context, error)
+        return admin_pb2.SetRoleResponse()
+
+
+def _counts(request: admin_pb2.ScaleRequest) -> dict[EngineRole, int]:
+    given = {
+        EngineRole.PREFILL: request.prefill if request.HasField("prefill") else None,
+        EngineRole.DECODE: request.decode if request.HasField("decode") else None,
+        EngineRole.BOTH: request.both if request.HasField("both") else None,
+    }
+    counts = {role: count for role, count in given.items() if count is not None}
+    if not counts:
+        raise InvalidRequest(FieldViolation("prefill", "not given", "a number for one role at least"))
+    for role, count in counts.items():
+        if count > _MAX_ENGINES:
+            raise InvalidRequest(FieldViolation(role.value, str(count), f"at most {_MAX_ENGINES}"))
+    return counts
+
+
+def _role(name: str) -> EngineRole:
+    if name not in set(EngineRole):
+        raise InvalidRequest(FieldViolation("role", repr(name), f"one of {', '.join(EngineRole)}"))
+    return EngineRole(name)
+
+
+async def _abort(context: _Context, error: ClusterError) -> NoReturn:
+    status = status_of(error)
+    await context.abort(status.code, status.message, status.trailing_metadata)
+    raise AssertionError("abort raises")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from actors.config import ModelFacts
+from cluster.admin import ClusterAdmin
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor
-from cluster.errors import CanaryFailed, EngineLost
+from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
 from cluster.ingress.server import IngressServer
 from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
@@ -31,10 +32,10 @@ _CONTROLLER_TIMEOUT_S = 2.0
 class IngressProcess:
     """Lives on one event loop. prove() and update_membership() work before start() opens the door."""
 
-    def __init__(self, config: ClusterConfig, controller: Callable[[], Awaitable[ControllerView]]) -> None:
-        """controller: asks the controller what it knows; raises whatever it likes if it cannot."""
+    def __init__(self, config: ClusterConfig, admin: ClusterAdmin) -> None:
+        """admin: the controller."""
         self._config = config
-        self._controller = controller
+        self._admin = admin
         self._pool: SessionPool | None = None
         self._server: IngressServer | None = None
 
@@ -66,16 +67,17 @@ class IngressProcess:
             max_requests_in_flight=config.ingress.max_requests_in_flight,
             recovery_policy=RecoveryPolicy(config.ingress.max_attempts, config.ingress.recovery_timeout_s),
         )
-        self._server = IngressServer(serving, lambda: self._view(serving), config.ingress.host, config.ingress.port)
+        view = functools.partial(self._view, serving)
+        self._server = IngressServer(serving, view, self._admin, config.ingress.host, config.ingress.port)
         return await self._server.start()
 
     async def _view(self, serving: Serving) -> ClusterView:
         """The cluster as it is now; what the controller does not say in time is left out."""
         try:
-            controller = await asyncio.wait_for(self._controller(), _CONTROLLER_TIMEOUT_S)
-        except Exception as error:
-            # Whatever it is that keeps the controller from answering: the operator wants to see the rest.
-            controller = ControllerView(error=f"{type(error).__name__}: {error}".rstrip(": "))
+            async with asyncio.timeout(_CONTROLLER_TIMEOUT_S):
+                controller = await self._admin.status()
+        except (ControllerUnavailable, TimeoutError) as error:
+            controller = ControllerView(error=str(error) or f"no answer within {_CONTROLLER_TIMEOUT_S:g} s")
         membership, stats = self._sessions().membership, self._sessions().stats()
         return ClusterView(
             model=self._config.model_name,
@@ -96,5 +98,5 @@ class IngressProcess:
     def _sessions(self) -> SessionPool:
         if self._pool is None:
             # Made here and not before: it belongs to the running event loop.
-            self._pool = SessionPool()
+            self._pool = SessionPool(self._config.ingress.engine_timeout_s)
         return self._pool

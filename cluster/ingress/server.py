@@ -10,6 +10,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from cluster.admin import ClusterAdmin
 from cluster.errors import AddressUnavailable
 from cluster.ingress.admin_service import AdminService
 from cluster.ingress.gate import Gate
@@ -54,11 +55,16 @@ class IngressServer:
     """raypd.v1, grpc.health.v1 and reflection on one port. start() and drain() belong to one event loop."""
 
     def __init__(
-        self, serving: Serving, view: Callable[[], Awaitable[ClusterView]], host: str = "127.0.0.1", port: int = 0
+        self,
+        serving: Serving,
+        view: Callable[[], Awaitable[ClusterView]],
+        admin: ClusterAdmin,
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
-        """view: makes a view of the cluster as it is now; port: 0 takes a free one."""
+        """view: makes a view of the cluster as it is now; admin: the controller; port: 0 takes a free one."""
         self._serving = serving
-        self._view = view
+        self._admin_service = AdminService(view, admin)
         self._host = host
         self._port = port
 
@@ -73,7 +79,7 @@ class IngressServer:
             GenerateService(self._serving, self._gate), self._server
         )
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving.input_processor), self._server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminService(self._view), self._server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin_service, self._server)
         reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         address = f"{self._host}:{self._port}"
         try:

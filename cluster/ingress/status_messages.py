@@ -35,6 +35,7 @@ def _engine(engine: EngineView, now_s: float) -> admin_pb2.EngineStatus:
         address=engine.address,
         last_error=engine.last_error,
         kv_transport=engine.kv_transport,
+        node=engine.node,
     )
     stats = engine.stats
     if stats is None:

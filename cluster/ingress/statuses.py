@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 
 from cluster.errors import (
     ClusterError,
+    ControllerUnavailable,
     DeadlineExceeded,
     Draining,
     EngineFailed,
@@ -18,6 +19,7 @@ from cluster.errors import (
     ModelNotFound,
     NoEngineAvailable,
     Overloaded,
+    UnknownEngine,
 )
 
 STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -50,11 +52,11 @@ def status_of(error: ClusterError) -> ErrorStatus:
     match error:
         case InvalidRequest():
             return ErrorStatus(code.INVALID_ARGUMENT, message, (_bad_request(error),))
-        case ModelNotFound():
+        case ModelNotFound() | UnknownEngine():
             return ErrorStatus(code.NOT_FOUND, message)
         case Overloaded():
             return ErrorStatus(code.RESOURCE_EXHAUSTED, message, (_retry_info(error.retry_delay_s),))
-        case NoEngineAvailable() | Draining():
+        case NoEngineAvailable() | Draining() | ControllerUnavailable():
             return ErrorStatus(code.UNAVAILABLE, message)
         case DeadlineExceeded():
             return ErrorStatus(code.DEADLINE_EXCEEDED, message)

@@ -2,7 +2,8 @@
 
 The decisions are pure (reconciler.py, membership.py); this is the thin part that talks to Ray. A round looks at every
 engine, asks the reconciler what to do and starts doing it; starting an engine takes many rounds, so it runs as a task
-of its own. An engine enters the membership once a canary request has proven it, and leaves it when it dies.
+of its own. An engine enters the membership once a canary request has proven it, and leaves it when it is drained or
+dies.
 """
 
 from __future__ import annotations
@@ -11,55 +12,44 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.config import ModelFacts
-from actors.engine_actor import EngineActor, EngineHealth, EngineReady, RankResources
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.errors import CannotStart
+from cluster.errors import CannotPlace, CannotStart, UnknownEngine
 from cluster.ingress_actor import IngressActor
+from cluster.pool.engine_life import EngineLife
 from cluster.pool.membership import Membership
-from cluster.pool.placement import Placement
+from cluster.pool.placement import alive_nodes, choose_node
 from cluster.pool.progress import ProgressLog
+from cluster.pool.ray_calls import one_line, remote_class, within
 from cluster.pool.reconciler import (
+    DrainEngine,
     EngineState,
     ObservedEngine,
     RemoveEngine,
+    RestartPolicy,
     Slot,
+    SlotHistory,
     StartEngine,
     reconcile,
+    scaled_slots,
     wanted_slots,
 )
 from cluster.status import ControllerView, Decision, EngineView
 
 logger = logging.getLogger(__name__)
 
-_Actor = Any  # Ray's handle: its methods come into being at run time.
-
-CONTROLLER_NAME = "raypd-controller"
-_ROUND_S = 1.0
-_HEALTH_TIMEOUT_S = 10.0
-_MAX_BACKOFF_S = 60.0
-_MAX_DECISIONS = 200
-
-
-@dataclass(slots=True)
-class _Engine:
-    slot: Slot
-    incarnation: int
-    actor: _Actor
-    state: EngineState = EngineState.STARTING
-    descriptor: EngineDescriptor | None = None
-    ready: EngineReady | None = None
-    health: EngineHealth | None = None
-    health_at_s: float = 0.0
-    task: asyncio.Task[None] | None = field(default=None, repr=False)
+CONTROLLER_NAME: Final = "raypd-controller"
+_PLACE_TIMEOUT_S: Final = 60.0
+_PUBLISH_TIMEOUT_S: Final = 30.0
+_MAX_DECISIONS: Final = 200
 
 
 class Controller:
@@ -67,193 +57,222 @@ class Controller:
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
-        self._slots = wanted_slots({role: config.group(role).count for role in EngineRole})
-        self._placement = Placement(config, self._slots)
-        self._engines: dict[Slot, _Engine] = {}
-        self._incarnations: dict[Slot, int] = {}
-        self._not_before_s: dict[Slot, float] = {}
-        self._last_errors: dict[str, str] = {}
+        self._wanted = wanted_slots({role: config.group(role).count for role in EngineRole})
+        self._policy = RestartPolicy()
+        self._engines: dict[Slot, EngineLife] = {}
+        self._histories: dict[Slot, SlotHistory] = {}
+        self._roles: dict[Slot, EngineRole] = {}
+        """Of slots whose engines serve in another role than the one that they began in."""
         self._decisions: deque[Decision] = deque(maxlen=_MAX_DECISIONS)
         self._membership = Membership(0, ())
         self._progress = ProgressLog()
-        self._ingress: _Actor = None
+        self._ingress: Any = None  # Ray's handle: its methods come into being at run time.
         self._ingress_address = ""
         self._is_stopping = asyncio.Event()
+        self._has_news = asyncio.Event()
         self._reconciling: asyncio.Task[None] | None = None
 
+    # -- from the start to the end -------------------------------------------------------------------------------
+
     async def start(self) -> str:
-        """Start everything; returns the ingress's address once every engine is proven. Raises CannotStart."""
-        self._progress.say("reserving resources")
-        await self._placement.reserve(min(60.0, self._config.start_timeout_s))
-        self._ingress = (
-            _remote(IngressActor).options(num_cpus=0, max_concurrency=10_000).remote(self._config, CONTROLLER_NAME)
-        )
-        await self._round()
+        """Start everything; returns the ingress's address once what has room is proven. Raises CannotStart.
+
+        Engines that have no room in the Ray cluster are waited for, unless the others can serve without them.
+        """
+        ingress = remote_class(IngressActor).options(num_cpus=0, max_concurrency=10_000)
+        self._ingress = ingress.remote(self._config, CONTROLLER_NAME)
+        await self._act()
         async with asyncio.timeout(self._config.start_timeout_s):
-            await asyncio.gather(*(engine.task for engine in self._engines.values() if engine.task is not None))
-        await self._prove_all()
+            await self._wait_for_first_engines()
+        await self._open_for_business()
+        for engine in self._engines.values():
+            if engine.state is EngineState.PENDING:
+                assert engine.task is not None
+                engine.task = asyncio.create_task(self._bring_in(engine, engine.task))
         self._reconciling = asyncio.create_task(self._reconcile_until_stopped())
         return self._ingress_address
+
+    async def _wait_for_first_engines(self) -> None:
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + min(_PLACE_TIMEOUT_S, self._config.start_timeout_s / 2)
+        while starting := [engine for engine in self._engines.values() if engine.task and not engine.task.done()]:
+            await asyncio.wait([e.task for e in starting if e.task], timeout=1.0, return_when=asyncio.FIRST_EXCEPTION)
+            for engine in self._engines.values():
+                if engine.task is not None and engine.task.done():
+                    engine.task.result()
+            if loop.time() >= give_up_s and all(engine.state is EngineState.PENDING for engine in starting):
+                break
+        roles = {engine.role for engine in self._engines.values() if engine.descriptor is not None}
+        if EngineRole.BOTH not in roles and not {EngineRole.PREFILL, EngineRole.DECODE} <= roles:
+            pending = [e for e in self._engines.values() if e.state is EngineState.PENDING]
+            reasons = "; ".join(f"{engine.engine_id}: {engine.missing()}" for engine in pending)
+            raise CannotPlace(f"no room for {len(pending)} of {len(self._engines)} engines: {reasons}")
+
+    async def _open_for_business(self) -> None:
+        """Prove every engine that is up in at least one pair, then let all of them serve at once."""
+        up = [engine for engine in self._engines.values() if engine.descriptor is not None]
+        pairs = {pair for engine in up for pair in self._pairs_of(engine)}
+        await self._prove(sorted(pairs, key=str))
+        port: int = await self._ingress.start.remote(self._facts())
+        self._ingress_address = f"{self._config.ingress.host}:{port}"
+        for engine in up:
+            await self._admit(engine)
+
+    async def stop(self) -> None:
+        """Drain the ingress, stop the engines, give the resources back."""
+        self._is_stopping.set()
+        self._has_news.set()
+        if self._reconciling is not None:
+            await self._reconciling
+        if self._ingress is not None:
+            await within(self._ingress.drain.remote(self._config.drain_timeout_s), self._config.drain_timeout_s + 10)
+        await asyncio.gather(*(engine.stop() for engine in self._engines.values()))
+        for engine in self._engines.values():
+            engine.kill()
+        if self._ingress is not None:
+            ray.kill(self._ingress)
+
+    # -- what operators ask for ----------------------------------------------------------------------------------
 
     async def progress(self, after: int) -> list[str]:
         """What happened after the first so many events of the start; waits for more for a while."""
         return await self._progress.after(after)
 
     async def status(self) -> ControllerView:
-        """Every engine as of its last health check, and what was decided lately."""
-        engines = tuple(
-            EngineView(
-                engine_id=engine.slot.engine_id,
-                incarnation=engine.incarnation,
-                role=engine.slot.role.value,
-                state=engine.state.value,
-                address=engine.descriptor.address if engine.descriptor else "",
-                last_error=self._last_errors.get(engine.slot.engine_id, ""),
-                kv_transport=engine.ready.facts.kv_transport if engine.ready else "",
-                stats=engine.health.stats if engine.health else None,
-                stats_at_s=engine.health_at_s,
-            )
-            for engine in self._engines.values()
-        )
-        return ControllerView(engines, tuple(self._decisions))
+        """Every engine as of its last health check, every slot in quarantine, and what was decided lately."""
+        now_s = asyncio.get_running_loop().time()
+        engines = [engine.view(self._history(engine.slot).last_error) for engine in self._engines.values()]
+        for slot in self._wanted:
+            history = self._history(slot)
+            if slot not in self._engines:
+                state = "quarantined" if history.is_quarantined(now_s, self._policy) else "waiting"
+                incarnation = history.last_incarnation
+                engines.append(EngineView(slot.engine_id, incarnation, slot.role.value, state, "", history.last_error))
+        return ControllerView(tuple(engines), tuple(self._decisions))
 
-    def _decide(self, text: str) -> None:
-        self._decisions.append(Decision(time.time(), text))
+    async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
+        """Want so many engines of these roles from now on; returns the ids of all that are wanted then."""
+        self._wanted = scaled_slots(self._wanted, counts)
+        wish = ", ".join(f"{count} {role.value}" for role, count in counts.items())
+        self._decide(f"scale to {wish}: asked for")
+        self._has_news.set()
+        return [slot.engine_id for slot in self._wanted]
 
-    async def stop(self) -> None:
-        """Drain the ingress, stop the engines, give the resources back."""
-        self._is_stopping.set()
-        if self._reconciling is not None:
-            await self._reconciling
-        if self._ingress is not None:
-            await _in_time(self._ingress.drain.remote(self._config.drain_timeout_s), self._config.drain_timeout_s + 10)
-        stops = [_in_time(engine.actor.stop.remote(), 30.0) for engine in self._engines.values()]
-        await asyncio.gather(*stops)
+    async def drain(self, engine_id: str, *, for_good: bool = False) -> None:
+        """Take an engine out of service once its work is done. A new life replaces it, unless it goes for good.
+
+        Raises UnknownEngine if no engine of that name serves.
+        """
+        engine = self._serving_engine(engine_id)
+        if for_good:
+            self._wanted = [slot for slot in self._wanted if slot != engine.slot]
+        await self._drain(engine, "asked for")
+        self._has_news.set()
+
+    async def set_role(self, engine_id: str, role: EngineRole) -> None:
+        """Let an engine serve in another role from now on; what it has begun it ends. Raises UnknownEngine."""
+        engine = self._serving_engine(engine_id)
+        assert engine.descriptor is not None
+        self._roles[engine.slot] = engine.role = role
+        engine.descriptor = replace(engine.descriptor, role=role)
+        self._decide(f"let {engine_id} serve as {role.value}: asked for")
+        await self._publish(self._membership.with_role(engine_id, engine.incarnation, role))
+
+    def _serving_engine(self, engine_id: str) -> EngineLife:
         for engine in self._engines.values():
-            if engine.task is not None:
-                engine.task.cancel()
-            ray.kill(engine.actor)
-        if self._ingress is not None:
-            ray.kill(self._ingress)
-        self._placement.release()
+            if engine.engine_id == engine_id and engine.state is EngineState.READY:
+                return engine
+        serving = sorted(e.engine_id for e in self._engines.values() if e.state is EngineState.READY)
+        raise UnknownEngine(engine_id, serving)
+
+    # -- rounds --------------------------------------------------------------------------------------------------
 
     async def _reconcile_until_stopped(self) -> None:
         while not self._is_stopping.is_set():
-            await self._round()
+            await asyncio.gather(*(self._look_at(engine) for engine in self._engines.values()))
+            await self._act()
             try:
-                await asyncio.wait_for(self._is_stopping.wait(), _ROUND_S)
+                async with asyncio.timeout(self._config.heartbeat_interval_s):
+                    await self._has_news.wait()
             except TimeoutError:
                 continue
+            self._has_news.clear()
 
-    async def _round(self) -> None:
-        await asyncio.gather(*(self._look_at(engine) for engine in self._engines.values()))
+    async def _look_at(self, engine: EngineLife) -> None:
+        if engine.state not in {EngineState.READY, EngineState.DRAINING}:
+            return
+        fault = await engine.find_fault(self._config.heartbeat_timeout_s)
+        if fault is not None:
+            self._mark_dead(engine, fault)
+        elif engine.drain_until_s is not None:
+            is_late = asyncio.get_running_loop().time() >= engine.drain_until_s
+            if engine.is_idle or is_late:
+                engine.state = EngineState.DRAINED
+
+    async def _act(self) -> None:
         observed = [ObservedEngine(e.slot, e.incarnation, e.state) for e in self._engines.values()]
-        for action in reconcile(self._slots, observed, self._incarnations):
-            if isinstance(action, RemoveEngine):
-                await self._remove(action)
-            elif asyncio.get_running_loop().time() >= self._not_before_s.get(action.slot, 0.0):
-                self._begin(action)
-
-    async def _look_at(self, engine: _Engine) -> None:
-        """Dead is who cannot answer any more; who is slow to answer stays."""
-        if engine.state is not EngineState.READY:
-            return
-        try:
-            health: EngineHealth = await asyncio.wait_for(engine.actor.health.remote(), _HEALTH_TIMEOUT_S)
-            engine.health, engine.health_at_s = health, time.time()
-            error = health.error
-        except TimeoutError:
-            logger.warning("an engine is slow to answer", extra={"engine_id": engine.slot.engine_id})
-            return
-        except RayActorError as died:
-            error = _one_line(died)
-        if error is not None:
-            self._mark_dead(engine, error)
+        now_s = asyncio.get_running_loop().time()
+        for action in reconcile(self._wanted, observed, self._histories, self._policy, now_s):
+            match action:
+                case StartEngine():
+                    self._begin(action)
+                case DrainEngine(slot):
+                    await self._drain(self._engines[slot], action.reason)
+                case RemoveEngine():
+                    await self._remove(action)
 
     def _begin(self, action: StartEngine) -> None:
         slot, incarnation = action.slot, action.incarnation
-        group = self._config.group(slot.role)
-        resources = RankResources(
-            self._placement.bundle_index(slot), group.num_cpus, group.num_gpus, dict(group.resources)
-        )
-        actor = (
-            _remote(EngineActor, concurrency_groups={"control": 4})
-            .options(
-                num_cpus=group.num_cpus,
-                num_gpus=group.num_gpus,
-                resources=group.resources or None,
-                scheduling_strategy=self._placement.strategy(slot),
-            )
-            .remote(self._config.engine_config(slot.role), slot.engine_id, incarnation, resources)
-        )
-        engine = self._engines[slot] = _Engine(slot, incarnation, actor)
-        self._decide(f"start {slot.engine_id}, incarnation {incarnation}: its slot is empty")
-        self._incarnations[slot] = incarnation
+        role = self._roles.get(slot, slot.role)
+        engine = self._engines[slot] = EngineLife(self._config, slot, incarnation, role)
+        self._histories.setdefault(slot, SlotHistory()).last_incarnation = incarnation
+        self._decide(f"start {slot.engine_id}, incarnation {incarnation}: {action.reason}")
+        nodes: dict[str, list[EngineRole]] = {}
+        for other in self._engines.values():
+            nodes.setdefault(other.node_id, []).append(other.role)
+        bring_up = asyncio.create_task(engine.bring_up(choose_node(role, alive_nodes(), nodes), self._progress.say))
         is_first = self._reconciling is None
-        engine.task = asyncio.create_task(self._bring_up(engine) if is_first else self._bring_back(engine))
+        engine.task = bring_up if is_first else asyncio.create_task(self._bring_in(engine, bring_up))
 
-    async def _bring_up(self, engine: _Engine) -> None:
-        """Start the engine. Raises CannotStart: a cluster that cannot start says why."""
-        name = engine.slot.engine_id
-        self._progress.say(f"{name}: starting")
-        watch = asyncio.create_task(self._report_progress(engine))
+    async def _bring_in(self, engine: EngineLife, bring_up: asyncio.Task[None]) -> None:
+        """Wait for an engine, prove it, then let it serve; if it fails, its slot is tried again, later each time."""
         try:
-            engine.ready = await engine.actor.start.remote(self._config.engine_host)
-        except (RayActorError, RayTaskError) as error:
-            raise CannotStart(f"{name}: {_one_line(error)}") from error
-        finally:
-            watch.cancel()
-        address = engine.ready.address
-        further = engine.ready.facts.further_rank_addresses
-        engine.descriptor = EngineDescriptor(name, engine.incarnation, engine.slot.role, address, further)
-        self._progress.say(f"{name}: loaded, {engine.ready.facts.layout.num_blocks} KV blocks, at {address}")
-
-    async def _bring_back(self, engine: _Engine) -> None:
-        """Start a replacement: prove it, then let it serve; if it fails, its slot is tried again, later each time."""
-        try:
+            await bring_up
             async with asyncio.timeout(self._config.start_timeout_s):
-                await self._bring_up(engine)
                 await self._prove(self._pairs_of(engine))
             await self._admit(engine)
         except (CannotStart, RayActorError, RayTaskError, TimeoutError) as error:
-            self._mark_dead(engine, _one_line(error))
+            self._mark_dead(engine, one_line(error))
+        finally:
+            bring_up.cancel()
 
-    async def _report_progress(self, engine: _Engine) -> None:
-        last = "starting"
-        while True:
-            await asyncio.sleep(_ROUND_S)
-            now: str = await engine.actor.progress.remote()
-            if now != last:
-                self._progress.say(f"{engine.slot.engine_id}: {now}")
-            last = now
-
-    def _mark_dead(self, engine: _Engine, error: str) -> None:
-        logger.error("an engine died", extra={"engine_id": engine.slot.engine_id, "error": error})
+    def _mark_dead(self, engine: EngineLife, error: str) -> None:
+        logger.error("an engine died", extra={"engine_id": engine.engine_id, "error": error})
         engine.state = EngineState.DEAD
-        self._decide(f"give up {engine.slot.engine_id}, incarnation {engine.incarnation}: {error}")
-        self._last_errors[engine.slot.engine_id] = error
-        backoff_s = min(_MAX_BACKOFF_S, 2.0 ** min(engine.incarnation - 1, 6))
-        self._not_before_s[engine.slot] = asyncio.get_running_loop().time() + backoff_s
+        history, now_s = self._history(engine.slot), asyncio.get_running_loop().time()
+        history.add_death(now_s, error)
+        self._decide(f"give up {engine.engine_id}, incarnation {engine.incarnation}: {error}")
+        if history.is_quarantined(now_s, self._policy):
+            self._decide(f"quarantine {engine.engine_id}: it died {len(history.deaths_s)} times, last of: {error}")
+        self._has_news.set()
+
+    async def _drain(self, engine: EngineLife, reason: str) -> None:
+        engine.state = EngineState.DRAINING
+        engine.drain_until_s = asyncio.get_running_loop().time() + self._config.drain_timeout_s
+        self._decide(f"drain {engine.engine_id}, incarnation {engine.incarnation}: {reason}")
+        await self._publish(self._membership.with_draining(engine.engine_id, engine.incarnation))
 
     async def _remove(self, action: RemoveEngine) -> None:
         engine = self._engines.pop(action.slot)
-        self._decide(f"remove {action.slot.engine_id}, incarnation {action.incarnation}")
-        await self._publish(self._membership.without_engine(engine.slot.engine_id, engine.incarnation))
-        ray.kill(engine.actor)
+        self._decide(f"remove {engine.engine_id}, incarnation {engine.incarnation}: {action.reason}")
+        await self._publish(self._membership.without_engine(engine.engine_id, engine.incarnation))
+        if engine.state is EngineState.DRAINED:
+            await engine.stop()
+        engine.kill()
 
-    async def _prove_all(self) -> None:
-        """At the start: every engine in at least one pair, then all of them serve at once."""
-        pairs = {pair for engine in self._engines.values() for pair in self._pairs_of(engine)}
-        await self._prove(sorted(pairs, key=str))
-        assert self._ingress is not None
-        facts = self._facts()
-        port: int = await self._ingress.start.remote(facts)
-        self._ingress_address = f"{self._config.ingress.host}:{port}"
-        for engine in list(self._engines.values()):
-            await self._admit(engine)
+    # -- who serves ----------------------------------------------------------------------------------------------
 
     async def _prove(self, pairs: list[tuple[EngineDescriptor | None, EngineDescriptor]]) -> None:
-        assert self._ingress is not None
         facts = self._facts()
         for prefill, decode in pairs:
             names = decode.engine_id if prefill is None else f"{prefill.engine_id} -> {decode.engine_id}"
@@ -261,31 +280,29 @@ class Controller:
             try:
                 await self._ingress.prove.remote(prefill, decode, facts)
             except RayTaskError as error:
-                raise CannotStart(_one_line(error)) from error
+                raise CannotStart(one_line(error)) from error
 
-    def _pairs_of(self, engine: _Engine) -> list[tuple[EngineDescriptor | None, EngineDescriptor]]:
-        """A pair that proves this engine: with the partner of the same number, going round."""
+    def _pairs_of(self, engine: EngineLife) -> list[tuple[EngineDescriptor | None, EngineDescriptor]]:
+        """A pair that proves this engine: with the partner of the same number, going round; alone if it has none."""
         assert engine.descriptor is not None
-        if engine.slot.role is EngineRole.BOTH:
-            return [(None, engine.descriptor)]
-        is_prefill = engine.slot.role is EngineRole.PREFILL
+        is_prefill = engine.role is EngineRole.PREFILL
         wanted = EngineRole.DECODE if is_prefill else EngineRole.PREFILL
-        partners = [e.descriptor for e in self._engines.values() if e.slot.role is wanted and e.descriptor is not None]
-        if not partners:
-            return []
+        partners = [e.descriptor for e in self._engines.values() if e.role is wanted and e.descriptor is not None]
+        if engine.role is EngineRole.BOTH or not partners:
+            return [(None, engine.descriptor)]
         partner = partners[engine.slot.number % len(partners)]
         return [(engine.descriptor, partner) if is_prefill else (partner, engine.descriptor)]
 
-    async def _admit(self, engine: _Engine) -> None:
+    async def _admit(self, engine: EngineLife) -> None:
         assert engine.descriptor is not None
         engine.state = EngineState.READY
-        self._decide(f"let {engine.slot.engine_id}, incarnation {engine.incarnation} serve: its canary was right")
+        self._decide(f"let {engine.engine_id}, incarnation {engine.incarnation} serve: its canary was right")
         await self._publish(self._membership.with_engine(engine.descriptor))
 
     async def _publish(self, membership: Membership) -> None:
         self._membership = membership
         if self._ingress is not None:
-            await _in_time(self._ingress.update_membership.remote(membership), 30.0)
+            await within(self._ingress.update_membership.remote(membership), _PUBLISH_TIMEOUT_S)
 
     def _facts(self) -> ModelFacts:
         """The model's facts; the longest request is one that every engine's KV cache can hold."""
@@ -293,21 +310,9 @@ class Controller:
         longest = min(min(f.max_model_len, f.layout.num_blocks * f.layout.block_size) for f in facts)
         return replace(facts[0], max_model_len=longest)
 
+    def _history(self, slot: Slot) -> SlotHistory:
+        return self._histories.get(slot, SlotHistory())
 
-def _remote(cls: type, **options: Any) -> Any:  # a class that Ray makes at run time
-    return ray.remote(**options)(cls) if options else ray.remote(cls)
-
-
-async def _in_time(call: Coroutine[Any, Any, Any] | Any, timeout_s: float) -> None:
-    """Await a call that may meet a dead or stuck actor; that is logged, not raised."""
-    try:
-        await asyncio.wait_for(call, timeout_s)
-    except (RayActorError, RayTaskError, TimeoutError) as error:
-        logger.warning("a call to an actor failed", extra={"error": _one_line(error)})
-
-
-def _one_line(error: BaseException) -> str:
-    """The cause in its own words, without Ray's traceback."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    text = str(cause).strip() or type(cause).__name__
-    return text.splitlines()[-1] if isinstance(error, RayActorError) else text
+    def _decide(self, text: str) -> None:
+        logger.info("decided", extra={"decision": text})
+        self._decisions.append(Decision(time.time(), text))

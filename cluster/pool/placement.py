@@ -1,51 +1,50 @@
-"""Where engines run: one placement group for a cluster's slots, a bundle for each."""
+"""Where an engine runs: a placement group of its own, with one bundle for all of its ranks, and so on one node.
+
+Engines of different roles go to different nodes as long as there are any: each is offered the node with the fewest
+engines of other roles, then with the fewest at all. That is a wish; what its resources, or the node labels that they
+stand for, demand is a must.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config import ClusterConfig
-from cluster.errors import CannotPlace
-from cluster.pool.reconciler import Slot
+from cluster.engine_connection import EngineRole
 
 
-class Placement:
-    """The cluster's placement group. SPREAD: on several nodes when there are several, prefill beside decode last."""
+class EnginePlacement:
+    """One engine's placement group. Ray's autoscaler sees it for as long as it waits."""
 
-    def __init__(self, config: ClusterConfig, slots: Sequence[Slot]) -> None:
-        self._config = config
-        self._slots = list(slots)
-        self._group: PlacementGroup | None = None
-
-    async def reserve(self, timeout_s: float) -> None:
-        """Wait for resources for every slot. Raises CannotPlace that names what is missing."""
-        bundles = [self._bundle(slot) for slot in self._slots]
-        self._group = placement_group(bundles, strategy="SPREAD", name="raypd-engines")
-        try:
-            await asyncio.wait_for(self._group.ready(), timeout_s)
-        except TimeoutError as error:
-            self.release()
-            raise CannotPlace(
-                f"no room for {len(bundles)} engines after {timeout_s:.0f} s: they need {_total(bundles)}, "
-                f"the cluster has {_rounded(ray.cluster_resources())} and of that free "  # type: ignore[no-untyped-call]  # ray
-                f"{_rounded(ray.available_resources())}"  # type: ignore[no-untyped-call]  # ray
-            ) from error
-
-    def strategy(self, slot: Slot) -> PlacementGroupSchedulingStrategy:
-        """Puts an actor into its slot's bundle; after reserve()."""
-        assert self._group is not None
-        return PlacementGroupSchedulingStrategy(
-            placement_group=self._group, placement_group_bundle_index=self.bundle_index(slot)
+    def __init__(self, config: ClusterConfig, role: EngineRole, name: str, node_id: str | None) -> None:
+        """node_id: where it would best be. The group is wanted from now on; ready() waits for it."""
+        self._bundle = engine_bundle(config, role)
+        self._group: PlacementGroup | None = placement_group(
+            [self._bundle], strategy="STRICT_PACK", name=name, _soft_target_node_id=node_id
         )
 
-    def bundle_index(self, slot: Slot) -> int:
-        """Which of the group's bundles is a slot's."""
-        return self._slots.index(slot)
+    async def ready(self) -> None:
+        """Wait until the resources are reserved, for as long as that takes."""
+        assert self._group is not None
+        await asyncio.shield(self._group.ready())
+
+    def strategy(self) -> PlacementGroupSchedulingStrategy:
+        """Puts an actor into the engine's bundle."""
+        assert self._group is not None
+        return PlacementGroupSchedulingStrategy(placement_group=self._group, placement_group_bundle_index=0)
+
+    def missing(self) -> str:
+        """What is needed, and what there is, in words."""
+        return (
+            f"it needs {_rounded(self._bundle)} on one node; the cluster has "
+            f"{_rounded(ray.cluster_resources())} and of that free "  # type: ignore[no-untyped-call]  # ray
+            f"{_rounded(ray.available_resources())}"  # type: ignore[no-untyped-call]  # ray
+        )
 
     def release(self) -> None:
         """Give the resources back."""
@@ -53,20 +52,35 @@ class Placement:
             remove_placement_group(self._group)
             self._group = None
 
-    def _bundle(self, slot: Slot) -> dict[str, float]:
-        """One engine's, for all of its ranks: so they are on one node."""
-        group, num_ranks = self._config.group(slot.role), self._config.num_ranks(slot.role)
-        wanted = {"CPU": group.num_cpus, "GPU": group.num_gpus, **group.resources}
-        # Ray refuses an empty bundle; a sliver of a CPU stands for "nothing".
-        return {name: amount * num_ranks for name, amount in wanted.items() if amount} or {"CPU": 0.001}
+
+def engine_bundle(config: ClusterConfig, role: EngineRole) -> dict[str, float]:
+    """What an engine reserves, for all of its ranks."""
+    group, num_ranks = config.group(role), config.num_ranks(role)
+    wanted = {"CPU": group.num_cpus, "GPU": group.num_gpus, **group.resources}
+    # Ray refuses an empty bundle; a sliver of a CPU stands for "nothing".
+    return {name: amount * num_ranks for name, amount in wanted.items() if amount} or {"CPU": 0.001}
 
 
-def _total(bundles: Sequence[dict[str, float]]) -> dict[str, float]:
-    names = sorted({name for bundle in bundles for name in bundle})
-    return {name: sum(bundle.get(name, 0) for bundle in bundles) for name in names}
+def choose_node(role: EngineRole, nodes: Sequence[str], engines: Mapping[str, Sequence[EngineRole]]) -> str | None:
+    """The node for the next engine of this role; None without nodes.
+
+    engines: the roles of the engines on each node
+    """
+
+    def crowd(node_id: str) -> tuple[int, int, str]:
+        here = engines.get(node_id, ())
+        return sum(other is not role for other in here), len(here), node_id
+
+    return min(nodes, key=crowd, default=None)
 
 
-def _rounded(resources: dict[str, float]) -> dict[str, float]:
+def alive_nodes() -> list[str]:
+    """The ids of the Ray cluster's nodes."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]  # ray
+    return sorted(str(node["NodeID"]) for node in nodes if node["Alive"])
+
+
+def _rounded(resources: Mapping[str, float]) -> dict[str, float]:
     """Countable resources only: memory and per-node markers say nothing here."""
     return {
         name: round(amount, 3)

@@ -86,6 +86,7 @@ class EngineSession:
         self._aborts: list[tuple[str, int]] = []
         self._has_outgoing = asyncio.Event()
         self._lost: EngineLost | None = None
+        self._is_over = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self.last_stats: tuple[SchedulerStats, float] | None = None
         """The engine's newest, and the Unix time at which it came."""
@@ -94,6 +95,10 @@ class EngineSession:
     def descriptor(self) -> EngineDescriptor:
         """Which engine this is."""
         return self._descriptor
+
+    def set_descriptor(self, descriptor: EngineDescriptor) -> None:
+        """The same engine has another role."""
+        self._descriptor = descriptor
 
     @property
     def is_lost(self) -> bool:
@@ -123,9 +128,13 @@ class EngineSession:
             raise EngineLost(self._descriptor.engine_id, f"expected {expected}, but {hello!r} answered")
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
 
-    async def close(self) -> None:
-        """Hang up: the engine aborts what this session had running."""
-        self._lose("the session was closed")
+    async def wait_lost(self) -> None:
+        """Until the session is over."""
+        await self._is_over.wait()
+
+    async def close(self, *, has_left: bool = False) -> None:
+        """Hang up: the engine aborts what this session had running. has_left: because it was drained."""
+        self._lose("it was drained" if has_left else "the session was closed", has_left=has_left)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -193,10 +202,11 @@ class EngineSession:
         for request_id in batch.finished_req_ids & self._streams.keys():
             self._streams.pop(request_id).end()
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, *, has_left: bool = False) -> None:
         if self._lost is not None:
             return
-        self._lost = EngineLost(self._descriptor.engine_id, reason)
+        self._lost = EngineLost(self._descriptor.engine_id, reason, has_left=has_left)
+        self._is_over.set()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.end(self._lost)

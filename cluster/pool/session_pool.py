@@ -1,32 +1,43 @@
-"""The engines that an ingress can send to: one session for each member of the newest membership."""
+"""The engines that an ingress can send to: one session for each member of the newest membership.
+
+A session that breaks although its engine is still a member is opened again: the network, or the engine, may only have
+been slow. Until then nothing is sent there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Final
 
 from actors.core.stats import SchedulerStats
-from cluster.engine_connection import EngineConnection
+from cluster.engine_connection import EngineConnection, EngineDescriptor
 from cluster.errors import EngineLost
-from cluster.pool.membership import Membership
+from cluster.pool.membership import EngineKey, Membership
 from cluster.pool.session import EngineSession
 
 logger = logging.getLogger(__name__)
+
+_REOPEN_DELAY_S: Final = 0.5
 
 
 class SessionPool:
     """An EnginePool that follows membership snapshots. Lives on one event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float = 10.0) -> None:
+        """timeout_s: how long an engine may stay silent."""
+        self._timeout_s = timeout_s
         self._membership = Membership(0, ())
-        self._sessions: dict[tuple[str, int], EngineSession] = {}
+        self._sessions: dict[EngineKey, EngineSession] = {}
+        self._keepers: dict[EngineKey, asyncio.Task[None]] = {}
         self._update_lock = asyncio.Lock()
         self._change = asyncio.Event()
 
     def snapshot(self) -> Sequence[EngineConnection]:
-        """The engines that serve now."""
-        return [session for session in self._sessions.values() if not session.is_lost]
+        """The engines that serve now: ready, and not draining."""
+        draining = self._membership.draining
+        return [session for key, session in self._sessions.items() if not session.is_lost and key not in draining]
 
     def next_change(self) -> asyncio.Event:
         """An event that is set when engines have come since this call."""
@@ -37,7 +48,7 @@ class SessionPool:
         """The one that is in force."""
         return self._membership
 
-    def stats(self) -> dict[tuple[str, int], tuple[SchedulerStats, float]]:
+    def stats(self) -> dict[EngineKey, tuple[SchedulerStats, float]]:
         """The newest counters of engines, by id and incarnation, with the Unix time at which they came."""
         return {key: session.last_stats for key, session in self._sessions.items() if session.last_stats is not None}
 
@@ -46,25 +57,59 @@ class SessionPool:
         async with self._update_lock:
             if membership.version <= self._membership.version:
                 return
-            self._membership = membership
+            previous, self._membership = self._membership, membership
             wanted = {(engine.engine_id, engine.incarnation): engine for engine in membership.engines}
-            gone = [key for key in self._sessions if key not in wanted]
-            await asyncio.gather(*(self._sessions.pop(key).close() for key in gone))
-            fresh = [EngineSession(engine) for key, engine in wanted.items() if key not in self._sessions]
-            await asyncio.gather(*(self._open(session) for session in fresh))
-            self._change.set()
-            self._change = asyncio.Event()
+            gone = [key for key in self._keepers if key not in wanted]
+            await asyncio.gather(*(self._drop(key, has_left=key in previous.draining) for key in gone))
+            for key, session in self._sessions.items():
+                session.set_descriptor(wanted[key])
+            fresh = [engine for key, engine in wanted.items() if key not in self._keepers]
+            await asyncio.gather(*(self._open(engine) for engine in fresh))
+            for engine in fresh:
+                key = (engine.engine_id, engine.incarnation)
+                self._keepers[key] = asyncio.create_task(self._keep_open(key))
+            self._tell_of_change()
 
     async def close(self) -> None:
         """Close every session."""
-        sessions, self._sessions = self._sessions, {}
-        await asyncio.gather(*(session.close() for session in sessions.values()))
+        async with self._update_lock:
+            await asyncio.gather(*(self._drop(key) for key in list(self._keepers)))
 
-    async def _open(self, session: EngineSession) -> None:
+    async def _keep_open(self, key: EngineKey) -> None:
+        """Open the session again whenever it breaks, for as long as its engine is a member."""
+        while True:
+            session = self._sessions.get(key)
+            if session is not None:
+                await session.wait_lost()
+                await session.close()
+                self._sessions.pop(key, None)
+            await asyncio.sleep(_REOPEN_DELAY_S)
+            engine = next((e for e in self._membership.engines if (e.engine_id, e.incarnation) == key), None)
+            if engine is not None and await self._open(engine):
+                logger.info("a lost engine is back", extra={"engine_id": engine.engine_id})
+                self._tell_of_change()
+
+    async def _open(self, engine: EngineDescriptor) -> bool:
+        session = EngineSession(engine, self._timeout_s)
         try:
             await session.open()
         except EngineLost as error:
             logger.warning("an engine could not be reached", extra={"reason": str(error)})
-            return
-        descriptor = session.descriptor
-        self._sessions[descriptor.engine_id, descriptor.incarnation] = session
+            return False
+        except asyncio.CancelledError:
+            await session.close()
+            raise
+        self._sessions[engine.engine_id, engine.incarnation] = session
+        return True
+
+    async def _drop(self, key: EngineKey, *, has_left: bool = False) -> None:
+        keeper = self._keepers.pop(key)
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            await session.close(has_left=has_left)
+
+    def _tell_of_change(self) -> None:
+        self._change.set()
+        self._change = asyncio.Event()

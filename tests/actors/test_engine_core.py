@@ -137,6 +137,8 @@ def test_an_abort_of_another_client_or_attempt_is_ignored() -> None:
 class BlockingWorker:
     """A worker whose step lasts until the test lets it go."""
 
+    kv_transport = ""
+
     def __init__(self) -> None:
         self.may_go = threading.Event()
         self.runner = self

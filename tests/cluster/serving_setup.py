@@ -1,7 +1,7 @@
 """A Serving on fake engines, for the tests of Serving and of the doors."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import count
@@ -9,6 +9,7 @@ from itertools import count
 from actors.core.outputs import RequestTimings, StatusChange
 from actors.core.request import EngineCoreRequest, RequestStatus
 from cluster.engine_connection import EngineRole
+from cluster.errors import ControllerUnavailable, UnknownEngine
 from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TextPrompt
 from cluster.ingress.server import IngressServer
 from cluster.input_processor import InputProcessor, ModelDescription
@@ -105,11 +106,37 @@ def assert_nothing_is_left(pair: Pair) -> None:
     assert pair.serving.num_requests_in_flight == 0
 
 
-def make_ingress_server(serving: Serving, *, port: int = 0) -> IngressServer:
-    """An ingress that knows of no controller."""
+class FakeAdmin:
+    """A controller that remembers what it was asked; engine "d0" is the only one."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+
+    async def status(self) -> ControllerView:
+        raise ControllerUnavailable("it is a fake")
+
+    async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
+        self.asked.append(("scale", dict(counts)))
+        return ["d0"]
+
+    async def drain(self, engine_id: str, *, for_good: bool) -> None:
+        self._check(engine_id)
+        self.asked.append(("drain", engine_id, for_good))
+
+    async def set_role(self, engine_id: str, role: EngineRole) -> None:
+        self._check(engine_id)
+        self.asked.append(("set_role", engine_id, role))
+
+    def _check(self, engine_id: str) -> None:
+        if engine_id != "d0":
+            raise UnknownEngine(engine_id, ["d0"])
+
+
+def make_ingress_server(serving: Serving, *, port: int = 0, admin: FakeAdmin | None = None) -> IngressServer:
+    """An ingress of a cluster without engines."""
 
     async def view() -> ClusterView:
         requests = serving.requests_in_flight()
         return ClusterView("test", time.time(), 7, (), requests, ControllerView(error="no controller"))
 
-    return IngressServer(serving, view, port=port)
+    return IngressServer(serving, view, admin or FakeAdmin(), port=port)

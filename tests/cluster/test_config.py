@@ -5,8 +5,7 @@ import pytest
 from cluster.config import DEMO_MODEL, load_cluster_config
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
-from cluster.pool.placement import Placement
-from cluster.pool.reconciler import Slot
+from cluster.pool.placement import engine_bundle
 
 
 def mistakes(path: Path | None, **overrides: object) -> list[str]:
@@ -79,5 +78,4 @@ def test_the_engines_of_a_role_may_have_ranks_which_reserve_on_one_node_together
     assert (config.num_ranks(EngineRole.PREFILL), config.num_ranks(EngineRole.DECODE)) == (1, 4)
     assert config.engine_config(EngineRole.DECODE).parallel.tensor_parallel_size == 4
     assert config.num_cpus == 1 + 4 * 2
-    decode = Slot(EngineRole.DECODE, 0)
-    assert Placement(config, [decode])._bundle(decode) == {"CPU": 8, "GPU": 4}
+    assert engine_bundle(config, EngineRole.DECODE) == {"CPU": 8, "GPU": 4}

@@ -48,7 +48,9 @@ VIEW = ClusterView(
     now_s=NOW_S,
     membership_version=4,
     engines=(
-        EngineView("prefill-0", 2, "prefill", "ready", "host:1", "out of memory", "tcp", STATS, NOW_S - 0.5),
+        EngineView(
+            "prefill-0", 2, "prefill", "ready", "host:1", "out of memory", "tcp", "cafe0123", STATS, NOW_S - 0.5
+        ),
         EngineView("prefill-1", 1, "prefill", "starting"),
     ),
     requests=(RequestView("r1", NOW_S - 12, "decode", "prefill-0", "decode-0", 40, 5, 2),),

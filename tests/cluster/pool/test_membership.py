@@ -22,3 +22,23 @@ def test_removing_an_old_incarnation_leaves_the_new_one_and_the_version_alone() 
     members = Membership(0, ()).with_engine(engine("a", 2))
     assert members.without_engine("a", 1) is members
     assert members.without_engine("a", 2) == Membership(2, ())
+
+
+def test_an_engine_that_drains_stays_a_member() -> None:
+    members = Membership(0, ()).with_engine(engine("a")).with_engine(engine("b"))
+    draining = members.with_draining("a", 1)
+    assert draining.draining == {("a", 1)}
+    assert draining.engines == members.engines
+    assert draining.with_draining("a", 1) is draining
+    assert members.with_draining("a", 9) is members
+    assert draining.without_engine("a", 1).draining == frozenset()
+    assert draining.with_engine(engine("a", 2)).draining == frozenset(), "its next life does not drain"
+
+
+def test_an_engine_changes_its_role_in_place() -> None:
+    members = Membership(0, ()).with_engine(engine("a"))
+    changed = members.with_role("a", 1, EngineRole.DECODE)
+    assert changed.engines[0].role is EngineRole.DECODE
+    assert changed.version == 2
+    assert changed.with_role("a", 1, EngineRole.DECODE) is changed
+    assert members.with_role("a", 2, EngineRole.DECODE) is members

@@ -1,35 +1,138 @@
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
 from cluster.engine_connection import EngineRole
 from cluster.pool.reconciler import (
+    Action,
+    DrainEngine,
     EngineState,
     ObservedEngine,
     RemoveEngine,
+    RestartPolicy,
     Slot,
+    SlotHistory,
     StartEngine,
     reconcile,
+    scaled_slots,
     wanted_slots,
 )
 
-P0, P1 = Slot(EngineRole.PREFILL, 0), Slot(EngineRole.PREFILL, 1)
+P0, P1, P2 = (Slot(EngineRole.PREFILL, number) for number in range(3))
 D0 = Slot(EngineRole.DECODE, 0)
+POLICY = RestartPolicy(window_s=100.0, first_backoff_s=1.0, max_backoff_s=8.0, max_deaths=4, quarantine_s=50.0)
+
+
+def run(
+    wanted: list[Slot],
+    observed: list[ObservedEngine],
+    histories: dict[Slot, SlotHistory] | None = None,
+    now_s: float = 1000.0,
+) -> list[Action]:
+    return reconcile(wanted, observed, histories or {}, POLICY, now_s)
 
 
 def test_empty_slots_are_filled_with_a_first_incarnation() -> None:
     slots = wanted_slots({EngineRole.PREFILL: 2, EngineRole.DECODE: 1})
     assert slots == [P0, P1, D0]
-    assert set(reconcile(slots, [], {})) == {StartEngine(P0, 1), StartEngine(P1, 1), StartEngine(D0, 1)}
+    assert {(action.slot, action.incarnation) for action in run(slots, [])} == {(P0, 1), (P1, 1), (D0, 1)}
 
 
 def test_nothing_is_done_when_everything_is_there() -> None:
     observed = [ObservedEngine(P0, 1, EngineState.READY), ObservedEngine(D0, 1, EngineState.STARTING)]
-    assert reconcile([P0, D0], observed, {P0: 1, D0: 1}) == []
+    assert run([P0, D0], observed) == []
 
 
 def test_a_dead_engine_is_removed_before_its_slot_is_filled_again() -> None:
-    dead = ObservedEngine(P0, 3, EngineState.DEAD)
-    assert reconcile([P0], [dead], {P0: 3}) == [RemoveEngine(P0, 3)]
-    assert reconcile([P0], [], {P0: 3}) == [StartEngine(P0, 4)]
+    assert run([P0], [ObservedEngine(P0, 3, EngineState.DEAD)]) == [RemoveEngine(P0, 3, "it is dead")]
+    [start] = run([P0], [], {P0: SlotHistory(3, [900.0], "out of memory")})
+    assert start == StartEngine(P0, 4, "incarnation 3 ended: out of memory")
 
 
-def test_an_engine_that_is_not_wanted_any_more_is_removed() -> None:
-    observed = [ObservedEngine(P0, 1, EngineState.READY), ObservedEngine(P1, 1, EngineState.READY)]
-    assert reconcile([P0], observed, {P0: 1, P1: 1}) == [RemoveEngine(P1, 1)]
+@pytest.mark.parametrize(
+    ("state", "action"),
+    [
+        (EngineState.READY, DrainEngine),
+        (EngineState.STARTING, RemoveEngine),
+        (EngineState.PENDING, RemoveEngine),
+        (EngineState.DRAINING, None),
+        (EngineState.DRAINED, RemoveEngine),
+        (EngineState.DEAD, RemoveEngine),
+    ],
+)
+def test_an_engine_that_is_not_wanted_any_more_leaves_with_its_work_done(
+    state: EngineState, action: type | None
+) -> None:
+    actions = run([P0], [ObservedEngine(P0, 1, EngineState.READY), ObservedEngine(P1, 1, state)])
+    assert [type(action) for action in actions] == ([] if action is None else [action])
+
+
+def test_a_drained_engine_that_is_wanted_is_replaced() -> None:
+    assert run([P0], [ObservedEngine(P0, 2, EngineState.DRAINED)]) == [RemoveEngine(P0, 2, "it is drained")]
+    assert run([P0], [], {P0: SlotHistory(2)}) == [StartEngine(P0, 3, "incarnation 2 has left")]
+
+
+def test_each_death_is_followed_by_a_longer_wait() -> None:
+    history = SlotHistory()
+    waits = []
+    for _ in range(3):
+        history.add_death(1000.0, "boom")
+        waits.append(history.not_before_s(1000.0, POLICY))
+    assert waits == [0.0, 1001.0, 1002.0]
+    assert not run([P0], [], {P0: history}, now_s=1001.9)
+    assert run([P0], [], {P0: history}, now_s=1002.0)
+
+
+def test_an_engine_that_keeps_dying_is_quarantined_and_tried_again_later() -> None:
+    history = SlotHistory(4, [960.0, 970.0, 980.0], "boom")
+    history.add_death(990.0, "boom")
+    assert history.is_quarantined(1000.0, POLICY)
+    assert not run([P0, D0], [ObservedEngine(D0, 1, EngineState.READY)], {P0: history}, now_s=1039.0)
+    assert not history.is_quarantined(1040.0, POLICY)
+    assert run([P0], [], {P0: history}, now_s=1041.0)
+
+
+def test_deaths_of_long_ago_are_forgotten() -> None:
+    history = SlotHistory(9, [10.0, 20.0, 30.0, 40.0], "boom")
+    assert history.not_before_s(1000.0, POLICY) == 0.0
+    history.add_death(1000.0, "again")
+    assert not history.is_quarantined(1000.0, POLICY)
+
+
+def test_scaling_takes_the_lowest_free_numbers_and_gives_up_the_highest() -> None:
+    assert scaled_slots([P0, P2, D0], {EngineRole.PREFILL: 3}) == sorted([P0, P1, P2, D0])
+    assert scaled_slots([P0, P1, P2, D0], {EngineRole.PREFILL: 1}) == sorted([P0, D0])
+    assert scaled_slots([P0], {EngineRole.PREFILL: 0, EngineRole.DECODE: 1}) == [D0]
+
+
+@given(
+    wanted=st.sets(st.sampled_from([P0, P1, P2, D0])),
+    states=st.dictionaries(st.sampled_from([P0, P1, P2, D0]), st.sampled_from(list(EngineState))),
+    deaths=st.dictionaries(st.sampled_from([P0, P1, P2, D0]), st.lists(st.floats(0, 100), max_size=6).map(sorted)),
+)
+def test_time_and_removals_lead_to_what_is_wanted(
+    wanted: set[Slot], states: dict[Slot, EngineState], deaths: dict[Slot, list[float]]
+) -> None:
+    histories = {slot: SlotHistory(7, times) for slot, times in deaths.items()}
+    engines = {slot: ObservedEngine(slot, 5, state) for slot, state in states.items()}
+    now_s = 100.0
+    for _ in range(20):
+        for action in reconcile(wanted, engines.values(), histories, POLICY, now_s):
+            match action:
+                case StartEngine(slot, incarnation):
+                    assert slot not in engines, "two engines in a slot"
+                    engines[slot] = ObservedEngine(slot, incarnation, EngineState.READY)
+                case DrainEngine(slot, incarnation):
+                    engines[slot] = ObservedEngine(slot, incarnation, EngineState.DRAINED)
+                case RemoveEngine(slot, incarnation):
+                    assert engines.pop(slot).incarnation == incarnation
+        engines = {
+            slot: ObservedEngine(slot, engine.incarnation, EngineState.DRAINED)
+            if engine.state is EngineState.DRAINING
+            else engine
+            for slot, engine in engines.items()
+        }
+        now_s += 60.0
+    assert engines.keys() == wanted

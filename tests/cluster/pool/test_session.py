@@ -189,3 +189,67 @@ async def test_the_pool_follows_newer_memberships_and_ignores_older_ones() -> No
         await pool.update(Membership(3, ()))
         assert list(pool.snapshot()) == []
         await pool.close()
+
+
+async def test_an_engine_that_drains_gets_nothing_new_and_ends_what_it_has() -> None:
+    async with serving() as served:
+        pool = SessionPool()
+        members = Membership(1, (served.descriptor,))
+        await pool.update(members)
+        stream = pool.snapshot()[0].submit(request("a"))
+        _, _, client_index = await served.engine.next_command()
+        await pool.update(members.with_draining("decode-0", 1))
+        assert list(pool.snapshot()) == []
+        served.deliver(client_index, output("a", 0, FinishReason.LENGTH))
+        assert await collect(stream) == [0]
+        await pool.close()
+
+
+@pytest.mark.parametrize("is_drained", [True, False])
+async def test_what_a_drained_engine_could_not_end_is_no_sign_of_its_death(is_drained: bool) -> None:
+    async with serving() as served:
+        pool = SessionPool()
+        members = Membership(1, (served.descriptor,))
+        await pool.update(members)
+        stream = pool.snapshot()[0].submit(request("a"))
+        await served.engine.next_command()
+        if is_drained:
+            members = members.with_draining("decode-0", 1)
+            await pool.update(members)
+        await pool.update(members.without_engine("decode-0", 1))
+        with pytest.raises(EngineLost) as raised:
+            await collect(stream)
+        assert raised.value.has_left is is_drained
+        await pool.close()
+
+
+async def test_a_lost_session_is_opened_again_while_its_engine_is_a_member() -> None:
+    async with serving() as served:
+        pool = SessionPool(timeout_s=1.0)
+        await pool.update(Membership(1, (served.descriptor,)))
+        change = pool.next_change()
+        [session] = pool.snapshot()
+        assert isinstance(session, EngineSession)
+        await session.close()
+        assert list(pool.snapshot()) == []
+        await asyncio.wait_for(change.wait(), _TIMEOUT_S)
+        [again] = pool.snapshot()
+        assert again is not session
+        stream = again.submit(request("b"))
+        _, _, client_index = await served.engine.next_command()
+        served.deliver(client_index, output("b", 0, FinishReason.LENGTH))
+        assert await collect(stream) == [0]
+        await pool.close()
+
+
+async def test_a_change_of_role_keeps_the_session() -> None:
+    async with serving() as served:
+        pool = SessionPool()
+        members = Membership(1, (served.descriptor,))
+        await pool.update(members)
+        [before] = pool.snapshot()
+        await pool.update(members.with_role("decode-0", 1, EngineRole.PREFILL))
+        [after] = pool.snapshot()
+        assert after is before
+        assert after.descriptor.role is EngineRole.PREFILL
+        await pool.close()

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14raypd/v1/admin.proto\x12\x08raypd.v1\"\x12\n\x10GetStatusRequest\"\xed\x01\n\x11GetStatusResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\x12\x1a\n\x12membership_version\x18\x03 \x01(\x04\x12\'\n\x07\x65ngines\x18\x04 \x03(\x0b\x32\x16.raypd.v1.EngineStatus\x12+\n\x08requests\x18\x05 \x03(\x0b\x32\x19.raypd.v1.RequestInFlight\x12%\n\tdecisions\x18\x06 \x03(\x0b\x32\x12.raypd.v1.Decision\x12\x18\n\x10\x63ontroller_error\x18\x07 \x01(\t\"\xc0\x02\n\x0c\x45ngineStatus\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x12\n\nlast_error\x18\x06 \x01(\t\x12\"\n\x04load\x18\x07 \x01(\x0b\x32\x14.raypd.v1.EngineLoad\x12+\n\ttransfers\x18\x08 \x01(\x0b\x32\x18.raypd.v1.TransferStatus\x12#\n\x05links\x18\t \x03(\x0b\x32\x14.raypd.v1.LinkStatus\x12%\n\x06stores\x18\n \x01(\x0b\x32\x15.raypd.v1.StoreStatus\x12\x13\n\x0b\x61ge_seconds\x18\x0b \x01(\x01\x12\x14\n\x0ckv_transport\x18\x0c \x01(\t\"\xc8\x02\n\nEngineLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1e\n\x16waiting_for_remote_kvs\x18\x03 \x01(\r\x12\x0c\n\x04held\x18\x04 \x01(\r\x12\x0e\n\x06\x62locks\x18\x05 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x06 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x07 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x04\x12\x15\n\routput_tokens\x18\t \x01(\x04\x12\r\n\x05steps\x18\n \x01(\x04\x12\x1d\n\x15prefix_queried_tokens\x18\x0b \x01(\x04\x12\x1c\n\x14prefix_cached_tokens\x18\x0c \x01(\x04\x12\x1c\n\x14prefix_loaded_tokens\x18\r \x01(\x04\x12\x18\n\x10late_completions\x18\x0e \x01(\x04\"\xee\x03\n\x0eTransferStatus\x12\x12\n\nsent_bytes\x18\x01 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bsent_chunks\x18\x03 \x01(\x04\x12\x17\n\x0freceived_chunks\x18\x04 \x01(\x04\x12\x11\n\tcompleted\x18\x05 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x06 \x01(\x04\x12\x11\n\tcancelled\x18\x07 \x01(\x04\x12\x0f\n\x07retries\x18\x08 \x01(\x04\x12\x0e\n\x06stalls\x18\t \x01(\x04\x12\x16\n\x0e\x63orrupt_chunks\x18\n \x01(\x04\x12\x12\n\nlinks_lost\x18\x0b \x01(\x04\x12\x1d\n\x15mean_transfer_seconds\x18\x0c \x01(\x01\x12\x1c\n\x14mean_exposed_seconds\x18\r \x01(\x01\x12\x0e\n\x06\x61\x63tive\x18\x0e \x01(\r\x12\x15\n\rpinned_blocks\x18\x0f \x01(\r\x12\x1a\n\x12oldest_pin_seconds\x18\x10 \x01(\x01\x12G\n\x10\x64ropped_messages\x18\x11 \x03(\x0b\x32-.raypd.v1.TransferStatus.DroppedMessagesEntry\x1a\x36\n\x14\x44roppedMessagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xc2\x01\n\nLinkStatus\x12\x16\n\x0epeer_engine_id\x18\x01 \x01(\t\x12\x18\n\x10peer_incarnation\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x18\n\x10\x61\x63tive_transfers\x18\x05 \x01(\r\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x13\n\x0b\x61ge_seconds\x18\x07 \x01(\x01\x12\x14\n\x0cidle_seconds\x18\x08 \x01(\x01\x12\x12\n\nlast_error\x18\t \x01(\t\"j\n\x0bStoreStatus\x12\x14\n\x0csaved_blocks\x18\x01 \x01(\x04\x12\x16\n\x0eunsaved_blocks\x18\x02 \x01(\x04\x12\x15\n\rloaded_blocks\x18\x03 \x01(\x04\x12\x16\n\x0emissing_blocks\x18\x04 \x01(\x04\"\xb7\x01\n\x0fRequestInFlight\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x61ge_seconds\x18\x02 \x01(\x01\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x16\n\x0eprefill_engine\x18\x04 \x01(\t\x12\x15\n\rdecode_engine\x18\x05 \x01(\t\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x15\n\routput_tokens\x18\x07 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\"-\n\x08\x44\x65\x63ision\x12\x13\n\x0b\x61ge_seconds\x18\x01 \x01(\x01\x12\x0c\n\x04text\x18\x02 \x01(\t2T\n\x0c\x41\x64minService\x12\x44\n\tGetStatus\x12\x1a.raypd.v1.GetStatusRequest\x1a\x1b.raypd.v1.GetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14raypd/v1/admin.proto\x12\x08raypd.v1\"l\n\x0cScaleRequest\x12\x14\n\x07prefill\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x06\x64\x65\x63ode\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x11\n\x04\x62oth\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\n\n\x08_prefillB\t\n\x07_decodeB\x07\n\x05_both\"#\n\rScaleResponse\x12\x12\n\nengine_ids\x18\x01 \x03(\t\"3\n\x0c\x44rainRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x10\n\x08\x66or_good\x18\x02 \x01(\x08\"\x0f\n\rDrainResponse\"1\n\x0eSetRoleRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\"\x11\n\x0fSetRoleResponse\"\x12\n\x10GetStatusRequest\"\xed\x01\n\x11GetStatusResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\x12\x1a\n\x12membership_version\x18\x03 \x01(\x04\x12\'\n\x07\x65ngines\x18\x04 \x03(\x0b\x32\x16.raypd.v1.EngineStatus\x12+\n\x08requests\x18\x05 \x03(\x0b\x32\x19.raypd.v1.RequestInFlight\x12%\n\tdecisions\x18\x06 \x03(\x0b\x32\x12.raypd.v1.Decision\x12\x18\n\x10\x63ontroller_error\x18\x07 \x01(\t\"\xce\x02\n\x0c\x45ngineStatus\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x05 \x01(\t\x12\x12\n\nlast_error\x18\x06 \x01(\t\x12\"\n\x04load\x18\x07 \x01(\x0b\x32\x14.raypd.v1.EngineLoad\x12+\n\ttransfers\x18\x08 \x01(\x0b\x32\x18.raypd.v1.TransferStatus\x12#\n\x05links\x18\t \x03(\x0b\x32\x14.raypd.v1.LinkStatus\x12%\n\x06stores\x18\n \x01(\x0b\x32\x15.raypd.v1.StoreStatus\x12\x13\n\x0b\x61ge_seconds\x18\x0b \x01(\x01\x12\x14\n\x0ckv_transport\x18\x0c \x01(\t\x12\x0c\n\x04node\x18\r \x01(\t\"\xc8\x02\n\nEngineLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x1e\n\x16waiting_for_remote_kvs\x18\x03 \x01(\r\x12\x0c\n\x04held\x18\x04 \x01(\r\x12\x0e\n\x06\x62locks\x18\x05 \x01(\x04\x12\x13\n\x0b\x66ree_blocks\x18\x06 \x01(\x04\x12\x13\n\x0bpreemptions\x18\x07 \x01(\x04\x12\x15\n\rprompt_tokens\x18\x08 \x01(\x04\x12\x15\n\routput_tokens\x18\t \x01(\x04\x12\r\n\x05steps\x18\n \x01(\x04\x12\x1d\n\x15prefix_queried_tokens\x18\x0b \x01(\x04\x12\x1c\n\x14prefix_cached_tokens\x18\x0c \x01(\x04\x12\x1c\n\x14prefix_loaded_tokens\x18\r \x01(\x04\x12\x18\n\x10late_completions\x18\x0e \x01(\x04\"\xee\x03\n\x0eTransferStatus\x12\x12\n\nsent_bytes\x18\x01 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x02 \x01(\x04\x12\x13\n\x0bsent_chunks\x18\x03 \x01(\x04\x12\x17\n\x0freceived_chunks\x18\x04 \x01(\x04\x12\x11\n\tcompleted\x18\x05 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x06 \x01(\x04\x12\x11\n\tcancelled\x18\x07 \x01(\x04\x12\x0f\n\x07retries\x18\x08 \x01(\x04\x12\x0e\n\x06stalls\x18\t \x01(\x04\x12\x16\n\x0e\x63orrupt_chunks\x18\n \x01(\x04\x12\x12\n\nlinks_lost\x18\x0b \x01(\x04\x12\x1d\n\x15mean_transfer_seconds\x18\x0c \x01(\x01\x12\x1c\n\x14mean_exposed_seconds\x18\r \x01(\x01\x12\x0e\n\x06\x61\x63tive\x18\x0e \x01(\r\x12\x15\n\rpinned_blocks\x18\x0f \x01(\r\x12\x1a\n\x12oldest_pin_seconds\x18\x10 \x01(\x01\x12G\n\x10\x64ropped_messages\x18\x11 \x03(\x0b\x32-.raypd.v1.TransferStatus.DroppedMessagesEntry\x1a\x36\n\x14\x44roppedMessagesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xc2\x01\n\nLinkStatus\x12\x16\n\x0epeer_engine_id\x18\x01 \x01(\t\x12\x18\n\x10peer_incarnation\x18\x02 \x01(\x04\x12\x0b\n\x03\x65nd\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x18\n\x10\x61\x63tive_transfers\x18\x05 \x01(\r\x12\r\n\x05\x62ytes\x18\x06 \x01(\x04\x12\x13\n\x0b\x61ge_seconds\x18\x07 \x01(\x01\x12\x14\n\x0cidle_seconds\x18\x08 \x01(\x01\x12\x12\n\nlast_error\x18\t \x01(\t\"j\n\x0bStoreStatus\x12\x14\n\x0csaved_blocks\x18\x01 \x01(\x04\x12\x16\n\x0eunsaved_blocks\x18\x02 \x01(\x04\x12\x15\n\rloaded_blocks\x18\x03 \x01(\x04\x12\x16\n\x0emissing_blocks\x18\x04 \x01(\x04\"\xb7\x01\n\x0fRequestInFlight\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x61ge_seconds\x18\x02 \x01(\x01\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x16\n\x0eprefill_engine\x18\x04 \x01(\t\x12\x15\n\rdecode_engine\x18\x05 \x01(\t\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x15\n\routput_tokens\x18\x07 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x08 \x01(\r\"-\n\x08\x44\x65\x63ision\x12\x13\n\x0b\x61ge_seconds\x18\x01 \x01(\x01\x12\x0c\n\x04text\x18\x02 \x01(\t2\x88\x02\n\x0c\x41\x64minService\x12\x44\n\tGetStatus\x12\x1a.raypd.v1.GetStatusRequest\x1a\x1b.raypd.v1.GetStatusResponse\x12\x38\n\x05Scale\x12\x16.raypd.v1.ScaleRequest\x1a\x17.raypd.v1.ScaleResponse\x12\x38\n\x05\x44rain\x12\x16.raypd.v1.DrainRequest\x1a\x17.raypd.v1.DrainResponse\x12>\n\x07SetRole\x12\x18.raypd.v1.SetRoleRequest\x1a\x19.raypd.v1.SetRoleResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,26 +33,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRANSFERSTATUS_DROPPEDMESSAGESENTRY']._loaded_options = None
   _globals['_TRANSFERSTATUS_DROPPEDMESSAGESENTRY']._serialized_options = b'8\001'
-  _globals['_GETSTATUSREQUEST']._serialized_start=34
-  _globals['_GETSTATUSREQUEST']._serialized_end=52
-  _globals['_GETSTATUSRESPONSE']._serialized_start=55
-  _globals['_GETSTATUSRESPONSE']._serialized_end=292
-  _globals['_ENGINESTATUS']._serialized_start=295
-  _globals['_ENGINESTATUS']._serialized_end=615
-  _globals['_ENGINELOAD']._serialized_start=618
-  _globals['_ENGINELOAD']._serialized_end=946
-  _globals['_TRANSFERSTATUS']._serialized_start=949
-  _globals['_TRANSFERSTATUS']._serialized_end=1443
-  _globals['_TRANSFERSTATUS_DROPPEDMESSAGESENTRY']._serialized_start=1389
-  _globals['_TRANSFERSTATUS_DROPPEDMESSAGESENTRY']._serialized_end=1443
-  _globals['_LINKSTATUS']._serialized_start=1446
-  _globals['_LINKSTATUS']._serialized_end=1640
-  _globals['_STORESTATUS']._serialized_start=1642
-  _globals['_STORESTATUS']._serialized_end=1748
-  _globals['_REQUESTINFLIGHT']._serialized_start=1751
-  _globals['_REQUESTINFLIGHT']._serialized_end=1934
-  _globals['_DECISION']._serialized_start=1936
-  _globals['_DECISION']._serialized_end=1981
-  _globals['_ADMINSERVICE']._serialized_start=1983
-  _globals['_ADMINSERVICE']._serialized_end=2067
+  _globals['_SCALEREQUEST']._serialized_start=34
+  _globals['_SCALEREQUEST']._serialized_end=142
+  _globals['_SCALERESPONSE']._serialized_start=144
+  _globals['_SCALERESPONSE']._serialized_end=179
+  _globals['_DRAINREQUEST']._serialized_start=181
+  _globals['_DRAINREQUEST']._serialized_end=232
+  _globals['_DRAINRESPONSE']._serialized_start=234
+  _globals['_DRAINRESPONSE']._serialized_end=249
+  _globals['_SETROLEREQUEST']._serialized_start=251
+  _globals['_SETROLEREQUEST']._serialized_end=300
+  _globals['_SETROLERESPONSE']._serialized_start=302
+  _globals['_SETROLERESPONSE']._serialized_end=319
+  _globals['_GETSTATUSREQUEST']._serialized_start=321
+  _globals['_GETSTATUSREQUEST']._serialized_end=339
+  _globals['_GETSTATUSRESPONSE']._serialized_start=342
+  _globals['_GETSTATUSRESPONSE']._serialized_end=579
+  _globals['_ENGINESTATUS']._serialized_start=582
+  _globals['_ENGINESTATUS']._serialized_end=916
+  _globals['_ENGINELOAD']._serialized_start=919
+  _globals['_ENGINELOAD']._serialized_end=1247
+  _globals['_TRANSFERSTATUS']._serialized_start=1250
+  _globals['_TRANSFERSTATUS']._serialized_end=1744
+  _globals['_TRANSFERSTATUS_DROPPEDMESSAGESENTRY']._serialized_start=1690
+  _globals['_TRANSFERSTATUS_DROPPEDMESSAGESENTRY']._serialized_end=1744
+  _globals['_LINKSTATUS']._serialized_start=1747
+  _globals['_LINKSTATUS']._serialized_end=1941
+  _globals['_STORESTATUS']._serialized_start=1943
+  _globals['_STORESTATUS']._serialized_end=2049
+  _globals['_REQUESTINFLIGHT']._serialized_start=2052
+  _globals['_REQUESTINFLIGHT']._serialized_end=2235
+  _globals['_DECISION']._serialized_start=2237
+  _globals['_DECISION']._serialized_end=2282
+  _globals['_ADMINSERVICE']._serialized_start=2285
+  _globals['_ADMINSERVICE']._serialized_end=2549
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Tells an operator how a cluster is. It is served on the ingress's own port.
+    """Tells an operator how a cluster is, and changes it. It is served on the ingress's own port.
     """
 
     def __init__(self, channel):
@@ -40,15 +40,54 @@ class AdminServiceStub:
                 request_serializer=raypd_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=raypd_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.Scale = channel.unary_unary(
+                '/raypd.v1.AdminService/Scale',
+                request_serializer=raypd_dot_v1_dot_admin__pb2.ScaleRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_admin__pb2.ScaleResponse.FromString,
+                _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/raypd.v1.AdminService/Drain',
+                request_serializer=raypd_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/raypd.v1.AdminService/SetRole',
+                request_serializer=raypd_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_admin__pb2.SetRoleResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
-    """Tells an operator how a cluster is. It is served on the ingress's own port.
+    """Tells an operator how a cluster is, and changes it. It is served on the ingress's own port.
     """
 
     def GetStatus(self, request, context):
         """GetStatus describes engines, links, transfers and requests as this ingress and the controller know them now.
         It answers without the controller too, with what the ingress knows by itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Scale(self, request, context):
+        """Scale wants other numbers of engines from now on. It returns at once; engines come and go after it.
+        Status codes: INVALID_ARGUMENT, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Drain takes an engine out of service once its requests have ended, or have been given drain_timeout_s and go on
+        elsewhere. It returns when the engine gets no new requests. Status codes: NOT_FOUND, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRole(self, request, context):
+        """SetRole lets an engine serve in another role from now on; it ends what it has begun, and keeps its prefix cache.
+        Status codes: INVALID_ARGUMENT, NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -62,6 +101,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=raypd_dot_v1_dot_admin__pb2.GetStatusRequest.FromString,
                     response_serializer=raypd_dot_v1_dot_admin__pb2.GetStatusResponse.SerializeToString,
             ),
+            'Scale': grpc.unary_unary_rpc_method_handler(
+                    servicer.Scale,
+                    request_deserializer=raypd_dot_v1_dot_admin__pb2.ScaleRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_admin__pb2.ScaleResponse.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=raypd_dot_v1_dot_admin__pb2.DrainRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+            ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=raypd_dot_v1_dot_admin__pb2.SetRoleRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_admin__pb2.SetRoleResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'raypd.v1.AdminService', rpc_method_handlers)
@@ -71,7 +125,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Tells an operator how a cluster is. It is served on the ingress's own port.
+    """Tells an operator how a cluster is, and changes it. It is served on the ingress's own port.
     """
 
     @staticmethod
@@ -91,6 +145,87 @@ class AdminService:
             '/raypd.v1.AdminService/GetStatus',
             raypd_dot_v1_dot_admin__pb2.GetStatusRequest.SerializeToString,
             raypd_dot_v1_dot_admin__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scale(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raypd.v1.AdminService/Scale',
+            raypd_dot_v1_dot_admin__pb2.ScaleRequest.SerializeToString,
+            raypd_dot_v1_dot_admin__pb2.ScaleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raypd.v1.AdminService/Drain',
+            raypd_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
+            raypd_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raypd.v1.AdminService/SetRole',
+            raypd_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
+            raypd_dot_v1_dot_admin__pb2.SetRoleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,25 @@
+"""What an operator can ask of a cluster, as the doors see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from cluster.engine_connection import EngineRole
+from cluster.status import ControllerView
+
+
+class ClusterAdmin(Protocol):
+    """The controller, wherever it is. Every call raises ControllerUnavailable if it does not answer."""
+
+    async def status(self) -> ControllerView:
+        """What the controller knows."""
+
+    async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
+        """Want so many engines of these roles from now on; returns the ids of all that are wanted then."""
+
+    async def drain(self, engine_id: str, *, for_good: bool) -> None:
+        """Take an engine out of service once its work is done. Raises UnknownEngine."""
+
+    async def set_role(self, engine_id: str, role: EngineRole) -> None:
+        """Let an engine serve in another role from now on. Raises UnknownEngine."""

@@ -1,0 +1,64 @@
+"""What an operator may ask for, and what is refused at the door."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+
+from cluster.client import CallFailed, GenerateClient
+from cluster.engine_connection import EngineRole
+from tests.cluster.serving_setup import FakeAdmin, make_ingress_server, make_pair
+
+
+@asynccontextmanager
+async def client_of(admin: FakeAdmin) -> AsyncIterator[GenerateClient]:
+    server = make_ingress_server(make_pair().serving, admin=admin)
+    port = await server.start()
+    try:
+        async with GenerateClient(f"127.0.0.1:{port}") as client:
+            yield client
+    finally:
+        await server.drain(0)
+
+
+async def test_only_the_roles_that_are_given_are_scaled() -> None:
+    admin = FakeAdmin()
+    async with client_of(admin) as client:
+        assert await client.scale(decode=0, prefill=3) == ["d0"]
+    assert admin.asked == [("scale", {EngineRole.PREFILL: 3, EngineRole.DECODE: 0})]
+
+
+@pytest.mark.parametrize(("counts", "field"), [({}, "prefill"), ({"both": 1025}, "both")])
+async def test_numbers_that_make_no_sense_are_refused(counts: dict[str, int], field: str) -> None:
+    admin = FakeAdmin()
+    async with client_of(admin) as client:
+        with pytest.raises(CallFailed) as raised:
+            await client.scale(**counts)
+    assert raised.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert list(raised.value.violations) == [field]
+    assert not admin.asked
+
+
+async def test_an_engine_is_drained_and_gets_another_role() -> None:
+    admin = FakeAdmin()
+    async with client_of(admin) as client:
+        await client.drain("d0", for_good=True)
+        await client.set_role("d0", "both")
+    assert admin.asked == [("drain", "d0", True), ("set_role", "d0", EngineRole.BOTH)]
+
+
+async def test_an_engine_that_does_not_serve_is_not_found() -> None:
+    async with client_of(FakeAdmin()) as client:
+        for call in (client.drain("p9"), client.set_role("p9", "decode")):
+            with pytest.raises(CallFailed, match="no engine 'p9' serves; these do: d0") as raised:
+                await call
+            assert raised.value.code is grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_role_that_does_not_exist_is_refused() -> None:
+    async with client_of(FakeAdmin()) as client:
+        with pytest.raises(CallFailed, match="prefill, decode, both"):
+            await client.set_role("d0", "router")

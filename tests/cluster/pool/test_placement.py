@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from cluster.engine_connection import EngineRole
+from cluster.pool.placement import choose_node
+
+P, D = EngineRole.PREFILL, EngineRole.DECODE
+
+
+def test_roles_are_kept_apart_as_long_as_there_are_nodes() -> None:
+    assert choose_node(P, ["a", "b"], {}) == "a"
+    assert choose_node(D, ["a", "b"], {"a": [P]}) == "b"
+    assert choose_node(P, ["a", "b"], {"a": [P], "b": [D]}) == "a"
+
+
+def test_engines_of_a_role_are_spread() -> None:
+    assert choose_node(P, ["a", "b", "c"], {"a": [P], "b": [D]}) == "c"
+    assert choose_node(P, ["a", "b"], {"a": [P, P], "b": [P]}) == "b"
+
+
+def test_without_nodes_there_is_no_wish() -> None:
+    assert choose_node(P, [], {}) is None

@@ -1,0 +1,124 @@
+"""Engines come, go and change their role in a running cluster, and no request notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster.client import CallFailed, GenerateClient
+from cluster.ingress.protos.raypd.v1 import admin_pb2
+from tests.integration.served import ServeProcess
+from tests.reference import greedy_tokens, random_prompt
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+_NUM_TOKENS = 40
+_CHANGE_TIMEOUT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def served(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    config: dict[str, object] = {
+        "model": {"model": str(checkpoint("llama")), "dtype": "float32"},
+        "cache": {"num_blocks": 256},
+        "scheduler": {"max_num_batched_tokens": 48, "max_num_seqs": 32},
+        "parallel": {"num_threads": 1},
+        "prefill": {"count": 1, "num_cpus": 0.2},
+        "decode": {"count": 1, "num_cpus": 0.8},
+        "drain_timeout_s": 5,
+    }
+    process = ServeProcess(config, tmp_path_factory.mktemp("changes"))
+    try:
+        yield process.wait_until_ready()
+        assert process.stop() == 0, "\n".join(process.lines)
+    finally:
+        process.kill_if_alive()
+
+
+@asynccontextmanager
+async def load(client: GenerateClient, directory: Path) -> AsyncIterator[None]:
+    """Requests all the time, four at once; at the end every answer has been right."""
+    is_over = asyncio.Event()
+
+    async def ask_on(worker: int) -> int:
+        count = 0
+        while not is_over.is_set() or not count:
+            prompt = random_prompt(20 + 11 * worker, seed=worker)
+            token_ids: list[int] = []
+            async for response in client.generate(prompt, max_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True):
+                assert response.first_position == len(token_ids)
+                token_ids.extend(response.token_ids)
+            assert token_ids == greedy_tokens(directory, tuple(prompt), _NUM_TOKENS)
+            count += 1
+        return count
+
+    async with asyncio.TaskGroup() as tasks:
+        workers = [tasks.create_task(ask_on(worker)) for worker in range(4)]
+        yield
+        is_over.set()
+    assert all(worker.result() for worker in workers)
+
+
+async def engines_become(client: GenerateClient, expected: set[tuple[str, int, str]]) -> None:
+    """Wait until exactly these engines are ready, as (id, incarnation, role), and nothing else is there."""
+    async with asyncio.timeout(_CHANGE_TIMEOUT_S):
+        while True:
+            status: admin_pb2.GetStatusResponse = await client.status()
+            ready = {(e.engine_id, e.incarnation, e.role) for e in status.engines if e.state == "ready"}
+            if ready == expected and len(status.engines) == len(expected):
+                return
+            await asyncio.sleep(0.2)
+
+
+async def test_engines_come_and_go_under_load(served: str, checkpoint: Callable[[str], Path]) -> None:
+    async with GenerateClient(served) as client, load(client, checkpoint("llama")):
+        assert await client.scale(decode=2) == ["decode-0", "decode-1", "prefill-0"]
+        pair = {("prefill-0", 1, "prefill"), ("decode-0", 1, "decode")}
+        await engines_become(client, pair | {("decode-1", 1, "decode")})
+        # A rolling restart of all engines, one after the other.
+        await client.drain("decode-0")
+        await engines_become(
+            client, {("prefill-0", 1, "prefill"), ("decode-0", 2, "decode"), ("decode-1", 1, "decode")}
+        )
+        await client.drain("prefill-0")
+        await engines_become(
+            client, {("prefill-0", 2, "prefill"), ("decode-0", 2, "decode"), ("decode-1", 1, "decode")}
+        )
+        await client.drain("decode-1", for_good=True)
+        await engines_become(client, {("prefill-0", 2, "prefill"), ("decode-0", 2, "decode")})
+        status = await client.status()
+    assert any("scale to 2 decode" in decision.text for decision in status.decisions)
+
+
+async def test_an_engine_changes_its_role_under_load(served: str, checkpoint: Callable[[str], Path]) -> None:
+    async with GenerateClient(served) as client, load(client, checkpoint("llama")):
+        await client.set_role("prefill-0", "both")
+        await engines_become(client, {("prefill-0", 2, "both"), ("decode-0", 2, "decode")})
+        await client.set_role("prefill-0", "prefill")
+        await engines_become(client, {("prefill-0", 2, "prefill"), ("decode-0", 2, "decode")})
+
+
+async def test_what_cannot_be_placed_is_shown_with_what_is_missing(
+    served: str, checkpoint: Callable[[str], Path]
+) -> None:
+    async with GenerateClient(served) as client, load(client, checkpoint("llama")):
+        await client.scale(decode=3)
+        async with asyncio.timeout(_CHANGE_TIMEOUT_S):
+            while True:
+                pending = [engine for engine in (await client.status()).engines if engine.state == "pending"]
+                if len(pending) == 1:
+                    break
+                await asyncio.sleep(0.2)
+        assert "it needs {'CPU': 0.8} on one node; the cluster has" in pending[0].last_error
+        await client.scale(decode=1)
+        await engines_become(client, {("prefill-0", 2, "prefill"), ("decode-0", 2, "decode")})
+
+
+async def test_an_engine_that_is_not_there_cannot_be_drained(served: str) -> None:
+    async with GenerateClient(served) as client:
+        with pytest.raises(CallFailed, match="no engine 'decode-9' serves; these do: decode-0, prefill-0"):
+            await client.drain("decode-9")
