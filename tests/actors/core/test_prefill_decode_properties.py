@@ -93,11 +93,16 @@ ENGINES = st.sampled_from(["prefill", "decode"])
 class PrefillDecodeMachine(RuleBasedStateMachine):
     """All that engines and links may do, in any order; then faults stop, and everything has to end."""
 
-    @initialize(prefill=SETUPS, decode=SETUPS, max_reserved=st.integers(1, 4))
-    def start(self, prefill: Setup, decode: Setup, max_reserved: int) -> None:
+    @initialize(
+        prefill=SETUPS, decode=SETUPS, max_reserved=st.integers(1, 4), max_chunk_bytes=st.sampled_from([1, 8 << 20])
+    )
+    def start(self, prefill: Setup, decode: Setup, max_reserved: int, max_chunk_bytes: int) -> None:
         self.clock = Clock()
         config = KVTransferConfig(
-            ready_timeout_s=READY_TIMEOUT_S, chunk_timeout_s=3.0, max_reserved_requests=max_reserved
+            ready_timeout_s=READY_TIMEOUT_S,
+            chunk_timeout_s=3.0,
+            max_reserved_requests=max_reserved,
+            max_chunk_bytes=max_chunk_bytes,
         )
         self.network = Network(config, self.clock)
         self.prefill = self.make_engine(prefill, config, is_producer=True)
