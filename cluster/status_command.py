@@ -59,7 +59,10 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]])
     """Columns whose names begin with a blank are text; the others are numbers, on the right."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for name in columns:
-        table.add_column(name.strip(), justify="left" if name.startswith(" ") else "right", no_wrap=True)
+        is_text = name.startswith(" ")
+        # The last column may be a sentence.
+        may_wrap = is_text and name is columns[-1]
+        table.add_column(name.strip(), justify="left" if is_text else "right", no_wrap=not may_wrap, overflow="fold")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     return table

@@ -31,4 +31,7 @@ def one_line(error: BaseException) -> str:
     """The cause in its own words, without Ray's traceback."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     text = str(cause).strip() or type(cause).__name__
-    return text.splitlines()[-1] if isinstance(error, RayActorError) else text
+    if not isinstance(error, RayActorError):
+        return text
+    # Ray goes on with guesses at the cause.
+    return text.splitlines()[-1].partition(" Some common causes")[0]
