@@ -1,6 +1,8 @@
 """How fast KV moves between two processes of one host, beside what the machine can do.
 
-python -m benchmarks.kv_transfer [--block-kib 1024] [--num-blocks 64] [--repeats 20]
+python -m benchmarks.kv_transfer [--block-kib 1024] [--num-blocks 64] [--repeats 20] [--chunk-mib 1 8 32]
+
+Links are measured with everything in one chunk, and in chunks of these sizes, as engines use them (max_chunk_bytes).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ def main() -> None:
     parser.add_argument("--block-kib", type=int, default=1024)
     parser.add_argument("--num-blocks", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--chunk-mib", type=int, nargs="*", default=[8])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     layout = make_layout(arguments.block_kib, arguments.num_blocks)
@@ -38,9 +41,15 @@ def main() -> None:
     print(f"{layout.num_blocks} scattered blocks of {arguments.block_kib} KiB\n")
     print("| way | median ms | GB/s |\n|---|---|---|")
     rows = {"memcpy, one thread": measure_memcpy(layout, arguments.repeats)}
-    rows["loopback socket, sendall and recv_into"] = in_two_processes(_receive_raw, "raw", layout, arguments.repeats)
+    everything = layout.num_blocks
+    raw = in_two_processes(_receive_raw, "raw", layout, everything, arguments.repeats)
+    rows["loopback socket, sendall and recv_into"] = raw
     for way in _WAYS:
-        rows[way] = in_two_processes(_receive_chunks, way, layout, arguments.repeats)
+        rows[way] = in_two_processes(_receive_chunks, way, layout, everything, arguments.repeats)
+        for chunk_mib in arguments.chunk_mib:
+            num_blocks = max(1, chunk_mib * 1024 // arguments.block_kib)
+            seconds = in_two_processes(_receive_chunks, way, layout, num_blocks, arguments.repeats)
+            rows[f"{way}, chunks of {chunk_mib} MiB"] = seconds
     for name, seconds in rows.items():
         median_s = statistics.median(seconds)
         print(f"| {name} | {median_s * 1e3:.1f} | {size_bytes / median_s / 1e9:.2f} |")
@@ -85,45 +94,53 @@ def timed(action: Callable[[], None], repeats: int) -> list[float]:
     return seconds[1:]
 
 
-_Receiver = Callable[[Connection, str, KVCacheLayout, int], None]
+_Receiver = Callable[[Connection, KVCacheLayout, int, int], None]
 
 
-def in_two_processes(receive: _Receiver, way: str, layout: KVCacheLayout, repeats: int) -> list[float]:
+def in_two_processes(
+    receive: _Receiver, way: str, layout: KVCacheLayout, blocks_per_chunk: int, repeats: int
+) -> list[float]:
     """The producer sends from here; the seconds are the consumer's, from asking to having."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    consumer = context.Process(target=receive, args=(theirs, way, layout, repeats))
+    consumer = context.Process(target=receive, args=(theirs, layout, blocks_per_chunk, repeats))
     consumer.start()
     theirs.close()
     pool = make_pool(way, layout)
     if way == "raw":
         _send_raw(ours, pool)
     else:
-        _send_chunks(ours, way, pool)
+        _send_chunks(ours, pool, blocks_per_chunk)
     seconds: list[float] = ours.recv()
     consumer.join(_TIMEOUT_S)
     return seconds
 
 
-def _send_chunks(consumer: Connection, way: str, pool: Tensor) -> None:
+def _chunks(blocks: list[Tensor], blocks_per_chunk: int) -> list[list[Tensor]]:
+    return [blocks[start : start + blocks_per_chunk] for start in range(0, len(blocks), blocks_per_chunk)]
+
+
+def _send_chunks(consumer: Connection, pool: Tensor, blocks_per_chunk: int) -> None:
     pending = TcpTransport(_HOST, pool).listen()
     consumer.send(pending.rendezvous)
     link = pending.accept(_TIMEOUT_S)
-    blocks = shuffled_blocks(pool, 0)
+    chunks = _chunks(shuffled_blocks(pool, 0), blocks_per_chunk)
     while consumer.recv():
-        link.send(blocks, _TIMEOUT_S)
+        for chunk in chunks:
+            link.send(chunk, _TIMEOUT_S)
     link.close()
 
 
-def _receive_chunks(producer: Connection, way: str, layout: KVCacheLayout, repeats: int) -> None:
+def _receive_chunks(producer: Connection, layout: KVCacheLayout, blocks_per_chunk: int, repeats: int) -> None:
     torch.set_num_threads(1)
     pool = make_pool("target", layout)
     link = TcpTransport(_HOST, pool).connect(producer.recv(), _TIMEOUT_S)
-    blocks = shuffled_blocks(pool, 1)
+    chunks = _chunks(shuffled_blocks(pool, 1), blocks_per_chunk)
 
     def receive() -> None:
         producer.send(True)
-        link.receive(blocks, _TIMEOUT_S)
+        for chunk in chunks:
+            link.receive(chunk, _TIMEOUT_S)
 
     seconds = timed(receive, repeats)
     producer.send(False)
@@ -140,8 +157,8 @@ def _send_raw(consumer: Connection, pool: Tensor) -> None:
                 connection.sendall(pool.view(-1).numpy().data.cast("B"))
 
 
-def _receive_raw(producer: Connection, way: str, layout: KVCacheLayout, repeats: int) -> None:
-    del way
+def _receive_raw(producer: Connection, layout: KVCacheLayout, blocks_per_chunk: int, repeats: int) -> None:
+    del blocks_per_chunk
     buffer = make_pool("target", layout).view(-1).numpy().data.cast("B")
     with socket.create_connection((_HOST, producer.recv())) as connection:
 

@@ -18,8 +18,12 @@ _MAX_DECLINED: Final = 100
 
 @dataclass(slots=True)
 class LinearCost:
-    """seconds = start-up + amount * slope, neither below zero."""
+    """seconds = start-up + amount * slope, neither below zero.
 
+    is_start_up: what to think while all amounts seen are alike: that the time is all start-up, or else all slope
+    """
+
+    is_start_up: bool = False
     _weight: float = 0.0
     _x: float = 0.0
     _y: float = 0.0
@@ -43,8 +47,7 @@ class LinearCost:
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
         variance = self._xx / self._weight - mean_x * mean_x
         if variance <= 1e-9 * max(mean_x * mean_x, 1.0):
-            # All were alike: through the origin.
-            return mean_y * amount / mean_x if mean_x > 0 else mean_y
+            return mean_y if self.is_start_up or mean_x <= 0 else mean_y * amount / mean_x
         slope = max(0.0, (self._xy / self._weight - mean_x * mean_y) / variance)
         return max(0.0, mean_y - slope * mean_x) + slope * amount
 
@@ -54,7 +57,8 @@ class FetchCost:
 
     def __init__(self) -> None:
         self._compute = LinearCost()
-        self._fetch = LinearCost()
+        # The hopeful guess: so other amounts are tried as well, and the line becomes known.
+        self._fetch = LinearCost(is_start_up=True)
         self._num_declined = 0
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:

@@ -20,11 +20,22 @@ def test_nothing_is_estimated_from_too_little() -> None:
     assert cost.estimate(10) is None
 
 
-def test_amounts_that_are_all_alike_give_a_line_through_the_origin() -> None:
-    cost = LinearCost()
+@pytest.mark.parametrize(("is_start_up", "expected"), [(False, 2.0), (True, 1.0)])
+def test_amounts_that_are_all_alike_are_all_slope_or_all_start_up(is_start_up: bool, expected: float) -> None:
+    cost = LinearCost(is_start_up=is_start_up)
     for _ in range(5):
         cost.observe(10, 1.0)
-    assert cost.estimate(20) == pytest.approx(2.0)
+    assert cost.estimate(20) == pytest.approx(expected)
+
+
+def test_short_fetches_that_were_not_worth_it_do_not_speak_against_long_ones() -> None:
+    cost = FetchCost()
+    for num_tokens in (16, 64, 256):
+        cost.observe_step(num_tokens, 0.0001 * num_tokens)
+    for _ in range(5):
+        cost.observe_fetch(8, 0.020)
+    assert not cost.is_worth_it(8, 128), "20 ms against 13 ms"
+    assert cost.is_worth_it(96, 1536), "perhaps 20 ms, too, against 154 ms"
 
 
 def test_neither_part_of_a_line_is_negative() -> None:
