@@ -146,6 +146,8 @@ class KVConnectorOutput:
     """Producer requests, with the reason, whose consumer is gone or has let go: give them up. finished_sending follows
     once they have been finished."""
     finished_recving: dict[str, ReceivedKV] = field(default_factory=dict)
+    doomed_loads: set[str] = field(default_factory=set)
+    """Loads of which one rank's part, or one link's, has failed while others wait: they have to be cancelled."""
     finished_loading: dict[str, LoadedBlocks] = field(default_factory=dict)
     """Loads from stores that are over."""
     wanted_prefixes: list[WantedPrefix] = field(default_factory=list)
@@ -155,7 +157,8 @@ class KVConnectorOutput:
     def is_empty(self) -> bool:
         """Whether nothing happened."""
         has_received = self.finished_recving or self.finished_loading or self.wanted_prefixes
-        return not (self.ready_to_prefill or self.finished_sending or self.failed_sending or has_received)
+        has_failed = self.failed_sending or self.doomed_loads
+        return not (self.ready_to_prefill or self.finished_sending or has_failed or has_received)
 
     def merge(self, later: KVConnectorOutput) -> None:
         """Add what happened afterwards; its stats take the place of these."""
@@ -163,6 +166,7 @@ class KVConnectorOutput:
         self.finished_sending |= later.finished_sending
         self.failed_sending |= later.failed_sending
         self.finished_recving |= later.finished_recving
+        self.doomed_loads |= later.doomed_loads
         self.finished_loading |= later.finished_loading
         self.wanted_prefixes += later.wanted_prefixes
         self.stats = later.stats or self.stats

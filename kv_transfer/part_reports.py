@@ -40,7 +40,7 @@ class PartReports:
 
     def add(self, output: KVConnectorOutput) -> KVConnectorOutput:
         """Take in one part's output; returns what is now true of whole requests, with the same stats."""
-        whole = KVConnectorOutput(stats=output.stats)
+        whole = KVConnectorOutput(stats=output.stats, doomed_loads=set(output.doomed_loads))
         for request_id in output.ready_to_prefill:
             request = self._request(request_id)
             request.num_ready += 1
@@ -63,6 +63,9 @@ class PartReports:
             if len(request.received) == self._num_parts(request_id):
                 del self._requests[request_id]
                 whole.finished_recving[request_id] = merge_received(request.received)
+            elif received.outcome is LoadOutcome.FAILED:
+                # The producer may wait for the READY of this part, and send nothing on the others before it.
+                whole.doomed_loads.add(request_id)
         for request_id, loaded in output.finished_loading.items():
             loads = self._loads.setdefault(request_id, [])
             loads.append(loaded)

@@ -34,6 +34,11 @@ def is_fetch(name: str) -> bool:
     return name.endswith(_MARK)
 
 
+def request_of(name: str) -> str:
+    """The request that a handoff, or a fetch, is for."""
+    return name.removesuffix(_MARK)
+
+
 @dataclass(slots=True)
 class _Fetch:
     source: PrefixSource
@@ -124,7 +129,7 @@ class PrefixFetches:
     def take_loads(self, output: KVConnectorOutput) -> dict[str, LoadedBlocks]:
         """The reports on fetches, by request id."""
         return {
-            name.removesuffix(_MARK): LoadedBlocks(received.num_valid_tokens // self._block_size, received.reason)
+            request_of(name): LoadedBlocks(received.num_valid_tokens // self._block_size, received.reason)
             for name, received in output.finished_recving.items()
             if is_fetch(name)
         }

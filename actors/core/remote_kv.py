@@ -51,7 +51,7 @@ from kv_transfer.connector import (
     ReceivedKV,
 )
 from kv_transfer.params import TransferRole
-from kv_transfer.prefix_fetch import is_fetch
+from kv_transfer.prefix_fetch import is_fetch, request_of
 from kv_transfer.prefix_sources import PrefixSources
 from kv_transfer.stats import TransferStats
 from kv_transfer.stores.messages import StoreStats
@@ -265,6 +265,8 @@ class RemoteKV:
         for request_id in output.finished_sending:
             if not self.prefix_loads.take_back(request_id):
                 self._free_held(request_id, TransferRole.PRODUCER)
+        for request_id in {request_of(name) for name in output.doomed_loads} & self.loading.keys():
+            self._cancel_load(request_id)
         for request_id, received in output.finished_recving.items():
             if is_fetch(request_id):
                 continue

@@ -110,3 +110,20 @@ def test_fetches_whose_other_parts_never_come_are_forgotten() -> None:
         assert not counts.is_last(f"t{number}", 2)
     assert not counts.is_last("t0", 2)
     assert counts.is_last("t4999", 2)
+
+
+def test_a_part_that_fails_dooms_the_load_while_others_wait() -> None:
+    reports = PartReports(lambda request_id: 2)
+    first = reports.add(KVConnectorOutput(finished_recving={"r": FAILED}))
+    assert first.doomed_loads == {"r"}
+    assert not first.is_empty(), "an idle engine has to look at it"
+    last = reports.add(KVConnectorOutput(finished_recving={"r": CANCELLED}))
+    assert not last.doomed_loads
+    assert last.finished_recving["r"].outcome is LoadOutcome.FAILED
+    assert reports.add(KVConnectorOutput(doomed_loads={"of a rank"})).doomed_loads == {"of a rank"}
+
+
+def test_a_load_that_fails_in_its_last_part_needs_no_cancel() -> None:
+    reports = PartReports(lambda request_id: 2)
+    assert not reports.add(KVConnectorOutput(finished_recving={"r": LOADED})).doomed_loads
+    assert not reports.add(KVConnectorOutput(finished_recving={"r": FAILED})).doomed_loads
