@@ -70,12 +70,14 @@ def build_engine_core(
 
 def _make_prefix_sources(
     config: EngineConfig, identity: EngineAddress, layout: KVCacheLayout, stores: Sequence[ChosenStore]
-) -> PrefixSources | None:
-    """Stores, and other engines; None if nothing is cached by its hash. Raises StoreUnavailable."""
-    if not config.cache.enable_prefix_caching:
-        return None
+) -> PrefixSources:
+    """Stores, and other engines. Without a prefix cache nothing is fetched, and others find nothing to borrow.
+
+    Raises StoreUnavailable.
+    """
     settings = config.kv_transfer
     name = f"{identity.engine_id}/{identity.incarnation}"
-    max_fetches = settings.max_reserved_requests if settings.prefix_fetch else 0
+    is_fetching = settings.prefix_fetch and config.cache.enable_prefix_caching
+    max_fetches = settings.max_reserved_requests if is_fetching else 0
     fetches = PrefixFetches(name, config.cache.block_size, max_fetches=max_fetches)
     return PrefixSources(StoreSet([store.make_scheduler(layout) for store in stores]) if stores else None, fetches)

@@ -89,11 +89,13 @@ class PrefixLoads:
 
     def lend(self, wants: Iterable[WantedPrefix]) -> None:
         """Send other engines what is cached here of prefixes, as far as not too much is lent already."""
+        sources = self._sources
+        if sources is None:
+            return  # Who asks has a deadline.
         for want in wants:
-            assert self._sources is not None, "blocks have no hashes to ask for without a prefix cache"
             max_num_blocks = int(self._kv.block_pool.num_blocks * _MAX_LENT) - self.num_lent_blocks()
             blocks = self._kv.block_pool.find_longest_prefix(want.block_hashes, max(0, max_num_blocks))
-            name = self._sources.lend(want, [block.block_id for block in blocks])
+            name = sources.lend(want, [block.block_id for block in blocks])
             self._kv.lend(name, blocks)
             self.lent.add(name)
 

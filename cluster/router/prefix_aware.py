@@ -11,7 +11,8 @@ from cluster.router.base import EngineT, Route, candidates
 from cluster.router.prefix_index import EngineKey, PrefixIndex
 from kv_transfer.params import PrefixSource
 
-_MAX_BLOCKS = 1_000_000
+_MAX_BLOCKS = 200_000
+"""About 75 MB, and 3 million tokens in blocks of 16."""
 
 
 class PrefixAwarePair:

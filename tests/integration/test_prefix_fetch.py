@@ -170,3 +170,19 @@ def test_engines_that_fetch_from_each_other_under_pressure_change_no_token(
             right = greedy_tokens(directory, tuple(prompts[request_id]), _NUM_TOKENS)
             assert pair.answers[request_id].token_ids == right, request_id
         pair.assert_whole()
+
+
+def test_an_engine_without_a_prefix_cache_has_nothing_to_lend(checkpoint: _CheckpointOf) -> None:
+    directory = checkpoint("llama")
+    cached = engine_config(directory, transfer=KVTransferConfig(transport="loopback"))
+    uncached = cached.model_copy(update={"cache": cached.cache.model_copy(update={"enable_prefix_caching": False})})
+    with EnginePair(cached, uncached) as pair:
+        pair.submit("decode", "first", _PROMPT, _GREEDY, None)
+        pair.run()
+        pair.submit("prefill", "again", _PROMPT, _GREEDY, _source(pair, "decode"))
+        pair.submit("decode", "back", _PROMPT, _GREEDY, _source(pair, "prefill"))
+        pair.run()
+        for request_id in ("first", "again", "back"):
+            assert pair.answers[request_id].token_ids == greedy_tokens(directory, tuple(_PROMPT), _NUM_TOKENS)
+        assert _num_loaded(pair, "prefill") == _num_loaded(pair, "decode") == 0
+        pair.assert_whole()
