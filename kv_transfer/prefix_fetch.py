@@ -34,6 +34,11 @@ def is_fetch(name: str) -> bool:
     return name.endswith(_MARK)
 
 
+def name_of_loan(want: WantedPrefix) -> str:
+    """Under which finished_sending says that nobody reads lent blocks any more. No request has such a name."""
+    return f"{want.transfer_id}{_MARK}"
+
+
 def request_of(name: str) -> str:
     """The request that a handoff, or a fetch, is for."""
     return name.removesuffix(_MARK)
@@ -117,10 +122,9 @@ class PrefixFetches:
             self._cost.observe_fetch(num_blocks, self._clock() - fetch.started_s)
         return fetch is not None
 
-    def lend(self, want: WantedPrefix, block_ids: Sequence[int]) -> str:
-        """Send another engine these blocks; returns the name under which finished_sending reports."""
+    def lend(self, want: WantedPrefix, block_ids: Sequence[int]) -> None:
+        """Send another engine these blocks, perhaps none."""
         self._loans.append((want, tuple(block_ids)))
-        return f"{want.transfer_id}{_MARK}"
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         """A step computed so many tokens."""
@@ -142,7 +146,7 @@ class PrefixFetches:
         producers, progress, finishes = [], [], []
         for want, block_ids in loans:
             ticket = KVTransferParams(want.transfer_id, want.attempt, TransferRole.PRODUCER, want.peer)
-            name, num_tokens = f"{want.transfer_id}{_MARK}", len(block_ids) * self._block_size
+            name, num_tokens = name_of_loan(want), len(block_ids) * self._block_size
             producers.append((name, ticket, num_tokens))
             progress.append(ProducerProgress(name, block_ids, num_tokens, num_tokens))
             finishes.append(ProducerFinish(name, ProducerEnd.PREFIX_SENT))

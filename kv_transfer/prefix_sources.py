@@ -67,13 +67,10 @@ class PrefixSources:
         loads = dict(output.finished_loading)
         return loads if self._fetches is None else loads | self._fetches.take_loads(output)
 
-    def lend(self, want: WantedPrefix, block_ids: Sequence[int]) -> str:
-        """Send another engine these blocks, perhaps none.
-
-        Returns the name under which finished_sending says that nobody reads them any more.
-        """
+    def lend(self, want: WantedPrefix, block_ids: Sequence[int]) -> None:
+        """Send another engine these blocks, perhaps none; see name_of_loan."""
         assert self._fetches is not None, "an engine that has links to others has fetches"
-        return self._fetches.lend(want, block_ids)
+        self._fetches.lend(want, block_ids)
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         """A step computed so many tokens: what that takes decides whether others are asked instead."""

@@ -13,6 +13,7 @@ from actors.core.block_pool import KVCacheBlock
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.request import Request
 from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput, WantedPrefix
+from kv_transfer.prefix_fetch import name_of_loan
 from kv_transfer.prefix_sources import PrefixSources
 from kv_transfer.stores.messages import LoadedBlocks
 
@@ -94,8 +95,11 @@ class PrefixLoads:
             return  # Who asks has a deadline.
         for want in wants:
             max_num_blocks = int(self._kv.block_pool.num_blocks * _MAX_LENT) - self.num_lent_blocks()
+            name = name_of_loan(want)
+            if name in self.lent:
+                continue  # A peer that repeats itself.
             blocks = self._kv.block_pool.find_longest_prefix(want.block_hashes, max(0, max_num_blocks))
-            name = sources.lend(want, [block.block_id for block in blocks])
+            sources.lend(want, [block.block_id for block in blocks])
             self._kv.lend(name, blocks)
             self.lent.add(name)
 

@@ -9,7 +9,7 @@ from kv_transfer.connector import (
     WantedPrefix,
 )
 from kv_transfer.params import EngineAddress, PrefixSource, TransferRole
-from kv_transfer.prefix_fetch import PrefixFetches, is_fetch
+from kv_transfer.prefix_fetch import PrefixFetches, is_fetch, name_of_loan
 from kv_transfer.prefix_sources import PrefixSources
 from kv_transfer.stores.host_memory import HostMemoryScheduler
 from kv_transfer.stores.messages import LoadedBlocks
@@ -87,7 +87,8 @@ def test_of_two_that_have_some_the_one_that_has_more_is_asked() -> None:
 def test_what_is_lent_is_a_producer_that_ends_at_once() -> None:
     fetches = make_fetches()
     want = WantedPrefix("fetch-decode-0/3-1", 0, PEER, tuple(HASHES))
-    name = fetches.lend(want, [4, 5])
+    name = name_of_loan(want)
+    fetches.lend(want, [4, 5])
     metadata = fetches.add_to(KVConnectorMetadata())
     [(request_id, ticket, num_tokens)] = metadata.new_producers
     assert (request_id, ticket.transfer_id, num_tokens) == (name, want.transfer_id, 32)

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from actors.core.outputs import SchedulerOutput
 from actors.core.request import RequestStatus
 from actors.core.scheduler import Scheduler
-from kv_transfer.connector import KVConnectorOutput
-from kv_transfer.params import TransferRole
+from kv_transfer.connector import KVConnectorOutput, WantedPrefix
+from kv_transfer.params import EngineAddress, TransferRole
+from kv_transfer.prefix_fetch import PrefixFetches, name_of_loan
 from kv_transfer.prefix_sources import PrefixSources
 from kv_transfer.stores.host_memory import HostMemoryScheduler
 from kv_transfer.stores.messages import BlockLoad, LoadedBlocks
@@ -225,6 +226,31 @@ def test_a_store_that_writes_through_has_what_no_step_has_evicted() -> None:
     driver.serve("first", FIRST)
     driver.step()
     assert len(driver.stored) == (len(FIRST) + 3) // BLOCK_SIZE
+
+
+def test_what_is_asked_for_twice_is_lent_once_and_comes_back() -> None:
+    clock, connector = Clock(), FakeConnector()
+    sources = PrefixSources(None, PrefixFetches("me", BLOCK_SIZE, max_fetches=0))
+    driver = StoringDriver(
+        make_scheduler(num_blocks=40, connector=connector, prefix_sources=sources, clock=clock),
+        connector,
+        clock,
+        StoreSet([]),
+    )
+    request = make_request("first", FIRST)
+    driver.scheduler.add_request(request)
+    driver.run()
+    want = WantedPrefix("fetch-1", 0, EngineAddress("peer", 1, ""), tuple(request.block_hashes[:3]))
+    for _ in range(2):
+        driver.news.wanted_prefixes.append(want)
+        driver.step()
+    assert not driver.is_whole()
+    assert driver.scheduler.has_requests(), "lent blocks are waited for"
+    assert not driver.scheduler.reset_prefix_cache()
+    driver.news.finished_sending.add(name_of_loan(want))
+    driver.step()
+    assert driver.is_whole()
+    assert not driver.scheduler.has_requests()
 
 
 TURNS = st.lists(
