@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from google.protobuf.json_format import MessageToJson
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.table import Table
 
@@ -15,6 +16,8 @@ from cluster.ingress.protos.raypd.v1 import admin_pb2
 
 _MAX_REQUESTS = 20
 _MAX_DECISIONS = 10
+_GAP = 2
+"""Blanks between columns."""
 
 
 async def show_status(
@@ -55,20 +58,53 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
     return Group(*parts)
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Columns whose names begin with a blank are text; the others are numbers, on the right."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in columns:
-        is_text = name.startswith(" ")
-        # The last column may be a sentence.
-        may_wrap = is_text and name is columns[-1]
-        table.add_column(name.strip(), justify="left" if is_text else "right", no_wrap=not may_wrap, overflow="fold")
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    return table
+class _Table:
+    """Columns whose names begin with a blank are text; the others are numbers, on the right.
+
+    What does not fit beside each other follows below, with the first column again. The last one may wrap.
+    """
+
+    def __init__(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        self._title = title
+        self._columns = list(columns)
+        self._rows = [[str(cell) for cell in row] for row in rows]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        del console
+        for number, columns in enumerate(self._split(options.max_width)):
+            yield self._part(columns, self._title if number == 0 else None)
+
+    def _split(self, width: int) -> list[list[int]]:
+        """Which columns stand beside each other."""
+        widths = [
+            _GAP + max(len(cell.strip()) for cell in (name, *(row[index] for row in self._rows)))
+            for index, name in enumerate(self._columns)
+        ]
+        if self._columns[-1].startswith(" "):
+            widths[-1] = min(widths[-1], max(width // 4, len(self._columns[-1])))
+        parts, left = [[0]], width - widths[0]
+        for index in range(1, len(widths)):
+            if widths[index] > left and len(parts[-1]) > 1:
+                parts.append([0])
+                left = width - widths[0]
+            parts[-1].append(index)
+            left -= widths[index]
+        return parts
+
+    def _part(self, columns: Sequence[int], title: str | None) -> Table:
+        table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+        for index in columns:
+            name = self._columns[index]
+            is_text = name.startswith(" ")
+            may_wrap = is_text and index == len(self._columns) - 1
+            justify: Literal["left", "right"] = "left" if is_text else "right"
+            table.add_column(name.strip(), justify=justify, no_wrap=not may_wrap, overflow="fold")
+        for row in self._rows:
+            table.add_row(*(row[index] for index in columns))
+        return table
 
 
-def _engines(engines: Iterable[admin_pb2.EngineStatus]) -> Table:
+def _engines(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
     columns = [
         " engine",
         " role",
@@ -82,7 +118,7 @@ def _engines(engines: Iterable[admin_pb2.EngineStatus]) -> Table:
         "held",
     ]
     columns += ("KV used", "prefix hits", "preempted", "prompt tokens", "output tokens", "as of")
-    return _table("engines", columns, (_engine_row(engine) for engine in engines))
+    return _Table("engines", columns, (_engine_row(engine) for engine in engines))
 
 
 def _engine_row(engine: admin_pb2.EngineStatus) -> list[object]:
@@ -106,7 +142,7 @@ def _engine_row(engine: admin_pb2.EngineStatus) -> list[object]:
     ]
 
 
-def _transfers(engines: Iterable[admin_pb2.EngineStatus]) -> Table:
+def _transfers(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
     columns = [" engine", " by", "sent", "received", "chunks", "handed over", "failed", "cancelled", "retried"]
     columns += (
         "stalls",
@@ -143,10 +179,10 @@ def _transfers(engines: Iterable[admin_pb2.EngineStatus]) -> Table:
         for engine in engines
         if (transfers := engine.transfers) is not None and engine.HasField("transfers")
     ]
-    return _table("KV transfers since each engine's start", columns, rows)
+    return _Table("KV transfers since each engine's start", columns, rows)
 
 
-def _links(engines: Iterable[admin_pb2.EngineStatus]) -> Table:
+def _links(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
     columns = (" engine", " end", " peer", "life", " state", "transfers", "bytes", "age", "idle", " last error")
     rows = [
         [
@@ -164,19 +200,19 @@ def _links(engines: Iterable[admin_pb2.EngineStatus]) -> Table:
         for engine in engines
         for link in engine.links
     ]
-    return _table("links", columns, rows)
+    return _Table("links", columns, rows)
 
 
-def _stores(engines: Iterable[admin_pb2.EngineStatus]) -> Table:
+def _stores(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
     rows = [
         [engine.engine_id, stores.saved_blocks, stores.unsaved_blocks, stores.loaded_blocks, stores.missing_blocks]
         for engine in engines
         if (stores := engine.stores) is not None and engine.HasField("stores")
     ]
-    return _table("KV stores, in blocks", (" engine", "saved", "not saved", "loaded", "missing"), rows)
+    return _Table("KV stores, in blocks", (" engine", "saved", "not saved", "loaded", "missing"), rows)
 
 
-def _requests(requests: Sequence[admin_pb2.RequestInFlight]) -> Table:
+def _requests(requests: Sequence[admin_pb2.RequestInFlight]) -> _Table:
     columns = (" request", "age", " phase", " prefill", " decode", "prompt", "output", "attempt")
     rows = [
         [
@@ -192,12 +228,12 @@ def _requests(requests: Sequence[admin_pb2.RequestInFlight]) -> Table:
         for request in requests[:_MAX_REQUESTS]
     ]
     title = "requests" if len(requests) <= _MAX_REQUESTS else f"requests, the oldest {_MAX_REQUESTS} of {len(requests)}"
-    return _table(title, columns, rows)
+    return _Table(title, columns, rows)
 
 
-def _decisions(decisions: Sequence[admin_pb2.Decision]) -> Table:
+def _decisions(decisions: Sequence[admin_pb2.Decision]) -> _Table:
     rows = [[_age(decision.age_seconds), decision.text] for decision in decisions[-_MAX_DECISIONS:]]
-    return _table("the controller's last decisions", ("ago", " what and why"), rows)
+    return _Table("the controller's last decisions", ("ago", " what and why"), rows)
 
 
 def _percent(part: int, whole: int) -> str:

@@ -58,8 +58,8 @@ VIEW = ClusterView(
 )
 
 
-def rendered(view: ClusterView) -> str:
-    console = Console(file=StringIO(), width=250, color_system=None)
+def rendered(view: ClusterView, width: int = 250) -> str:
+    console = Console(file=StringIO(), width=width, color_system=None)
     console.print(render_status(status_to_proto(view)))
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
@@ -98,6 +98,23 @@ def test_tables_show_all_of_it() -> None:
     assert "out of memory" in text
     assert "its slot is empty" in text
     assert "does not answer" not in text
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 100, 120])
+def test_on_a_narrow_screen_nothing_is_cut_off(width: int) -> None:
+    text = rendered(VIEW, width)
+    assert max(map(len, text.splitlines())) <= width
+    for word in (
+        "prefill-0",
+        "waiting for KV",
+        "prefix hits",
+        "output tokens",
+        "another attempt",
+        "last error",
+        "attempt",
+    ):
+        assert word in text, word
+    assert text.count("prefill-0") > rendered(VIEW).count("prefill-0"), "each part names its engines"
 
 
 def test_a_controller_that_is_silent_is_named_and_the_rest_is_shown() -> None:
