@@ -174,12 +174,18 @@ class Pair:
 
     async def alone(self, target: Engine, request: EngineCoreRequest) -> float:
         """Run a request on one engine; seconds to its first token."""
-        start_s, first_s = time.perf_counter(), None
+        first_s, _ = await self.alone_with_cache(target, request)
+        return first_s
+
+    async def alone_with_cache(self, target: Engine, request: EngineCoreRequest) -> tuple[float, int]:
+        """The same, and how many of its tokens' KV was not computed."""
+        start_s, first_s, num_cached_tokens = time.perf_counter(), None, 0
         async for output in target.session.submit(request):
             if first_s is None and output.new_token_ids:
                 first_s = time.perf_counter() - start_s
-        assert first_s is not None
-        return first_s
+            if output.timings is not None:
+                num_cached_tokens = output.timings.num_cached_tokens
+        return first_s or 0.0, num_cached_tokens
 
 
 async def measure_exposed(pair: Pair, repeats: int) -> None:
@@ -241,7 +247,7 @@ async def measure_steps(pair: Pair, repeats: int) -> None:
 
 async def measure_fetch(pair: Pair, repeats: int) -> None:
     """The first token on P of a prompt that nobody knows, and of one whose KV D has."""
-    print("\n| prefix | computed, ms to the first token | fetched from D |\n|---|---|---|")
+    print("\n| prefix | computed, ms to the first token | fetched from D | times fetched |\n|---|---|---|---|")
     peer = pair.decode.session.descriptor.kv_address
     for num_tokens in (128, 512, 1536):
         computed, fetched = [], []
@@ -249,14 +255,14 @@ async def measure_fetch(pair: Pair, repeats: int) -> None:
             prompt = pair.prompt(num_tokens)
             await pair.alone(pair.decode, pair.request(prompt, 1))
             asked = replace(pair.request([*prompt, 7], 1), prefix_source=PrefixSource(peer, num_tokens))
-            fetched.append(await pair.alone(pair.prefill, asked))
+            fetched.append(await pair.alone_with_cache(pair.prefill, asked))
             computed.append(await pair.alone(pair.prefill, pair.request(pair.prompt(num_tokens + 1), 1)))
-        print(f"| {num_tokens} tokens | {_ms(statistics.median(computed))} | {_ms(statistics.median(fetched))} |")
+        _print_prefix(num_tokens, computed, fetched)
 
 
 async def measure_host_tier(small: Engine, repeats: int) -> None:
     """The first token of a prompt whose KV was evicted to host memory, beside one that nobody knows."""
-    print("\n| prefix | computed, ms to the first token | from host memory |\n|---|---|---|")
+    print("\n| prefix | computed, ms to the first token | from host memory | times loaded |\n|---|---|---|---|")
     pair = Pair(small, small, seed=2)
     for num_tokens in (128, 512, 1536):
         computed, loaded = [], []
@@ -266,8 +272,15 @@ async def measure_host_tier(small: Engine, repeats: int) -> None:
             computed.append(await pair.alone(small, pair.request(pair.prompt(num_tokens + 1), 1)))
             for _ in range(2):
                 await pair.alone(small, pair.request(pair.prompt(1900), 1))
-            loaded.append(await pair.alone(small, pair.request([*prompt, 7], 1)))
-        print(f"| {num_tokens} tokens | {_ms(statistics.median(computed))} | {_ms(statistics.median(loaded))} |")
+            loaded.append(await pair.alone_with_cache(small, pair.request([*prompt, 7], 1)))
+        _print_prefix(num_tokens, computed, loaded)
+
+
+def _print_prefix(num_tokens: int, computed: Sequence[float], brought: Sequence[tuple[float, int]]) -> None:
+    """Of what was to be brought, only those count that were, as a whole."""
+    seconds = [first_s for first_s, num_cached_tokens in brought if num_cached_tokens >= num_tokens]
+    median = _ms(statistics.median(seconds)) if seconds else "-"
+    print(f"| {num_tokens} tokens | {_ms(statistics.median(computed))} | {median} | {len(seconds)} of {len(brought)} |")
 
 
 def _time_of(timings: RequestTimings, status: RequestStatus) -> float:

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor
 
+from kv_transfer.checksum import checksum_of
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.transports.tcp import TcpTransport
@@ -33,7 +34,7 @@ def main() -> None:
     parser.add_argument("--block-kib", type=int, default=1024)
     parser.add_argument("--num-blocks", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--chunk-mib", type=int, nargs="*", default=[8])
+    parser.add_argument("--chunk-mib", type=int, nargs="+", default=[8])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     layout = make_layout(arguments.block_kib, arguments.num_blocks)
@@ -50,6 +51,8 @@ def main() -> None:
             num_blocks = max(1, chunk_mib * 1024 // arguments.block_kib)
             seconds = in_two_processes(_receive_chunks, way, layout, num_blocks, arguments.repeats)
             rows[f"{way}, chunks of {chunk_mib} MiB"] = seconds
+        seconds = in_two_processes(_receive_checked, f"{way}, checked", layout, num_blocks, arguments.repeats)
+        rows[f"{way}, chunks of {chunk_mib} MiB, checksum"] = seconds
     for name, seconds in rows.items():
         median_s = statistics.median(seconds)
         print(f"| {name} | {median_s * 1e3:.1f} | {size_bytes / median_s / 1e9:.2f} |")
@@ -62,7 +65,7 @@ def make_layout(block_kib: int, num_blocks: int) -> KVCacheLayout:
 
 def make_pool(way: str, layout: KVCacheLayout) -> Tensor:
     """Touched memory."""
-    pool = allocate_shared_pool(layout) if way == "shared memory" else torch.zeros(layout.shape)
+    pool = allocate_shared_pool(layout) if way.startswith("shared memory") else torch.zeros(layout.shape)
     return pool.fill_(1.0)
 
 
@@ -110,7 +113,7 @@ def in_two_processes(
     if way == "raw":
         _send_raw(ours, pool)
     else:
-        _send_chunks(ours, pool, blocks_per_chunk)
+        _send_chunks(ours, pool, blocks_per_chunk, is_checked=way.endswith("checked"))
     seconds: list[float] = ours.recv()
     consumer.join(_TIMEOUT_S)
     return seconds
@@ -120,7 +123,7 @@ def _chunks(blocks: list[Tensor], blocks_per_chunk: int) -> list[list[Tensor]]:
     return [blocks[start : start + blocks_per_chunk] for start in range(0, len(blocks), blocks_per_chunk)]
 
 
-def _send_chunks(consumer: Connection, pool: Tensor, blocks_per_chunk: int) -> None:
+def _send_chunks(consumer: Connection, pool: Tensor, blocks_per_chunk: int, *, is_checked: bool) -> None:
     pending = TcpTransport(_HOST, pool).listen()
     consumer.send(pending.rendezvous)
     link = pending.accept(_TIMEOUT_S)
@@ -128,10 +131,22 @@ def _send_chunks(consumer: Connection, pool: Tensor, blocks_per_chunk: int) -> N
     while consumer.recv():
         for chunk in chunks:
             link.send(chunk, _TIMEOUT_S)
+            if is_checked:
+                checksum_of(chunk)
     link.close()
 
 
 def _receive_chunks(producer: Connection, layout: KVCacheLayout, blocks_per_chunk: int, repeats: int) -> None:
+    _receive(producer, layout, blocks_per_chunk, repeats, is_checked=False)
+
+
+def _receive_checked(producer: Connection, layout: KVCacheLayout, blocks_per_chunk: int, repeats: int) -> None:
+    _receive(producer, layout, blocks_per_chunk, repeats, is_checked=True)
+
+
+def _receive(
+    producer: Connection, layout: KVCacheLayout, blocks_per_chunk: int, repeats: int, *, is_checked: bool
+) -> None:
     torch.set_num_threads(1)
     pool = make_pool("target", layout)
     link = TcpTransport(_HOST, pool).connect(producer.recv(), _TIMEOUT_S)
@@ -141,6 +156,8 @@ def _receive_chunks(producer: Connection, layout: KVCacheLayout, blocks_per_chun
         producer.send(True)
         for chunk in chunks:
             link.receive(chunk, _TIMEOUT_S)
+            if is_checked:
+                checksum_of(chunk)
 
     seconds = timed(receive, repeats)
     producer.send(False)
