@@ -38,9 +38,8 @@ class EngineHealth:
 
 @dataclass(frozen=True, slots=True)
 class RankResources:
-    """What each rank of an engine reserves, and in which bundle of the engine's placement group."""
+    """What each rank of an engine reserves, in the one bundle of the engine's placement group."""
 
-    bundle_index: int
     num_cpus: float = 1
     num_gpus: float = 0
     custom: dict[str, float] = field(default_factory=dict)

@@ -43,9 +43,7 @@ class RayRankLauncher:
         """Start an actor for each task."""
         resources, group = self._resources, get_current_placement_group()
         assert group is not None, "the controller places engines in its group"
-        strategy = PlacementGroupSchedulingStrategy(
-            placement_group=group, placement_group_bundle_index=resources.bundle_index
-        )
+        strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
         actor: Any = ray.remote(RankActor)  # its methods come into being at run time
         options = actor.options(
             num_cpus=resources.num_cpus,

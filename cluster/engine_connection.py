@@ -11,11 +11,14 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from actors.core.outputs import EngineCoreOutput
 from actors.core.request import EngineCoreRequest
 from kv_transfer.params import EngineAddress
+
+EngineKey: TypeAlias = tuple[str, int]
+"""Engine id and incarnation: one life of one engine."""
 
 
 class EngineRole(StrEnum):
@@ -39,6 +42,11 @@ class EngineDescriptor:
     role: EngineRole
     address: str
     further_rank_addresses: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> EngineKey:
+        """This life of it."""
+        return self.engine_id, self.incarnation
 
     @property
     def kv_address(self) -> EngineAddress:

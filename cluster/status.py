@@ -78,9 +78,7 @@ def merge_engines(
     stats: by engine id and incarnation, each with its Unix time
     """
     merged: dict[tuple[str, int], EngineView] = {
-        (member.engine_id, member.incarnation): EngineView(
-            member.engine_id, member.incarnation, member.role.value, "connected", member.address
-        )
+        member.key: EngineView(member.engine_id, member.incarnation, member.role.value, "connected", member.address)
         for member in members
     }
     merged.update({(engine.engine_id, engine.incarnation): engine for engine in controller})

@@ -41,7 +41,6 @@ class EngineLife:
         self.task: asyncio.Task[None] | None = None
         self.drain_until_s: float | None = None
         """On the event loop's clock, while it drains."""
-        self.is_leaving_for_good = False
         self._health: EngineHealth | None = None
         self._health_at_s = 0.0
         self._first_silent_s: float | None = None
@@ -62,7 +61,7 @@ class EngineLife:
         await self._placement.ready()
         self.state = EngineState.STARTING
         say(f"{self.engine_id}: starting")
-        resources = RankResources(0, group.num_cpus, group.num_gpus, dict(group.resources))
+        resources = RankResources(group.num_cpus, group.num_gpus, dict(group.resources))
         actor = remote_class(EngineActor, concurrency_groups={"control": 4}).options(
             num_cpus=group.num_cpus,
             num_gpus=group.num_gpus,

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from actors.core.stats import SchedulerStats
-from cluster.engine_connection import EngineConnection, EngineDescriptor
+from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineKey
 from cluster.errors import EngineLost
-from cluster.pool.membership import EngineKey, Membership
+from cluster.pool.membership import Membership
 from cluster.pool.session import EngineSession
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class SessionPool:
             if membership.version <= self._membership.version:
                 return
             previous, self._membership = self._membership, membership
-            wanted = {(engine.engine_id, engine.incarnation): engine for engine in membership.engines}
+            wanted = {engine.key: engine for engine in membership.engines}
             gone = [key for key in self._keepers if key not in wanted]
             await asyncio.gather(*(self._drop(key, has_left=key in previous.draining) for key in gone))
             for key, session in self._sessions.items():
@@ -66,8 +66,7 @@ class SessionPool:
             fresh = [engine for key, engine in wanted.items() if key not in self._keepers]
             await asyncio.gather(*(self._open(engine) for engine in fresh))
             for engine in fresh:
-                key = (engine.engine_id, engine.incarnation)
-                self._keepers[key] = asyncio.create_task(self._keep_open(key))
+                self._keepers[engine.key] = asyncio.create_task(self._keep_open(engine.key))
             self._tell_of_change()
 
     async def close(self) -> None:
@@ -84,7 +83,7 @@ class SessionPool:
                 await session.close()
                 self._sessions.pop(key, None)
             await asyncio.sleep(_REOPEN_DELAY_S)
-            engine = next((e for e in self._membership.engines if (e.engine_id, e.incarnation) == key), None)
+            engine = next((e for e in self._membership.engines if e.key == key), None)
             if engine is not None and await self._open(engine):
                 logger.info("a lost engine is back", extra={"engine_id": engine.engine_id})
                 self._tell_of_change()
@@ -99,7 +98,7 @@ class SessionPool:
         except asyncio.CancelledError:
             await session.close()
             raise
-        self._sessions[engine.engine_id, engine.incarnation] = session
+        self._sessions[engine.key] = session
         return True
 
     async def _drop(self, key: EngineKey, *, has_left: bool = False) -> None:

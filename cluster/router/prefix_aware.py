@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from actors.core.block_hash import BlockHash, BlockHasher, ExtraKeys
 from actors.core.request import EngineCoreRequest
-from cluster.engine_connection import EngineDescriptor
+from cluster.engine_connection import EngineDescriptor, EngineKey
 from cluster.router.base import EngineT, Route, candidates
-from cluster.router.prefix_index import EngineKey, PrefixIndex
+from cluster.router.prefix_index import PrefixIndex
 from kv_transfer.params import PrefixSource
 
 _MAX_BLOCKS = 200_000
@@ -40,13 +40,13 @@ class PrefixAwarePair:
         source = self._find_source(computing, engines, cached)
         for engine in (computing, decode):
             # It will have them when the next request comes.
-            self._index.add(_key(engine.descriptor), hashes)
+            self._index.add(engine.descriptor.key, hashes)
         return Route(prefill, decode, source)
 
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
         """The engine that decoded has the answer's KV, but for its last token, which nothing was computed from."""
         token_ids = [*request.prompt_token_ids, *output_token_ids][:-1]
-        self._index.add(_key(route.decode.descriptor), self._hash(request, token_ids))
+        self._index.add(route.decode.descriptor.key, self._hash(request, token_ids))
 
     def _hash(self, request: EngineCoreRequest, token_ids: list[int]) -> list[BlockHash]:
         hashes: list[BlockHash] = []
@@ -56,7 +56,7 @@ class PrefixAwarePair:
         return hashes
 
     def _num_cached_tokens(self, engine: EngineDescriptor, cached: Mapping[EngineKey, int]) -> int:
-        return cached.get(_key(engine), 0) * self._hasher.block_size
+        return cached.get(engine.key, 0) * self._hasher.block_size
 
     def _least_work(self, engines: Sequence[EngineT], num_tokens: int, cached: Mapping[EngineKey, int]) -> EngineT:
         def work(engine: EngineT) -> tuple[int, int, str]:
@@ -75,7 +75,3 @@ class PrefixAwarePair:
         if num_tokens <= self._num_cached_tokens(computing.descriptor, cached):
             return None
         return PrefixSource(best.kv_address, num_tokens)
-
-
-def _key(engine: EngineDescriptor) -> EngineKey:
-    return engine.engine_id, engine.incarnation

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TypeAlias
 
 from actors.core.block_hash import BlockHash
-
-EngineKey: TypeAlias = tuple[str, int]
-"""Engine id and incarnation."""
+from cluster.engine_connection import EngineKey
 
 
 class PrefixIndex:

@@ -64,20 +64,20 @@ class NcclReport:
 
     torch_version: that torch was built with, such as "2.28.9"; empty without one
     cupy_version: that cupy calls, empty if cupy or NCCL is missing
-    library_paths: the libnccl files that are mapped into this process
+    libnccl_paths: the libnccl files that are mapped into this process
     problem: why the nccl transport cannot run here, and what to do; empty if it can
     """
 
     torch_version: str = ""
     cupy_version: str = ""
-    library_paths: tuple[str, ...] = ()
+    libnccl_paths: tuple[str, ...] = ()
     problem: str = ""
 
     def __str__(self) -> str:
         if self.problem:
             return f"nccl: {self.problem}"
         return (
-            f"nccl: torch for {self.torch_version} and cupy {self.cupy_version} share {', '.join(self.library_paths)}"
+            f"nccl: torch for {self.torch_version} and cupy {self.cupy_version} share {', '.join(self.libnccl_paths)}"
         )
 
 

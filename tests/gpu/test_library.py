@@ -14,7 +14,7 @@ def test_torch_and_cupy_share_one_library(say: Say) -> None:
     report = nccl_report()
     say(str(report))
     assert report.problem == ""
-    assert len(report.library_paths) == 1
+    assert len(report.libnccl_paths) == 1
 
 
 def test_unique_ids_are_bytes_and_differ() -> None:

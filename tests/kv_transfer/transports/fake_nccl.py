@@ -188,7 +188,7 @@ class FakeEnd:
         self.launch_gate = _open_gate()
         self.init_gate = _open_gate()
         self._local = threading.local()
-        self.library = NcclLibrary(
+        self.nccl = NcclLibrary(
             version=VERSION,
             uint8=UINT8,
             make_unique_id=network.make_unique_id,

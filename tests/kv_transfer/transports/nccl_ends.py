@@ -29,7 +29,7 @@ class End:
 def make_end(network: FakeNetwork, *, message_size_bytes: int = 64, abort_timeout_s: float = TIMEOUT_S) -> End:
     fake, wedged = FakeEnd(network), list[str]()
     transport = NcclTransport(
-        fake.library,
+        fake.nccl,
         fake.device,
         wedged.append,
         abort_timeout_s,

@@ -197,7 +197,7 @@ def test_nccls_own_refusal_is_a_lost_link(ends: tuple[End, End]) -> None:
     def refuse(num_ranks: int, unique_id: bytes, rank: int) -> None:
         raise FakeNcclError(5)
 
-    object.__setattr__(ends[0].fake.library, "init_rank", refuse)
+    object.__setattr__(ends[0].fake.nccl, "init_rank", refuse)
     with pytest.raises(LinkLost, match="NCCL failed: NCCL status 5"):
         ends[0].transport.listen().accept(TIMEOUT_S)
 

@@ -52,7 +52,7 @@ def choose(
 
 
 def test_auto_takes_nccl_on_a_gpu(monkeypatch: pytest.MonkeyPatch, network: FakeNetwork) -> None:
-    monkeypatch.setattr(worker_connector, "load_nccl", lambda: FakeEnd(network).library)
+    monkeypatch.setattr(worker_connector, "load_nccl", lambda: FakeEnd(network).nccl)
     assert choose("auto", CudaCache()).name == choose("nccl", CudaCache()).name == "nccl"
 
 

@@ -69,7 +69,7 @@ def test_two_libraries_are_refused_with_both_paths(monkeypatch: pytest.MonkeyPat
     install_cupy(monkeypatch)
     write_maps(maps, TORCHS, SYSTEMS)
     report = nccl_report(maps)
-    assert report.library_paths == (SYSTEMS, TORCHS)
+    assert report.libnccl_paths == (SYSTEMS, TORCHS)
     assert report.problem == (f"two NCCL libraries are loaded, but torch and cupy must share one: {SYSTEMS}, {TORCHS}")
 
 
