@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.layout import KVCacheLayout
+from kv_transfer.pairing import PairingFacts
 
 
 class _Settings(BaseModel):
@@ -131,6 +132,7 @@ class ModelFacts:
     layout: of rank 0's KV cache
     further_rank_addresses: of ranks 1, 2, … for KV transfers, see EngineAddress
     kv_transport: how KV travels, for people
+    pairing: what decides with whom KV can be exchanged; None if nothing is known of it
     """
 
     max_model_len: int
@@ -139,3 +141,4 @@ class ModelFacts:
     layout: KVCacheLayout
     further_rank_addresses: tuple[str, ...] = ()
     kv_transport: str = ""
+    pairing: PairingFacts | None = None

@@ -46,6 +46,7 @@ class InProcessExecutor:
             eos_token_ids=runner.eos_token_ids,
             layout=runner.layout,
             kv_transport=worker.kv_transport,
+            pairing=worker.pairing,
         )
 
     @property

@@ -5,15 +5,23 @@ from __future__ import annotations
 from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
 from actors.model.model_runner import ModelRunner
 from kv_transfer.connector import KVConnectorMetadata, KVConnectorWorker
+from kv_transfer.pairing import PairingFacts
 
 
 class Worker:
     """Runs steps. Transfers are started before a forward and fed after it, never waited for."""
 
-    def __init__(self, runner: ModelRunner, connector: KVConnectorWorker | None, kv_transport: str = "") -> None:
-        """kv_transport: how KV travels, for people."""
+    def __init__(
+        self,
+        runner: ModelRunner,
+        connector: KVConnectorWorker | None,
+        kv_transport: str = "",
+        pairing: PairingFacts | None = None,
+    ) -> None:
+        """kv_transport: how KV travels, for people; pairing: what decides with whom. None of it without a connector."""
         self.runner = runner
         self.kv_transport = kv_transport
+        self.pairing = pairing
         self._connector = connector
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:

@@ -54,4 +54,4 @@ def build_worker(
         say("opening KV stores")
         workers = [store.make_worker(runner.layout) for store in stores]
         connector = StoringConnector(connector, StoreCopier(runner.kv_cache, workers, on_progress))
-    return Worker(runner, connector, pairs.transport_name)
+    return Worker(runner, connector, pairs.transport_name, pairs.pairing)

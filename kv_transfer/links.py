@@ -16,6 +16,7 @@ from kv_transfer.control import Control, ControlStream, StreamEvents
 from kv_transfer.errors import LinkLost
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.link import ChunkJob, DataThread
+from kv_transfer.pairing import PairingFacts
 from kv_transfer.params import EngineAddress, TransferRole
 from kv_transfer.peer_link import LinkState, PeerLink, find_disagreement
 from kv_transfer.pieces import PieceMap
@@ -73,6 +74,7 @@ class LinkTable:
         self._layout = layout
         self._kv_cache = kv_cache
         self._transport = transport
+        self._facts = PairingFacts.of_rank(layout, transport.name, checksum=config.checksum, is_on_gpu=kv_cache.is_cuda)
         self._control = control
         self._agent = agent
         self._links: dict[ControlStream, PeerLink] = {}
@@ -115,6 +117,7 @@ class LinkTable:
                 self._transport.name,
                 self._layout,
                 self._config.checksum,
+                self._kv_cache.is_cuda,
             )
         )
         return link
@@ -122,20 +125,7 @@ class LinkTable:
     def welcome(self, stream: ControlStream, hello: Hello) -> None:
         """Producer: a consumer has dialled. Refuse it with the reason, or open our end."""
         identity = self._identity
-        disagreement = find_disagreement(
-            hello,
-            identity.engine_id,
-            identity.incarnation,
-            self._transport.name,
-            self._layout,
-            checksum=self._config.checksum,
-        )
-        if disagreement is None and self._layout.block_size != hello.layout.block_size and self._kv_cache.is_cuda:
-            # The copies of a StagedChunk are not ordered against a device's compute stream.
-            disagreement = (
-                f"block_size: {hello.layout.block_size} at the consumer, {self._layout.block_size} at the producer, "
-                "which only engines on CPUs may have"
-            )
+        disagreement = find_disagreement(hello, identity.engine_id, identity.incarnation, self._layout, self._facts)
         try:
             pending = self._transport.listen() if disagreement is None else None
         except LinkLost as error:

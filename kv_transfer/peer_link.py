@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from kv_transfer.control import ControlStream
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.link import ChunkJob, DataThread
+from kv_transfer.pairing import PairingFacts, find_mismatch
 from kv_transfer.pieces import PieceMap, shared_kv_heads
 from kv_transfer.stats import LinkState
 from kv_transfer.transports.base import ComputeEvent
-from kv_transfer.wire import PROTOCOL_VERSION, ControlMessage, Hello
+from kv_transfer.wire import ControlMessage, Hello
 
 __all__ = ["LinkState", "PeerLink", "find_disagreement"]
 
@@ -73,30 +74,24 @@ class PeerLink:
 
 
 def find_disagreement(
-    hello: Hello, engine_id: str, incarnation: int, transport: str, layout: KVCacheLayout, *, checksum: bool
+    hello: Hello, engine_id: str, incarnation: int, layout: KVCacheLayout, facts: PairingFacts
 ) -> str | None:
     """What keeps the two ends from being a pair, with both values; None if nothing does.
 
-    The number of blocks is each end's own affair. Block sizes may differ if one is a multiple of the other, and so may
-    the ranks' heads if they have some in common.
+    Beyond what find_mismatch() decides for their engines: whether this rank is the one that is meant, and whether the
+    two ranks have heads in common.
+    layout, facts: of this end, the producer's
     """
-    theirs, ours = hello.layout, layout
-    pairs = {
-        "protocol version": (hello.protocol_version, PROTOCOL_VERSION),
+    at_consumer, at_producer = "the consumer", "the producer"
+    identity = {
         "engine": (hello.peer_engine_id, engine_id),
         "incarnation": (hello.peer_incarnation, incarnation),
-        "transport": (hello.transport, transport),
-        "checksum": (hello.checksum, checksum),
-        "model": (theirs.model_fingerprint, ours.model_fingerprint),
-        "dtype": (theirs.dtype, ours.dtype),
-        "num_kv_heads of all ranks": (theirs.total_num_kv_heads, ours.total_num_kv_heads),
-        "num_layers": (theirs.num_layers, ours.num_layers),
-        "head_dim": (theirs.head_dim, ours.head_dim),
     }
-    differing = [(name, a, b) for name, (a, b) in pairs.items() if a != b]
-    small, large = sorted((theirs.block_size, ours.block_size))
-    if large % small:
-        differing.append(("block_size, not a multiple", theirs.block_size, ours.block_size))
-    if not differing and not shared_kv_heads(ours, theirs):
-        differing.append(("KV heads of the ranks", theirs.kv_heads, ours.kv_heads))
-    return "; ".join(f"{name}: {a!r} at the consumer, {b!r} at the producer" for name, a, b in differing) or None
+    reasons = [f"{name}: {a!r} at {at_consumer}, {b!r} at {at_producer}" for name, (a, b) in identity.items() if a != b]
+    mismatch = find_mismatch(PairingFacts.of_hello(hello), facts, at_consumer, at_producer)
+    if mismatch is not None:
+        reasons.append(mismatch)
+    if not reasons and not shared_kv_heads(layout, hello.layout):
+        theirs, ours = hello.layout.kv_heads, layout.kv_heads
+        reasons.append(f"KV heads of the ranks: {theirs!r} at {at_consumer}, {ours!r} at {at_producer}")
+    return "; ".join(reasons) or None

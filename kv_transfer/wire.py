@@ -28,6 +28,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     transport: str
     layout: KVCacheLayout
     checksum: bool = False
+    is_on_gpu: bool = False
     """What a later version adds has a default: an earlier one's Hello must be read to be refused."""
 
 

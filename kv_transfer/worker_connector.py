@@ -14,6 +14,7 @@ from kv_transfer.control import Control
 from kv_transfer.errors import TransportUnavailable, TransportWedged
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.loopback import LoopbackControl
+from kv_transfer.pairing import PairingFacts
 from kv_transfer.params import EngineAddress
 from kv_transfer.transports.base import Transport
 from kv_transfer.transports.loopback import LoopbackTransport
@@ -42,6 +43,10 @@ class ConnectorWorker:
         transport = make_transport(config, identity, control, kv_cache, self._on_wedged)
         self.transport_name = str(nccl_report()) if transport.name == "nccl" else transport.name
         """For people: the transport, and for NCCL whose library it is."""
+        self.pairing = PairingFacts.of_rank(
+            layout, transport.name, checksum=config.checksum, is_on_gpu=kv_cache.is_cuda
+        )
+        """What the handshakes of this rank go by."""
         self._agent = TransferAgent(config, identity, layout, kv_cache, transport, control, on_progress)
 
     def start_step(self, metadata: KVConnectorMetadata) -> None:

@@ -138,6 +138,7 @@ class BlockingWorker:
     """A worker whose step lasts until the test lets it go."""
 
     kv_transport = ""
+    pairing = None
 
     def __init__(self) -> None:
         self.may_go = threading.Event()

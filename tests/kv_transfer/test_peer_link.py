@@ -8,12 +8,14 @@ import msgspec
 import pytest
 
 from kv_transfer.link import DataThread
+from kv_transfer.pairing import PairingFacts
 from kv_transfer.peer_link import LinkState, PeerLink, find_disagreement
 from kv_transfer.transports.loopback import Pipe
 from kv_transfer.wire import PROTOCOL_VERSION, Cancel, ControlMessage, Hello
 from tests.kv_transfer.connected_workers import LAYOUT
 
 HELLO = Hello(PROTOCOL_VERSION, "decode-0", 5, "prefill-0", 3, "tcp", LAYOUT, checksum=False)
+FACTS = PairingFacts.of_rank(LAYOUT, "tcp", checksum=False, is_on_gpu=False)
 
 
 class Stream:
@@ -38,7 +40,7 @@ class NoEvents:
 
 
 def disagreement(hello: Hello) -> str | None:
-    return find_disagreement(hello, "prefill-0", 3, "tcp", LAYOUT, checksum=False)
+    return find_disagreement(hello, "prefill-0", 3, LAYOUT, FACTS)
 
 
 def test_like_ends_agree() -> None:
@@ -96,7 +98,7 @@ def test_block_sizes_and_ranks_may_differ_while_they_have_pieces_and_heads_in_co
         assert disagreement(msgspec.structs.replace(HELLO, layout=layout)) is None
     hello = msgspec.structs.replace(HELLO, layout=half)
     other_half = replace(half, tp_rank=0)
-    assert find_disagreement(hello, "prefill-0", 3, "tcp", other_half, checksum=False) == (
+    assert find_disagreement(hello, "prefill-0", 3, other_half, FACTS) == (
         "KV heads of the ranks: range(1, 2) at the consumer, range(0, 1) at the producer"
     )
 
