@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 
 from actors.core.outputs import EngineCoreOutput
 from actors.core.request import EngineCoreRequest
+from kv_transfer.pairing import PairingFacts
 from kv_transfer.params import EngineAddress
 
 EngineKey: TypeAlias = tuple[str, int]
@@ -35,6 +36,8 @@ class EngineDescriptor:
 
     address: host:port of the engine's gRPC server, for sessions and for KV control
     further_rank_addresses: for KV control of its tensor-parallel ranks 1, 2, …
+    pairing: what decides with whom it can exchange KV; None: not known, so that only a handshake tells
+    model_version: engines of different ones never work on the same request
     """
 
     engine_id: str
@@ -42,6 +45,8 @@ class EngineDescriptor:
     role: EngineRole
     address: str
     further_rank_addresses: tuple[str, ...] = ()
+    pairing: PairingFacts | None = None
+    model_version: int = 1
 
     @property
     def key(self) -> EngineKey:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from actors.core.stats import SchedulerStats
 from cluster.engine_connection import EngineDescriptor
+from cluster.pairing import RefusedPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,20 @@ class EngineView:
     node: str = ""
     stats: SchedulerStats | None = None
     stats_at_s: float = 0.0
+    model_version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class IngressView:
+    """One ingress. state: starting, ready, or waiting for its next try; num_requests: in flight."""
+
+    number: int
+    incarnation: int
+    state: str
+    address: str = ""
+    node: str = ""
+    last_error: str = ""
+    num_requests: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +68,7 @@ class ControllerView:
 
     engines: tuple[EngineView, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    ingresses: tuple[IngressView, ...] = ()
     error: str = ""
 
 
@@ -66,6 +82,7 @@ class ClusterView:
     engines: tuple[EngineView, ...]
     requests: tuple[RequestView, ...]
     controller: ControllerView = field(default_factory=ControllerView)
+    refused_pairs: tuple[RefusedPair, ...] = ()
 
 
 def merge_engines(
@@ -78,25 +95,19 @@ def merge_engines(
     stats: by engine id and incarnation, each with its Unix time
     """
     merged: dict[tuple[str, int], EngineView] = {
-        member.key: EngineView(member.engine_id, member.incarnation, member.role.value, "connected", member.address)
+        member.key: EngineView(
+            member.engine_id,
+            member.incarnation,
+            member.role.value,
+            "connected",
+            member.address,
+            model_version=member.model_version,
+        )
         for member in members
     }
     merged.update({(engine.engine_id, engine.incarnation): engine for engine in controller})
     views = []
     for key, engine in sorted(merged.items()):
         newest, at_s = stats.get(key, (engine.stats, engine.stats_at_s))
-        views.append(
-            EngineView(
-                engine_id=engine.engine_id,
-                incarnation=engine.incarnation,
-                role=engine.role,
-                state=engine.state,
-                address=engine.address,
-                last_error=engine.last_error,
-                kv_transport=engine.kv_transport,
-                node=engine.node,
-                stats=newest,
-                stats_at_s=at_s,
-            )
-        )
+        views.append(replace(engine, stats=newest, stats_at_s=at_s))
     return tuple(views)

@@ -16,6 +16,7 @@ from cluster.ingress.protos.raypd.v1 import admin_pb2
 
 _MAX_REQUESTS = 20
 _MAX_DECISIONS = 10
+_MAX_REFUSED_PAIRS = 20
 _GAP = 2
 """Blanks between columns."""
 
@@ -45,6 +46,8 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
     if status.controller_error:
         parts.append(f"[red]the controller does not answer: {status.controller_error}[/]")
     parts += [f"[red]{engine.engine_id}: {engine.last_error}[/]" for engine in status.engines if engine.last_error]
+    if status.refused_pairs:
+        parts.append(_refused_pairs(status.refused_pairs))
     if any(engine.HasField("transfers") for engine in status.engines):
         parts.append(_transfers(status.engines))
     if any(engine.links for engine in status.engines):
@@ -110,6 +113,7 @@ def _engines(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
         " role",
         "life",
         " state",
+        "model",
         " node",
         " address",
         "running",
@@ -122,7 +126,8 @@ def _engines(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
 
 
 def _engine_row(engine: admin_pb2.EngineStatus) -> list[object]:
-    head: list[object] = [engine.engine_id, engine.role, engine.incarnation, engine.state, engine.node, engine.address]
+    head: list[object] = [engine.engine_id, engine.role, engine.incarnation, engine.state, engine.model_version]
+    head += [engine.node, engine.address]
     if not engine.HasField("load"):
         return [*head, *["-"] * 10]
     load = engine.load
@@ -140,6 +145,14 @@ def _engine_row(engine: admin_pb2.EngineStatus) -> list[object]:
         load.output_tokens,
         _age(engine.age_seconds),
     ]
+
+
+def _refused_pairs(pairs: Sequence[admin_pb2.RefusedPair]) -> _Table:
+    rows = [[pair.prefill_engine, pair.decode_engine, pair.reason] for pair in pairs[:_MAX_REFUSED_PAIRS]]
+    title = "pairs that cannot hand over"
+    if len(pairs) > _MAX_REFUSED_PAIRS:
+        title += f", {_MAX_REFUSED_PAIRS} of {len(pairs)}"
+    return _Table(title, (" prefill", " decode", " why not"), rows)
 
 
 def _transfers(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:

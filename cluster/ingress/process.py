@@ -15,6 +15,7 @@ from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
 from cluster.ingress.server import IngressServer
 from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
+from cluster.pairing import refused_pairs
 from cluster.pool.canary import run_canary
 from cluster.pool.membership import Membership
 from cluster.pool.session import EngineSession
@@ -38,6 +39,7 @@ class IngressProcess:
         self._admin = admin
         self._pool: SessionPool | None = None
         self._server: IngressServer | None = None
+        self._serving: Serving | None = None
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
         """Send a canary request through sessions of its own. Raises CanaryFailed."""
@@ -55,12 +57,22 @@ class IngressProcess:
         """Follow a newer snapshot."""
         await self._sessions().update(membership)
 
+    @property
+    def membership_version(self) -> int:
+        """Of the snapshot that is in force."""
+        return self._sessions().membership.version
+
+    @property
+    def num_requests_in_flight(self) -> int:
+        """Requests that this ingress works on."""
+        return 0 if self._serving is None else self._serving.num_requests_in_flight
+
     async def start(self, facts: ModelFacts) -> int:
         """Load the tokenizer and open the door; returns its port. Raises TokenizerUnusable or AddressUnavailable."""
         config = self._config
         tokenizer = await asyncio.to_thread(ModelTokenizer.from_directory, Path(config.model.model))
         description = ModelDescription(config.model_name, facts.max_model_len, facts.vocab_size, facts.eos_token_ids)
-        serving = Serving(
+        serving = self._serving = Serving(
             InputProcessor(description, tokenizer),
             PrefixAwarePair(facts.layout.block_size) if config.ingress.router == "prefix_aware" else LeastLoadedPair(),
             self._sessions(),
@@ -86,6 +98,7 @@ class IngressProcess:
             engines=merge_engines(controller.engines, membership.engines, stats),
             requests=serving.requests_in_flight(),
             controller=controller,
+            refused_pairs=refused_pairs(membership.engines),
         )
 
     async def drain(self, grace_s: float) -> None:

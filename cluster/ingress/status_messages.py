@@ -23,6 +23,10 @@ def status_to_proto(view: ClusterView) -> admin_pb2.GetStatusResponse:
             for decision in view.controller.decisions
         ],
         controller_error=view.controller.error,
+        refused_pairs=[
+            admin_pb2.RefusedPair(prefill_engine=pair.prefill, decode_engine=pair.decode, reason=pair.reason)
+            for pair in view.refused_pairs
+        ],
     )
 
 
@@ -36,6 +40,7 @@ def _engine(engine: EngineView, now_s: float) -> admin_pb2.EngineStatus:
         last_error=engine.last_error,
         kv_transport=engine.kv_transport,
         node=engine.node,
+        model_version=engine.model_version,
     )
     stats = engine.stats
     if stats is None:

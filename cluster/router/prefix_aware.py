@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from actors.core.block_hash import BlockHash, BlockHasher, ExtraKeys
 from actors.core.request import EngineCoreRequest
 from cluster.engine_connection import EngineDescriptor, EngineKey
-from cluster.router.base import EngineT, Route, candidates
+from cluster.pairing import find_refusal
+from cluster.router.base import EngineT, Route, choose_pair
 from cluster.router.prefix_index import PrefixIndex
 from kv_transfer.params import PrefixSource
 
@@ -16,7 +17,8 @@ _MAX_BLOCKS = 200_000
 
 
 class PrefixAwarePair:
-    """Chooses the engines with the least to do: what is left of this prompt, and the requests that are there.
+    """Chooses, of the engines that can work together, those with the least to do: what is left of this prompt, and the
+    requests that are there.
 
     A request that is there counts as much as this one would without any prefix, so a whole prefix is worth one place in
     the queue. Where another engine has more of the prefix than the one that is chosen to compute it, it is named as a
@@ -24,7 +26,7 @@ class PrefixAwarePair:
     """
 
     def __init__(self, block_size: int, max_blocks: int = _MAX_BLOCKS) -> None:
-        """block_size: of the engines' KV caches. Engines of another size are routed to, but never for a prefix."""
+        """block_size: of the engines' KV caches; prefixes are counted in it, also where an engine has another size."""
         self._hasher = BlockHasher(block_size)
         self._index = PrefixIndex(max_blocks)
 
@@ -33,9 +35,13 @@ class PrefixAwarePair:
         token_ids = [*request.prompt_token_ids, *request.output_token_ids]
         hashes = self._hash(request, token_ids)
         cached = self._index.find(hashes)
-        prefill_engines, decode_engines = candidates(engines)
-        decode = self._least_work(decode_engines, len(token_ids), cached)
-        prefill = self._least_work(prefill_engines, len(token_ids), cached) if prefill_engines else None
+        num_tokens = len(token_ids)
+
+        def work(engine: EngineT) -> int:
+            num_left = num_tokens - self._num_cached_tokens(engine.descriptor, cached)
+            return engine.num_unfinished_requests * num_tokens + num_left
+
+        prefill, decode = choose_pair(engines, work)
         computing = decode if prefill is None else prefill
         source = self._find_source(computing, engines, cached)
         for engine in (computing, decode):
@@ -58,20 +64,23 @@ class PrefixAwarePair:
     def _num_cached_tokens(self, engine: EngineDescriptor, cached: Mapping[EngineKey, int]) -> int:
         return cached.get(engine.key, 0) * self._hasher.block_size
 
-    def _least_work(self, engines: Sequence[EngineT], num_tokens: int, cached: Mapping[EngineKey, int]) -> EngineT:
-        def work(engine: EngineT) -> tuple[int, int, str]:
-            num_left = num_tokens - self._num_cached_tokens(engine.descriptor, cached)
-            num_unfinished = engine.num_unfinished_requests
-            return num_unfinished * num_tokens + num_left, num_unfinished, engine.descriptor.engine_id
-
-        return min(engines, key=work)
-
     def _find_source(
         self, computing: EngineT, engines: Sequence[EngineT], cached: Mapping[EngineKey, int]
     ) -> PrefixSource | None:
-        """The engine that has most of the prefix, if it has more of it than the one that would compute it."""
-        best = max(engines, key=lambda engine: self._num_cached_tokens(engine.descriptor, cached)).descriptor
-        num_tokens = self._num_cached_tokens(best, cached)
-        if num_tokens <= self._num_cached_tokens(computing.descriptor, cached):
-            return None
-        return PrefixSource(best.kv_address, num_tokens)
+        """Of the engines that can lend more of the prefix than the computing one has, the one that has most of it."""
+        num_tokens = self._num_cached_tokens(computing.descriptor, cached)
+        source: EngineDescriptor | None = None
+        for engine in engines:
+            num_there = self._num_cached_tokens(engine.descriptor, cached)
+            if num_there > num_tokens and _can_lend(engine.descriptor, computing.descriptor):
+                source, num_tokens = engine.descriptor, num_there
+        return None if source is None else PrefixSource(source.kv_address, num_tokens)
+
+
+def _can_lend(source: EngineDescriptor, borrower: EngineDescriptor) -> bool:
+    """A fetch names blocks by their hashes, so unlike a handoff it needs equal block sizes."""
+    if find_refusal(source, borrower) is not None:
+        return False
+    if source.pairing is None or borrower.pairing is None:
+        return True
+    return source.pairing.block_size == borrower.pairing.block_size

@@ -33,6 +33,11 @@ class Cluster:
         self.pool.engines.remove(engine)
         engine.lose()
 
+    def lose_all(self) -> None:
+        """The only decode engine dies, and the prefill engine is out of reach."""
+        self.pool.engines.remove(self.prefill)
+        self.lose(self.decodes[0])
+
     async def begin(self, decode: FakeEngine) -> tuple[asyncio.Task[list[GenerateChunk]], EngineCoreRequest]:
         """A request that has got "ab"; what its decode engine was asked."""
         answer = asyncio.create_task(collect(self.serving.generate(HELLO)))
@@ -76,11 +81,23 @@ async def test_a_request_goes_on_at_the_next_position_when_its_decode_engine_die
     assert (chunks[-1].end.usage.num_output_tokens, chunks[-1].end.timings.decode.engine_id) == (4, "d1")
 
 
-async def test_a_request_waits_for_an_engine_that_can_go_on_with_it() -> None:
+async def test_a_request_goes_on_at_a_prefill_engine_when_the_only_decode_engine_dies() -> None:
     cluster = make_cluster(num_decodes=1)
     answer, _ = await cluster.begin(cluster.decodes[0])
     await settle()
     cluster.lose(cluster.decodes[0])
+
+    resumed = await cluster.prefill.next_request()
+    assert (resumed.kv_transfer_params, resumed.output_token_ids) == (None, list(b"ab"))
+    cluster.prefill.send(resumed, 2, "cd", finish_reason=LENGTH)
+    assert text_of(await answer) == "abcd"
+
+
+async def test_a_request_waits_for_an_engine_that_can_go_on_with_it() -> None:
+    cluster = make_cluster(num_decodes=1)
+    answer, _ = await cluster.begin(cluster.decodes[0])
+    await settle()
+    cluster.lose_all()
     await asyncio.wait_for(cluster.pool.is_watched.wait(), timeout=10)
     fresh = FakeEngine("d0", EngineRole.DECODE)
     cluster.pool.replace(cluster.prefill, fresh)
@@ -94,8 +111,8 @@ async def test_a_wait_for_engines_ends() -> None:
     cluster = make_cluster(num_decodes=1, policy=RecoveryPolicy(engine_timeout_s=0.0))
     answer, _ = await cluster.begin(cluster.decodes[0])
     await settle()
-    cluster.lose(cluster.decodes[0])
-    with pytest.raises(EngineFailed, match=r"engine d0 is lost.*no engine serves in role decode") as raised:
+    cluster.lose_all()
+    with pytest.raises(EngineFailed, match=r"engine d0 is lost.*no engine serves in role prefill or decode") as raised:
         await answer
     assert (raised.value.can_resume, raised.value.num_new_tokens) == (True, 2)
     assert cluster.serving.num_requests_in_flight == 0
@@ -105,7 +122,7 @@ async def test_a_wait_for_engines_ends_with_the_clients_deadline() -> None:
     cluster = make_cluster(num_decodes=1)
     answer = asyncio.create_task(collect(cluster.serving.generate(replace(HELLO, timeout_s=0.05))))
     await cluster.decodes[0].next_request()
-    cluster.lose(cluster.decodes[0])
+    cluster.lose_all()
     with pytest.raises(DeadlineExceeded):
         await asyncio.wait_for(answer, timeout=10)
 
@@ -150,6 +167,7 @@ async def test_what_is_the_requests_own_fault_is_not_tried_again() -> None:
 
 async def test_without_engines_a_new_request_does_not_wait() -> None:
     cluster = make_cluster(num_decodes=0)
+    cluster.pool.engines.clear()
     with pytest.raises(NoEngineAvailable):
         await collect(cluster.serving.generate(HELLO))
 
@@ -158,7 +176,7 @@ async def test_a_client_that_leaves_while_its_request_waits_leaves_nothing_behin
     cluster = make_cluster(num_decodes=1)
     answer, _ = await cluster.begin(cluster.decodes[0])
     await settle()
-    cluster.lose(cluster.decodes[0])
+    cluster.lose_all()
     await asyncio.wait_for(cluster.pool.is_watched.wait(), timeout=10)
     answer.cancel()
     await asyncio.gather(answer, return_exceptions=True)

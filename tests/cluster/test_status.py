@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -13,6 +14,7 @@ from cluster.client import GenerateClient
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.ingress.protos.raypd.v1 import admin_pb2
 from cluster.ingress.status_messages import status_to_proto
+from cluster.pairing import RefusedPair
 from cluster.status import ClusterView, ControllerView, Decision, EngineView, RequestView, merge_engines
 from cluster.status_command import render_status
 from kv_transfer.params import TransferRole
@@ -49,12 +51,22 @@ VIEW = ClusterView(
     membership_version=4,
     engines=(
         EngineView(
-            "prefill-0", 2, "prefill", "ready", "host:1", "out of memory", "tcp", "cafe0123", STATS, NOW_S - 0.5
+            "prefill-0",
+            2,
+            "prefill",
+            "ready",
+            "host:1",
+            "out of memory",
+            "tcp",
+            "cafe0123",
+            stats=STATS,
+            stats_at_s=NOW_S - 0.5,
         ),
-        EngineView("prefill-1", 1, "prefill", "starting"),
+        EngineView("prefill-1", 1, "prefill", "starting", model_version=2),
     ),
     requests=(RequestView("r1", NOW_S - 12, "decode", "prefill-0", "decode-0", 40, 5, 2),),
     controller=ControllerView(decisions=(Decision(NOW_S - 30, "start prefill-1, incarnation 1: its slot is empty"),)),
+    refused_pairs=(RefusedPair("prefill-0", "decode-1", "dtype: 'float32' at prefill-0, 'bfloat16' at decode-1"),),
 )
 
 
@@ -98,6 +110,32 @@ def test_tables_show_all_of_it() -> None:
     assert "out of memory" in text
     assert "its slot is empty" in text
     assert "does not answer" not in text
+
+
+def test_pairs_that_cannot_hand_over_are_shown_with_the_reason_and_are_fields_for_programs() -> None:
+    [pair] = status_to_proto(VIEW).refused_pairs
+    assert (pair.prefill_engine, pair.decode_engine) == ("prefill-0", "decode-1")
+    text = rendered(VIEW)
+    assert "pairs that cannot hand over" in text
+    assert "dtype: 'float32' at prefill-0, 'bfloat16' at decode-1" in text
+    assert "cannot hand over" not in rendered(replace(VIEW, refused_pairs=()))
+    many = rendered(replace(VIEW, refused_pairs=VIEW.refused_pairs * 30))
+    assert "pairs that cannot hand over, 20 of 30" in many
+    assert many.count("'bfloat16' at decode-1") == 20
+
+
+def test_each_engine_is_shown_with_the_version_of_its_model() -> None:
+    assert [engine.model_version for engine in status_to_proto(VIEW).engines] == [1, 2]
+    old, new = (
+        line.split() for line in rendered(VIEW).splitlines() if line.startswith(("prefill-0  pre", "prefill-1"))
+    )
+    assert (old[:5], new[:5]) == (
+        ["prefill-0", "prefill", "2", "ready", "1"],
+        ["prefill-1", "prefill", "1", "starting", "2"],
+    )
+    member = EngineDescriptor("decode-0", 1, EngineRole.DECODE, "host:2", model_version=3)
+    [view] = merge_engines((), (member,), {})
+    assert view.model_version == 3
 
 
 @pytest.mark.parametrize("width", [60, 70, 80, 100, 120])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -9,10 +9,13 @@ from actors.core.sampling_params import SamplingParams
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import NoEngineAvailable
 from cluster.router.prefix_aware import PrefixAwarePair
+from kv_transfer.pairing import PairingFacts
 from kv_transfer.params import PrefixSource
+from kv_transfer.wire import PROTOCOL_VERSION
 
 BLOCK_SIZE = 4
 PROMPT = list(range(20))
+FACTS = PairingFacts(PROTOCOL_VERSION, "tcp", False, "m", "float32", 2, 2, 8, BLOCK_SIZE, False)
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,15 @@ class _Load:
     num_unfinished_requests: int = 0
 
 
-def _engine(engine_id: str, role: EngineRole, num_unfinished_requests: int = 0, incarnation: int = 1) -> _Load:
-    return _Load(EngineDescriptor(engine_id, incarnation, role, f"{engine_id}:1"), num_unfinished_requests)
+def _engine(
+    engine_id: str,
+    role: EngineRole,
+    num_unfinished_requests: int = 0,
+    incarnation: int = 1,
+    pairing: PairingFacts | None = None,
+) -> _Load:
+    descriptor = EngineDescriptor(engine_id, incarnation, role, f"{engine_id}:1", pairing=pairing)
+    return _Load(descriptor, num_unfinished_requests)
 
 
 def _request(prompt: list[int], salt: str | None = None) -> EngineCoreRequest:
@@ -89,6 +99,35 @@ def test_an_engines_next_life_is_no_source() -> None:
     assert router.choose(_request(PROMPT), [P0, reborn, D0]).prefix_source is None
 
 
+def test_an_engine_that_cannot_send_it_is_no_source_for_a_prefix() -> None:
+    router = PrefixAwarePair(BLOCK_SIZE)
+    holders = [
+        _engine(f"b{number}", EngineRole.BOTH, pairing=pairing)
+        for number, pairing in enumerate((FACTS, replace(FACTS, dtype="float16"), replace(FACTS, block_size=8), None))
+    ]
+    for holder in holders:
+        assert router.choose(_request(PROMPT), [holder]).decode == holder
+    computing = _engine("c", EngineRole.BOTH, pairing=FACTS)
+    sources = []
+    for holder in holders:
+        busy = replace(holder, num_unfinished_requests=9)
+        route = router.choose(_request([*PROMPT, 1]), [busy, replace(computing, num_unfinished_requests=1)])
+        sources.append(route.prefix_source and route.prefix_source.peer.engine_id)
+        computing = _engine(f"c{len(sources)}", EngineRole.BOTH, pairing=FACTS)
+    assert sources == ["b0", None, None, "b3"], "another dtype, and blocks of another size, do not help"
+
+
+def test_a_prefix_does_not_bring_two_engines_together_that_cannot_hand_over() -> None:
+    router = PrefixAwarePair(BLOCK_SIZE)
+    other = replace(FACTS, dtype="float16")
+    p0, p1 = (_engine(f"p{n}", EngineRole.PREFILL, pairing=facts) for n, facts in enumerate((FACTS, other)))
+    d0, d1 = (_engine(f"d{n}", EngineRole.DECODE, pairing=facts) for n, facts in enumerate((FACTS, other)))
+    router.choose(_request(PROMPT), [p1, d1])
+    assert router.choose(_request(PROMPT), [p0, p1, d0]).prefill == p0, "p1 has the prefix, and no decode engine"
+    both_have_it = router.choose(_request(PROMPT), [p0, p1, d1])
+    assert (both_have_it.prefill, both_have_it.decode) == (p1, d1)
+
+
 def test_without_engines_nothing_is_noted() -> None:
     with pytest.raises(NoEngineAvailable):
-        PrefixAwarePair(BLOCK_SIZE).choose(_request(PROMPT), [P0])
+        PrefixAwarePair(BLOCK_SIZE).choose(_request(PROMPT), list[_Load]())

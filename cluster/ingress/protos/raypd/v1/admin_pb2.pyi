@@ -52,7 +52,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error")
+    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class GetStatusResponse(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     CONTROLLER_ERROR_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_PAIRS_FIELD_NUMBER: _ClassVar[int]
     model: str
     server_version: str
     membership_version: int
@@ -67,10 +68,21 @@ class GetStatusResponse(_message.Message):
     requests: _containers.RepeatedCompositeFieldContainer[RequestInFlight]
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
     controller_error: str
-    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ...) -> None: ...
+    refused_pairs: _containers.RepeatedCompositeFieldContainer[RefusedPair]
+    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ...) -> None: ...
+
+class RefusedPair(_message.Message):
+    __slots__ = ("prefill_engine", "decode_engine", "reason")
+    PREFILL_ENGINE_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ENGINE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    prefill_engine: str
+    decode_engine: str
+    reason: str
+    def __init__(self, prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("engine_id", "incarnation", "role", "state", "address", "last_error", "load", "transfers", "links", "stores", "age_seconds", "kv_transport", "node")
+    __slots__ = ("engine_id", "incarnation", "role", "state", "address", "last_error", "load", "transfers", "links", "stores", "age_seconds", "kv_transport", "node", "model_version")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +96,7 @@ class EngineStatus(_message.Message):
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     KV_TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     incarnation: int
     role: str
@@ -97,7 +110,8 @@ class EngineStatus(_message.Message):
     age_seconds: float
     kv_transport: str
     node: str
-    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., last_error: _Optional[str] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., transfers: _Optional[_Union[TransferStatus, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., stores: _Optional[_Union[StoreStatus, _Mapping]] = ..., age_seconds: _Optional[float] = ..., kv_transport: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
+    model_version: int
+    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., last_error: _Optional[str] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., transfers: _Optional[_Union[TransferStatus, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., stores: _Optional[_Union[StoreStatus, _Mapping]] = ..., age_seconds: _Optional[float] = ..., kv_transport: _Optional[str] = ..., node: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
     __slots__ = ("running", "waiting", "waiting_for_remote_kvs", "held", "blocks", "free_blocks", "preemptions", "prompt_tokens", "output_tokens", "steps", "prefix_queried_tokens", "prefix_cached_tokens", "prefix_loaded_tokens", "late_completions")
