@@ -52,7 +52,7 @@ class TwoHosts:
     def num_dropped(self) -> int:
         """Packets that the queueing disciplines have dropped so far, both directions."""
         show = ("tc", "-s", "qdisc", "show", "dev", "between")
-        statistics = "".join(_ip("netns", "exec", name, *show) for name in self.namespaces)
+        statistics = "".join(run_ip("netns", "exec", name, *show) for name in self.namespaces)
         return sum(int(count) for count in re.findall(r"dropped (\d+)", statistics))
 
     @contextlib.contextmanager
@@ -77,12 +77,14 @@ def two_hosts() -> Iterator[TwoHosts]:
     hosts = (f"{net}.1", f"{net}.2")
     try:
         for name in names:
-            _ip("netns", "add", name)
-            _ip("-n", name, "link", "set", "lo", "up")
-        _ip("link", "add", "between", "netns", names[0], "type", "veth", "peer", "name", "between", "netns", names[1])
+            run_ip("netns", "add", name)
+            run_ip("-n", name, "link", "set", "lo", "up")
+        run_ip(
+            "link", "add", "between", "netns", names[0], "type", "veth", "peer", "name", "between", "netns", names[1]
+        )
         for index, (name, host, device) in enumerate(zip(names, hosts, outside, strict=True)):
-            _ip("-n", name, "addr", "add", f"{host}/30", "dev", "between")
-            _ip("-n", name, "link", "set", "between", "up")
+            run_ip("-n", name, "addr", "add", f"{host}/30", "dev", "between")
+            run_ip("-n", name, "link", "set", "between", "up")
             _reach(name, host, device, f"{net}.{5 + 4 * index}", f"{net}.{6 + 4 * index}")
         yield TwoHosts(names, hosts)
     finally:
@@ -91,33 +93,34 @@ def two_hosts() -> Iterator[TwoHosts]:
 
 def _reach(name: str, host: str, device: str, ours: str, theirs: str) -> None:
     """Let the test's own namespace reach this one's host address."""
-    _ip("link", "add", device, "type", "veth", "peer", "name", "test", "netns", name)
-    _ip("addr", "add", f"{ours}/30", "dev", device)
-    _ip("link", "set", device, "up")
-    _ip("-n", name, "addr", "add", f"{theirs}/30", "dev", "test")
-    _ip("-n", name, "link", "set", "test", "up")
-    _ip("route", "add", f"{host}/32", "dev", device, "src", ours)
+    run_ip("link", "add", device, "type", "veth", "peer", "name", "test", "netns", name)
+    run_ip("addr", "add", f"{ours}/30", "dev", device)
+    run_ip("link", "set", device, "up")
+    run_ip("-n", name, "addr", "add", f"{theirs}/30", "dev", "test")
+    run_ip("-n", name, "link", "set", "test", "up")
+    run_ip("route", "add", f"{host}/32", "dev", device, "src", ours)
 
 
 def _remove(names: tuple[str, ...], outside: tuple[str, ...]) -> None:
     for arguments in [*(("link", "del", device) for device in outside), *(("netns", "del", name) for name in names)]:
         with contextlib.suppress(NoNamespaces):
-            _ip(*arguments)
+            run_ip(*arguments)
 
 
 def _remove_abandoned() -> None:
     """Those of test runs that were killed."""
-    for name in _ip("netns", "list").split():
+    for name in run_ip("netns", "list").split():
         found = re.fullmatch(rf"{_PREFIX}(\d+)-([ab])", name)
         if found is not None and not Path("/proc", found[1]).exists():
             _remove((name,), (f"rpf{found[1]}{found[2]}",))
 
 
 def _tc(name: str, verb: str, *discipline: str) -> str:
-    return _ip("netns", "exec", name, "tc", "qdisc", verb, "dev", "between", "root", *discipline)
+    return run_ip("netns", "exec", name, "tc", "qdisc", verb, "dev", "between", "root", *discipline)
 
 
-def _ip(*arguments: str) -> str:
+def run_ip(*arguments: str) -> str:
+    """Run the command ip. Raises NoNamespaces."""
     if shutil.which("ip") is None:
         raise NoNamespaces("there is no command ip")
     done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=20, check=False)

@@ -1,0 +1,139 @@
+"""A Ray cluster whose nodes are hosts of their own, and `raypd serve` on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from tests.hosts.host import Host, HostProcess
+from tests.hosts.network import Cable
+
+ROOT: Final = Path(__file__).parents[2]
+INGRESS_PORT: Final = 50051
+RAY_PORT: Final = 6379
+NODE_DEATH_S: Final = 20.0
+"""Within so long Ray calls a node dead that is cut off, by the settings below; it takes 65 s without them."""
+
+_BIN: Final = Path(sys.executable).parent
+_RAY_TIMEOUT_S: Final = 60.0
+_SERVE_TIMEOUT_S: Final = 120.0
+_STOP_TIMEOUT_S: Final = 90.0
+_RAY_SETTINGS: Final = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "8",
+    # Processes that nobody asked for yet cost this machine more than they save.
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+}
+
+
+class RayHosts:
+    """hosts: the first is the head's, and has no resources. Nothing is ever ended by `ray stop`."""
+
+    def __init__(self, cables: Sequence[Cable], directory: Path, settings: Mapping[str, str] | None = None) -> None:
+        """directory: at a short path, as Ray's sockets are in it; settings: further environment of every process."""
+        self.hosts = [Host(cable, directory) for cable in cables]
+        self._directory = directory
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        self._environment = {
+            **inherited,
+            **_RAY_SETTINGS,
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "200",
+            "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            **(settings or {}),
+        }
+        self._resources: dict[int, Mapping[str, float]] = {}
+        self.ray_processes: dict[int, HostProcess] = {}
+
+    @property
+    def ray_address(self) -> str:
+        """Of the head's GCS."""
+        return f"{self.hosts[0].address}:{RAY_PORT}"
+
+    def start_head(self, settings: Mapping[str, str] | None = None) -> None:
+        """settings: further environment of this process."""
+        self._start_ray(0, {}, settings, "--head", "--port", str(RAY_PORT), "--include-dashboard", "false")
+
+    def start_node(self, number: int, resources: Mapping[str, float]) -> None:
+        """Let a host join. resources: custom ones; its CPUs are not counted."""
+        self._resources[number] = resources
+        self._start_ray(number, resources, None, "--address", self.ray_address)
+
+    def start_node_again(self, number: int) -> None:
+        """After its Ray has ended, or been killed."""
+        self.hosts[number].switch_off()
+        self.start_node(number, self._resources[number])
+
+    def _start_ray(
+        self, number: int, resources: Mapping[str, float], settings: Mapping[str, str] | None, *arguments: str
+    ) -> None:
+        host = self.hosts[number]
+        host.switch_on()
+        command = [str(_BIN / "ray"), "start", "--block", "--node-ip-address", host.address, *arguments]
+        command += ["--num-cpus", "0", "--resources", json.dumps(dict(resources))]
+        command += ["--object-store-memory", str(80 * 2**20), "--disable-usage-stats"]
+        if "--head" in arguments:
+            command += ["--temp-dir", str(self._directory)]
+        self.ray_processes[number] = host.run(command, {**self._environment, **(settings or {})}, ROOT)
+
+    def wait_started(self) -> None:
+        """Until every host that was told to start Ray has."""
+        for process in self.ray_processes.values():
+            if not any("Ray runtime started" in line for line in process.lines):
+                process.wait_for_line("Ray runtime started", _RAY_TIMEOUT_S)
+
+    def run(self, number: int, *command: str) -> HostProcess:
+        """Start a process on a host, in the repository, with the environment that everything else has."""
+        return self.hosts[number].run(command, self._environment, ROOT)
+
+    def serve(self, config: Mapping[str, object], config_file: Path) -> HostProcess:
+        """`raypd serve` on the head's host; returns when it is ready."""
+        config_file.write_text(yaml.safe_dump(dict(config)))
+        command = [sys.executable, "-m", "cluster", "serve", "--config", str(config_file)]
+        process = self.run(0, *command, "--ray-address", self.ray_address)
+        process.wait_for_line("ready ", _SERVE_TIMEOUT_S)
+        return process
+
+    def find_ingress(self) -> str:
+        """host:port of whatever host the ingress is on."""
+        addresses = [host.address for host in self.hosts]
+        return next(f"{address}:{INGRESS_PORT}" for address in addresses if _answers(address, INGRESS_PORT))
+
+    def stop(self, serve: HostProcess) -> None:
+        """End `raypd serve` as an operator does; it must end well."""
+        serve.send_signal(signal.SIGTERM)
+        status = serve.wait(_STOP_TIMEOUT_S)
+        assert status == 0, "\n".join(serve.lines)
+
+    def switch_off(self) -> None:
+        """Everything on every host ends."""
+        for host in self.hosts:
+            host.switch_off()
+
+
+def _answers(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), timeout=2.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def free_directory() -> Path:
+    """Where the hosts have file systems of their own; the path itself must be short."""
+    return Path(f"/tmp/rph{os.getpid()}-{time.monotonic_ns() % 1000}")

@@ -1,0 +1,49 @@
+"""Waiting for a cluster to become as it should, by what `raypd status` shows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from cluster.client import GenerateClient
+from cluster.ingress.protos.raypd.v1 import admin_pb2
+
+_INTERVAL_S = 0.2
+
+
+async def status_becomes(
+    client: GenerateClient, is_right: Callable[[admin_pb2.GetStatusResponse], bool], timeout_s: float
+) -> admin_pb2.GetStatusResponse:
+    """The first status that is right. Raises AssertionError with the last one."""
+    status = admin_pb2.GetStatusResponse()
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                status = await client.status(timeout_s=timeout_s)
+                if is_right(status):
+                    return status
+                await asyncio.sleep(_INTERVAL_S)
+    except TimeoutError:
+        raise AssertionError(f"after {timeout_s:g} s:\n{describe(status)}") from None
+
+
+def states(status: admin_pb2.GetStatusResponse) -> dict[str, tuple[int, str]]:
+    """Of each engine its incarnation and its state."""
+    return {engine.engine_id: (engine.incarnation, engine.state) for engine in status.engines}
+
+
+def is_idle(status: admin_pb2.GetStatusResponse) -> bool:
+    """Whether no engine that is there has anything left of any request."""
+    return all(
+        _num_requests(engine.load) == 0 and engine.load.free_blocks == engine.load.blocks for engine in status.engines
+    )
+
+
+def _num_requests(load: admin_pb2.EngineLoad) -> int:
+    return load.running + load.waiting + load.waiting_for_remote_kvs + load.held
+
+
+def describe(status: admin_pb2.GetStatusResponse) -> str:
+    """For a failed test."""
+    engines = [f"{e.engine_id}/{e.incarnation} {e.state} at {e.address}: {e.last_error}" for e in status.engines]
+    return "\n".join([*engines, *(decision.text for decision in status.decisions)])
