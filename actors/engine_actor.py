@@ -6,21 +6,29 @@ event loop of its own; what belongs to the main loop (the gRPC server) is only t
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 import ray
 
+from actors.asked_to_end import on_request_to_end
 from actors.config import EngineConfig, ModelFacts
 from actors.core.stats import SchedulerStats
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """What a started engine tells the controller. address: host:port of its gRPC server; node_id: Ray's."""
+    """What a started engine tells the controller.
+
+    address:      host:port of its gRPC server
+    node_id:      Ray's
+    node_address: the node's, as the other nodes reach it
+    """
 
     address: str
     facts: ModelFacts
     node_id: str
+    node_address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +37,13 @@ class EngineHealth:
 
     seconds_in_step: how long its present step has taken; 0 while it has nothing to do
     error: why the engine thread died, if it did
+    is_asked_to_end: whether its process has got a SIGTERM
     """
 
     stats: SchedulerStats
     seconds_in_step: float
     error: str | None
+    is_asked_to_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +65,22 @@ class EngineActor:
         from actors.ray_executor import RayRankLauncher
 
         self._server = EngineServer(config, engine_id, incarnation, RayRankLauncher(resources))
+        self._starting: asyncio.Task[EngineReady] | None = None
+        self._is_asked_to_end = on_request_to_end()
 
     async def start(self, host: str | None) -> EngineReady:
-        """Load the model, warm up, listen at `host` or at this node's address. Returns once it can take requests."""
-        address = await self._server.start(host or _node_address())
-        return EngineReady(address, self._server.facts, ray.get_runtime_context().get_node_id())
+        """Load the model, warm up, listen at `host` or at this node's address. Returns once it can take requests.
+
+        A second call, by another controller, gets the same answer.
+        """
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start(host))
+        return await asyncio.shield(self._starting)
+
+    async def _start(self, host: str | None) -> EngineReady:
+        node_address = _node_address()
+        address = await self._server.start(host or node_address)
+        return EngineReady(address, self._server.facts, ray.get_runtime_context().get_node_id(), node_address)
 
     async def stop(self) -> None:
         """Abort what runs, close every link, release everything."""
@@ -68,7 +89,13 @@ class EngineActor:
     @ray.method(concurrency_group="control")
     async def health(self) -> EngineHealth:
         """How the engine is; answers while a step runs."""
-        return EngineHealth(self._server.stats, self._server.seconds_in_step, self._server.error)
+        server = self._server
+        return EngineHealth(server.stats, server.seconds_in_step, server.error, self._is_asked_to_end.is_set())
+
+    @ray.method(concurrency_group="control")
+    async def wait_for_end(self, timeout_s: float) -> None:
+        """Returns after so long, if it gets there: who waits is told by Ray when this process ends."""
+        await asyncio.sleep(timeout_s)
 
     @ray.method(concurrency_group="control")
     async def progress(self) -> str:

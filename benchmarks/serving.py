@@ -63,11 +63,11 @@ def run(
     for column in ("cluster", "req/s", *_COLUMNS):
         table.add_column(column.strip(), justify="right")
     for name, config in _clusters().items():
-        with running_cluster(config, console) as address:
-            assert address is not None
-            _offer(address, Load(2.0, 6, prompt_tokens, 8, 2000, seed=99))  # warm
+        with running_cluster(config, console) as cluster:
+            assert cluster is not None
+            _offer(cluster.address, Load(2.0, 6, prompt_tokens, 8, 2000, seed=99))  # warm
             for seed, rate in enumerate((float(rate) for rate in rates.split(",")), start=1):
-                summary = _offer(address, Load(rate, requests, prompt_tokens, output_tokens, 2000, seed))
+                summary = _offer(cluster.address, Load(rate, requests, prompt_tokens, output_tokens, 2000, seed))
                 table.add_row(name, f"{rate:g}", *_cells(summary))
                 console.print(f"{name} at {rate:g}/s: {summary}", soft_wrap=True)
     console.print(table)

@@ -23,3 +23,15 @@ class ClusterAdmin(Protocol):
 
     async def set_role(self, engine_id: str, role: EngineRole) -> None:
         """Let an engine serve in another role from now on. Raises UnknownEngine."""
+
+    async def drain_node(self, node: str) -> list[str]:
+        """Take everything on a node out of service, and start nothing there any more; returns the engines' ids.
+
+        node: its address, hostname or id. Raises UnknownNode.
+        """
+
+    async def update(self, directory: str) -> int:
+        """Replace the engines, group by group, by ones that serve this checkpoint; returns its version's number.
+
+        Raises InvalidConfig.
+        """

@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 
 _ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="Cluster settings, YAML.")]
+_RayAddress = Annotated[str | None, typer.Option("--ray-address", help="host:port of a running Ray cluster.")]
 _Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")]
 _Address = Annotated[str, typer.Option("--address", "-a", help="host:port of the cluster's ingress.")]
 
@@ -35,7 +36,8 @@ def serve(
     both: Annotated[int | None, typer.Option(help="Number of engines that do both.")] = None,
     host: Annotated[str | None, typer.Option(help="Address for clients.")] = None,
     port: Annotated[int | None, typer.Option(help="Port for clients; 0 takes a free one.")] = None,
-    ray_address: Annotated[str | None, typer.Option(help="host:port of a running Ray cluster.")] = None,
+    ray_address: _RayAddress = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave it running; `raypd stop` ends it.")] = False,
 ) -> None:
     """Start a cluster and serve until Ctrl-C or SIGTERM. Without arguments: the demo model on 1P1D, on the CPU."""
     overrides: dict[str, Any] = {
@@ -48,9 +50,22 @@ def serve(
     }
     cluster_config = _load(config, overrides)
 
-    from cluster.running import serve_until_signalled
+    from cluster.running import serve_until_signalled, start_detached
 
-    _run(lambda: serve_until_signalled(cluster_config, Console()))
+    _run(lambda: (start_detached if detach else serve_until_signalled)(cluster_config, Console()))
+
+
+@app.command()
+def stop(
+    config: _ConfigFile = None,
+    ray_address: _RayAddress = None,
+    namespace: Annotated[str | None, typer.Option(help="Ray namespace; default: raypd.")] = None,
+) -> None:
+    """Drain and end the cluster that runs in a Ray cluster, whoever started it."""
+    from cluster.running import stop_cluster
+
+    cluster_config = _load(config, {"ray": {"address": ray_address, "namespace": namespace}})
+    _run(lambda: stop_cluster(cluster_config, Console()))
 
 
 @app.command()

@@ -41,8 +41,13 @@ class EngineGroupConfig(_Settings):
 class IngressConfig(_Settings):
     """Where requests come in."""
 
+    count: int = Field(1, ge=1, le=64, description="How many ingresses, spread over the nodes.")
     host: str = Field("127.0.0.1", description="Address to listen on. Beyond loopback there is no encryption yet.")
-    port: int = Field(50051, ge=0, le=65535, description="0 takes a free one.")
+    port: int = Field(
+        50051, ge=0, le=65535, description="Further ingresses on one node take the next ones; 0 takes free ones."
+    )
+    resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources that each one needs.")
+    labels: dict[str, str] = Field(default_factory=dict, description="Ray labels of the nodes where they may be.")
     max_requests_in_flight: int = Field(1024, ge=1, description="More are answered RESOURCE_EXHAUSTED.")
     router: Literal["prefix_aware", "least_loaded"] = Field(
         "prefix_aware", description="Which engines a request goes to: prefix_aware weighs cached prefixes against load."

@@ -38,10 +38,10 @@ class _Answer:
 
 def run_demo(config: ClusterConfig, num_requests: int, console: Console) -> None:
     """Run the demo. Raises ClusterError if anything does not work; nothing is left running either way."""
-    with running_cluster(config, console) as address:
-        assert address is not None, "only a signal ends a start without an address"
+    with running_cluster(config, console) as cluster:
+        assert cluster is not None, "only a signal ends a start without an address"
         answers = [_Answer(prompt) for prompt in demo_prompts(num_requests)]
-        asyncio.run(_ask_all(address, answers, console))
+        asyncio.run(_ask_all(cluster.address, answers, console))
         console.print()
         console.print(_table(answers))
     console.print(f"[green]{len(answers)} requests completed; the cluster is stopped[/]")

@@ -127,6 +127,13 @@ class UnknownEngine(ClusterError):
         super().__init__(f"no engine {engine_id!r} serves; these do: {', '.join(serving) or 'none'}")
 
 
+class UnknownNode(ClusterError):
+    """No node, or more than one, is called so."""
+
+    def __init__(self, name: str, nodes: list[str]) -> None:
+        super().__init__(f"{name!r} does not name one node of the Ray cluster; there are: {', '.join(nodes)}")
+
+
 class TokenizerUnusable(ClusterError):
     """The model's tokenizer cannot be served; the message says why."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -41,6 +42,16 @@ class RemoteController:
         """Let an engine serve in another role from now on."""
         await self._call("set_role", engine_id, role)
 
+    async def drain_node(self, node: str) -> list[str]:
+        """Take everything on a node out of service."""
+        engine_ids: list[str] = await self._call("drain_node", node)
+        return engine_ids
+
+    async def update(self, directory: str) -> int:
+        """Replace the engines by ones that serve another checkpoint."""
+        version: int = await self._call("update", directory)
+        return version
+
     async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         try:
             # Looked up each time: it may have been restarted meanwhile.
@@ -54,15 +65,39 @@ class RemoteController:
             raise ControllerUnavailable(str(error).strip().splitlines()[0]) from error
 
 
+@dataclass(frozen=True, slots=True)
+class IngressHealth:
+    """How an ingress is. membership_version: of the snapshot that it follows; num_requests: in flight."""
+
+    membership_version: int = 0
+    num_requests: int = 0
+
+
 class IngressActor:
     """One ingress. Stateless: everything that it knows comes from the controller and from its clients."""
 
     def __init__(self, config: ClusterConfig, controller_name: str) -> None:
         """controller_name: of the controller's actor, in this actor's namespace."""
+        self._config = config
+        self._controller_name = controller_name
+
+    async def place(self) -> tuple[str, str]:
+        """The id and the address of the node that it is on."""
+        node_id = ray.get_runtime_context().get_node_id()
+        return node_id, ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # ray
+
+    async def use_port(self, port: int) -> None:
+        """Which port it will listen on; 0 takes a free one. Comes before everything that follows."""
         # Imported here: the driver and the controller handle this class without loading a tokenizer library.
         from cluster.ingress.process import IngressProcess
 
-        self._process = IngressProcess(config, RemoteController(controller_name))
+        ingress = self._config.ingress.model_copy(update={"port": port})
+        config = self._config.model_copy(update={"ingress": ingress})
+        self._process = IngressProcess(config, RemoteController(self._controller_name))
+
+    async def health(self) -> IngressHealth:
+        """How it is."""
+        return IngressHealth(self._process.membership_version, self._process.num_requests_in_flight)
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
         """Send a canary request through this pair. Raises CanaryFailed."""

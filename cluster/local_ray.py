@@ -21,14 +21,19 @@ def connect(config: ClusterConfig) -> ClusterConfig:
     A local cluster listens on loopback only and takes a token of its own: Ray 2.60's default would write one into the
     user's home directory, which changes how every later cluster of that user starts.
     """
-    address = config.ray.address or os.environ.get("RAY_ADDRESS")
-    if address:
+    address = address_of(config)
+    if address is not None:
         import ray
 
         ray.init(address=address, namespace=config.ray.namespace, log_to_driver=False, logging_level=logging.WARNING)
         return config
     _start_local(config)
     return config if config.engine_host else config.model_copy(update={"engine_host": "127.0.0.1"})
+
+
+def address_of(config: ClusterConfig) -> str | None:
+    """Of the Ray cluster that is to be joined; None if one has to be started."""
+    return config.ray.address or os.environ.get("RAY_ADDRESS") or None
 
 
 def disconnect() -> None:

@@ -2,60 +2,220 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 
 from cluster import local_ray
 from cluster.config import ClusterConfig
-from cluster.errors import CannotStart
+from cluster.errors import CannotStart, InvalidConfig
 
-_POLL_TIMEOUT_S = 30.0
+logger = logging.getLogger(__name__)
+
+_POLL_TIMEOUT_S: Final = 30.0
+_ATTEND_INTERVAL_S: Final = 2.0
+_CONTROLLER_RESTART_S: Final = 20.0
 
 
 def serve_until_signalled(config: ClusterConfig, console: Console) -> None:
     """Start the cluster, print its addresses, and drain it on SIGINT or SIGTERM. Raises CannotStart."""
     stop = threading.Event()
-    with running_cluster(config, console, stop) as address:
-        if address is None:
+    with running_cluster(config, console, stop) as cluster:
+        if cluster is None:
             return
-        console.print(
-            f"[bold green]ready[/] model {config.model_name!r} at {address} (gRPC, raypd.v1)  "
-            f"prefill {config.prefill.count}, decode {config.decode.count}, both {config.both.count}",
-            soft_wrap=True,
-        )
+        _say_ready(config, console, cluster.addresses)
         stop.wait()
-        console.print("draining")
+        console.print("somebody else has stopped the cluster" if cluster.is_over else "draining")
     console.print("stopped")
+
+
+def start_detached(config: ClusterConfig, console: Console) -> None:
+    """Start the cluster, print its addresses, and leave it running. Raises CannotStart, InvalidConfig."""
+    if local_ray.address_of(config) is None:
+        raise InvalidConfig("--detach", ["a Ray cluster is needed that stays: give --ray-address, or set RAY_ADDRESS"])
+    config = local_ray.connect(config)
+    with _disconnect_at_the_end():
+        cluster = RunningCluster(config, needs_driver=False)
+        try:
+            cluster.start(console, threading.Event())
+        except BaseException:
+            cluster.stop()
+            raise
+        _say_ready(config, console, cluster.addresses)
+
+
+def stop_cluster(config: ClusterConfig, console: Console) -> None:
+    """End the cluster in this Ray cluster and namespace, whoever started it. Raises InvalidConfig."""
+    if local_ray.address_of(config) is None:
+        raise InvalidConfig("stop", ["which Ray cluster? Give --ray-address, or set RAY_ADDRESS"])
+    config = local_ray.connect(config)
+    with _disconnect_at_the_end():
+        cluster = RunningCluster.find(config)
+        num_left = cluster.stop() if cluster is not None else _sweep(config)
+        is_there = cluster is not None or num_left
+        console.print("stopped" if is_there else f"no raypd cluster runs in namespace {config.ray.namespace!r}")
 
 
 @contextmanager
 def running_cluster(
     config: ClusterConfig, console: Console, stop: threading.Event | None = None
-) -> Iterator[str | None]:
-    """A started cluster's ingress address, or None if `stop` was set meanwhile; the cluster ends with the block.
+) -> Iterator[RunningCluster | None]:
+    """A started cluster, or None if `stop` was set meanwhile; the cluster ends with the block.
 
     stop: if given, SIGINT and SIGTERM set it, instead of interrupting
-    The driver owns the controller, the controller owns everything else: if the driver dies, nothing is left behind.
+    The cluster needs its driver: if that dies, nothing is left behind after some seconds.
     """
     config = local_ray.connect(config)
     # After connecting: Ray sets a SIGTERM handler of its own.
     signals = _signals_set(stop) if stop is not None else nullcontext()
     with _disconnect_at_the_end(), signals:
+        stop = stop or threading.Event()
+        cluster = RunningCluster(config, needs_driver=True)
+        is_leaving = threading.Event()
+        attending = threading.Thread(target=cluster.attend, args=(stop, is_leaving), daemon=True)
+        try:
+            is_up = cluster.start(console, stop)
+            attending.start()
+            yield cluster if is_up else None
+        finally:
+            is_leaving.set()
+            if attending.ident is not None:
+                attending.join(_POLL_TIMEOUT_S)
+            cluster.stop()
+
+
+class RunningCluster:
+    """A cluster's controller, wherever it is; it outlives its own death (Ray starts it again)."""
+
+    def __init__(self, config: ClusterConfig, *, needs_driver: bool, controller: Any = None) -> None:
+        """Begin a cluster, or go on with that of this controller. Raises CannotStart if there is one already."""
+        self._config = config
+        self.addresses: list[str] = []
+        self.is_over = False
+        """Whether somebody else has stopped it."""
+        self._controller = controller if controller is not None else _make_controller(config, needs_driver=needs_driver)
+
+    @classmethod
+    def find(cls, config: ClusterConfig) -> RunningCluster | None:
+        """The cluster that runs in this Ray cluster and namespace."""
         import ray
 
-        from cluster.pool.controller import CONTROLLER_NAME, Controller
+        from cluster.pool.names import CONTROLLER_NAME
 
-        controller: Any = ray.remote(Controller).options(name=CONTROLLER_NAME, num_cpus=0).remote(config)
         try:
-            yield _start(controller, console, stop or threading.Event())
+            return cls(config, needs_driver=False, controller=ray.get_actor(CONTROLLER_NAME))
+        except ValueError:
+            return None
+
+    @property
+    def address(self) -> str:
+        """Of its first ingress."""
+        return self.addresses[0]
+
+    def start(self, console: Console, stop: threading.Event) -> bool:
+        """Bring it up and show how that goes; False if `stop` was set meanwhile. Raises CannotStart."""
+        import ray
+        from ray.exceptions import RayActorError, RayTaskError
+
+        starting = self._controller.start.remote()
+        num_events = 0
+        with console.status("starting"):
+            while not stop.is_set():
+                done, _ = ray.wait([starting], timeout=0.0)
+                try:
+                    events = ray.get(self._controller.progress.remote(num_events), timeout=_POLL_TIMEOUT_S)
+                    self._controller.attend.remote()
+                    num_events += len(events)
+                    for event in events:
+                        console.print(f"  {event}", highlight=False, soft_wrap=True)
+                    if done:
+                        self.addresses = ray.get(starting)
+                        return True
+                except RayTaskError as error:
+                    raise CannotStart(str(error.cause)) from error
+                except RayActorError as error:
+                    raise CannotStart(f"the controller died: {error}") from error
+        return False
+
+    def attend(self, stop: threading.Event, is_leaving: threading.Event) -> None:
+        """Tell it that its driver is there, until is_leaving is set. Sets `stop` if somebody else has stopped it."""
+        import ray
+        from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
+
+        while not (self.is_over or is_leaving.wait(_ATTEND_INTERVAL_S)):
+            try:
+                self.is_over = not ray.get(self._controller.attend.remote(), timeout=_POLL_TIMEOUT_S)
+            except ActorDiedError:
+                self.is_over = True
+            except (RayActorError, GetTimeoutError) as error:
+                logger.warning("the controller does not answer", extra={"error": str(error)})
+        if self.is_over:
+            stop.set()
+
+    def stop(self) -> int:
+        """Drain it and end it; whatever does not end by itself is killed. Returns how much had to be."""
+        import ray
+        from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError
+
+        timeout_s = self._config.drain_timeout_s + 60
+        give_up_s = time.monotonic() + min(timeout_s, _CONTROLLER_RESTART_S)
+        try:
+            while True:
+                try:
+                    ray.get(self._controller.stop.remote(), timeout=timeout_s)
+                    break
+                except ActorDiedError:
+                    break
+                except RayActorError:
+                    # Ray starts it again; what it does not end is ended below.
+                    if time.monotonic() >= give_up_s:
+                        break
+                    time.sleep(0.5)
+        except (GetTimeoutError, RayTaskError) as error:
+            logger.warning("the controller did not stop the cluster", extra={"error": str(error)})
         finally:
-            _stop(controller, config.drain_timeout_s + 60)
+            ray.kill(self._controller)
+        return _sweep(self._config)
+
+
+def _make_controller(config: ClusterConfig, *, needs_driver: bool) -> Any:  # Ray's handle
+    import ray
+
+    from cluster.pool.controller import Controller
+    from cluster.pool.names import CONTROLLER_NAME
+
+    actor: Any = ray.remote(Controller)
+    try:
+        return actor.options(
+            name=CONTROLLER_NAME, lifetime="detached", max_restarts=-1, num_cpus=0, max_concurrency=1000
+        ).remote(config, needs_driver=needs_driver)
+    except ValueError as error:
+        namespace = config.ray.namespace
+        raise CannotStart(
+            f"a raypd cluster runs in namespace {namespace!r} of this Ray cluster already: end it with `raypd stop`, "
+            "or choose another ray.namespace"
+        ) from error
+
+
+def _sweep(config: ClusterConfig) -> int:
+    from cluster.pool.leftovers import sweep
+
+    return sweep(config.ray.namespace)
+
+
+def _say_ready(config: ClusterConfig, console: Console, addresses: list[str]) -> None:
+    console.print(
+        f"[bold green]ready[/] model {config.model_name!r} at {', '.join(addresses)} (gRPC, raypd.v1)  "
+        f"prefill {config.prefill.count}, decode {config.decode.count}, both {config.both.count}",
+        soft_wrap=True,
+    )
 
 
 @contextmanager
@@ -64,42 +224,6 @@ def _disconnect_at_the_end() -> Iterator[None]:
         yield
     finally:
         local_ray.disconnect()
-
-
-def _start(controller: Any, console: Console, stop: threading.Event) -> str | None:
-    """Show the controller's progress until it is up."""
-    import ray
-    from ray.exceptions import RayActorError, RayTaskError
-
-    starting = controller.start.remote()
-    num_events = 0
-    with console.status("starting"):
-        while not stop.is_set():
-            done, _ = ray.wait([starting], timeout=0.0)
-            events = ray.get(controller.progress.remote(num_events), timeout=_POLL_TIMEOUT_S)
-            num_events += len(events)
-            for event in events:
-                console.print(f"  {event}", highlight=False, soft_wrap=True)
-            if done:
-                try:
-                    return str(ray.get(starting))
-                except RayTaskError as error:
-                    raise CannotStart(str(error.cause)) from error
-                except RayActorError as error:
-                    raise CannotStart(f"the controller died: {error}") from error
-    return None
-
-
-def _stop(controller: Any, timeout_s: float) -> None:
-    import ray
-    from ray.exceptions import GetTimeoutError, RayActorError
-
-    try:
-        ray.get(controller.stop.remote(), timeout=timeout_s)
-    except (RayActorError, GetTimeoutError):
-        pass  # A dead controller's children end with it; a stuck one is killed below.
-    finally:
-        ray.kill(controller)
 
 
 @contextmanager

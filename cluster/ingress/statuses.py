@@ -15,11 +15,13 @@ from cluster.errors import (
     DeadlineExceeded,
     Draining,
     EngineFailed,
+    InvalidConfig,
     InvalidRequest,
     ModelNotFound,
     NoEngineAvailable,
     Overloaded,
     UnknownEngine,
+    UnknownNode,
 )
 
 STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
@@ -52,7 +54,9 @@ def status_of(error: ClusterError) -> ErrorStatus:
     match error:
         case InvalidRequest():
             return ErrorStatus(code.INVALID_ARGUMENT, message, (_bad_request(error),))
-        case ModelNotFound() | UnknownEngine():
+        case InvalidConfig():
+            return ErrorStatus(code.INVALID_ARGUMENT, message)
+        case ModelNotFound() | UnknownEngine() | UnknownNode():
             return ErrorStatus(code.NOT_FOUND, message)
         case Overloaded():
             return ErrorStatus(code.RESOURCE_EXHAUSTED, message, (_retry_info(error.retry_delay_s),))

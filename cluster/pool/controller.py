@@ -1,9 +1,9 @@
-"""The controller: reconciles the engines that are wanted with those that are there.
+"""The controller: reconciles the engines and ingresses that are wanted with those that are there.
 
-The decisions are pure (reconciler.py, membership.py); this is the thin part that talks to Ray. A round looks at every
-engine, asks the reconciler what to do and starts doing it; starting an engine takes many rounds, so it runs as a task
-of its own. An engine enters the membership once a canary request has proven it, and leaves it when it is drained or
-dies.
+The decisions are pure (reconciler.py, membership.py); engines (fleet.py) and ingresses (ingresses.py) are thin parts
+that talk to Ray; this is the actor that ties them together. Engines and ingresses do not need it to serve, and outlive
+it: when it dies, Ray starts it again, and it goes on from what it has saved (saved_state.py) with what is still there.
+It ends when it is told to, or, if whoever started the cluster has to stay, when that one is gone.
 """
 
 from __future__ import annotations
@@ -11,151 +11,210 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Final
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError
 
-from actors.config import ModelFacts
 from cluster.config import ClusterConfig
-from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.errors import CannotPlace, CannotStart, UnknownEngine
-from cluster.ingress_actor import IngressActor
-from cluster.pool.engine_life import EngineLife
-from cluster.pool.membership import Membership
-from cluster.pool.placement import alive_nodes, choose_node
-from cluster.pool.progress import ProgressLog
-from cluster.pool.ray_calls import one_line, remote_class, within
-from cluster.pool.reconciler import (
-    DrainEngine,
-    EngineState,
-    ObservedEngine,
-    RemoveEngine,
-    RestartPolicy,
-    Slot,
-    SlotHistory,
-    StartEngine,
-    reconcile,
-    scaled_slots,
-    wanted_slots,
-)
-from cluster.status import ControllerView, Decision, EngineView
+from cluster.engine_connection import EngineRole
+from cluster.errors import CannotPlace, CannotStart, InvalidConfig, UnknownNode
+from cluster.pool.fleet import Fleet
+from cluster.pool.ingresses import Ingresses
+from cluster.pool.journal import Journal
+from cluster.pool.leftovers import sweep
+from cluster.pool.models import Models
+from cluster.pool.names import engine_actor_name, ingress_actor_name, placement_group_name
+from cluster.pool.placement import Node, alive_nodes
+from cluster.pool.reconciler import EngineState, RestartPolicy, reconcile, scaled_slots, wanted_slots
+from cluster.pool.saved_state import SavedState, StateStore
+from cluster.status import ControllerView, EngineView
 
 logger = logging.getLogger(__name__)
 
-CONTROLLER_NAME: Final = "raypd-controller"
 _PLACE_TIMEOUT_S: Final = 60.0
-_PUBLISH_TIMEOUT_S: Final = 30.0
-_MAX_DECISIONS: Final = 200
+_DRIVER_TIMEOUT_S: Final = 15.0
+_LAST_WORD_S: Final = 1.0
 
 
 class Controller:
-    """The actor that owns a cluster's engines and its ingress."""
+    """The actor. Its namespace holds one cluster."""
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, *, needs_driver: bool = True) -> None:
+        """needs_driver: whether the cluster ends when attend() is not called for a while."""
         self._config = config
+        self._needs_driver = needs_driver
+        self._store = StateStore(config.ray.namespace)
         self._wanted = wanted_slots({role: config.group(role).count for role in EngineRole})
         self._policy = RestartPolicy()
-        self._engines: dict[Slot, EngineLife] = {}
-        self._histories: dict[Slot, SlotHistory] = {}
-        self._roles: dict[Slot, EngineRole] = {}
-        """Of slots whose engines serve in another role than the one that they began in."""
-        self._decisions: deque[Decision] = deque(maxlen=_MAX_DECISIONS)
-        self._membership = Membership(0, ())
-        self._progress = ProgressLog()
-        self._ingress: Any = None  # Ray's handle: its methods come into being at run time.
-        self._ingress_address = ""
+        self._journal = Journal()
+        self._models = Models(config)
         self._is_stopping = asyncio.Event()
         self._has_news = asyncio.Event()
-        self._reconciling: asyncio.Task[None] | None = None
+        self._ingresses = Ingresses(config, self._journal, self._policy)
+        self._fleet = Fleet(
+            config, self._models, self._ingresses, self._journal, self._policy, self._save, self._has_news.set
+        )
+        self._is_open = False
+        self._is_saved = True
+        self._tasks: list[asyncio.Task[None]] = []
+        loop = asyncio.get_running_loop()
+        self._attended_at_s = loop.time()
+        has_died = ray.get_runtime_context().was_current_actor_reconstructed
+        self._going_on = loop.create_task(self._go_on()) if has_died else None
 
     # -- from the start to the end -------------------------------------------------------------------------------
 
-    async def start(self) -> str:
-        """Start everything; returns the ingress's address once what has room is proven. Raises CannotStart.
+    async def start(self) -> list[str]:
+        """Start everything; returns the ingresses' addresses once what has room is proven. Raises CannotStart.
 
         Engines that have no room in the Ray cluster are waited for, unless the others can serve without them.
         """
-        ingress = remote_class(IngressActor).options(num_cpus=0, max_concurrency=10_000)
-        self._ingress = ingress.remote(self._config, CONTROLLER_NAME)
+        await asyncio.to_thread(sweep, self._config.ray.namespace)
+        await self._ingresses.begin(time.time())
         await self._act()
-        async with asyncio.timeout(self._config.start_timeout_s):
-            await self._wait_for_first_engines()
-        await self._open_for_business()
-        for engine in self._engines.values():
-            if engine.state is EngineState.PENDING:
-                assert engine.task is not None
-                engine.task = asyncio.create_task(self._bring_in(engine, engine.task))
-        self._reconciling = asyncio.create_task(self._reconcile_until_stopped())
-        return self._ingress_address
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s):
+                await self._wait_for_first_engines()
+                self._fleet.may_prove.set()
+                await self._wait_while(EngineState.STARTING)
+        except TimeoutError:
+            raise CannotStart(f"the engines did not come up within {self._config.start_timeout_s:g} s") from None
+        await self._open()
+        if not self._ingresses.addresses:
+            raise CannotStart("; ".join(view.last_error for view in self._ingresses.views()))
+        self._begin_rounds()
+        return self._ingresses.addresses
 
     async def _wait_for_first_engines(self) -> None:
+        """Until every engine that has room has loaded. Raises CannotPlace if those that have none are needed."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + min(_PLACE_TIMEOUT_S, self._config.start_timeout_s / 2)
-        while starting := [engine for engine in self._engines.values() if engine.task and not engine.task.done()]:
-            await asyncio.wait([e.task for e in starting if e.task], timeout=1.0, return_when=asyncio.FIRST_EXCEPTION)
-            for engine in self._engines.values():
-                if engine.task is not None and engine.task.done():
-                    engine.task.result()
-            if loop.time() >= give_up_s and all(engine.state is EngineState.PENDING for engine in starting):
+        while loading := [engine for engine in self._fleet if engine.ready is None]:
+            self._raise_if_one_died()
+            is_late = loop.time() >= give_up_s
+            if is_late and all(engine.state is EngineState.PENDING for engine in loading):
                 break
-        roles = {engine.role for engine in self._engines.values() if engine.descriptor is not None}
+            await self._wait_for_news(1.0)
+        roles = {engine.role for engine in self._fleet if engine.ready is not None}
         if EngineRole.BOTH not in roles and not {EngineRole.PREFILL, EngineRole.DECODE} <= roles:
-            pending = [e for e in self._engines.values() if e.state is EngineState.PENDING]
+            pending = [engine for engine in self._fleet if engine.state is EngineState.PENDING]
             reasons = "; ".join(f"{engine.engine_id}: {engine.missing()}" for engine in pending)
-            raise CannotPlace(f"no room for {len(pending)} of {len(self._engines)} engines: {reasons}")
+            raise CannotPlace(f"no room for {len(pending)} of {len(list(self._fleet))} engines: {reasons}")
 
-    async def _open_for_business(self) -> None:
-        """Prove every engine that is up in at least one pair, then let all of them serve at once."""
-        up = [engine for engine in self._engines.values() if engine.descriptor is not None]
-        pairs = {pair for engine in up for pair in self._pairs_of(engine)}
-        await self._prove(sorted(pairs, key=str))
-        port: int = await self._ingress.start.remote(self._facts())
-        self._ingress_address = f"{self._config.ingress.host}:{port}"
-        for engine in up:
-            await self._admit(engine)
+    async def _wait_while(self, state: EngineState) -> None:
+        while any(engine.state is state for engine in self._fleet):
+            self._raise_if_one_died()
+            await self._wait_for_news(1.0)
+        self._raise_if_one_died()
+
+    def _raise_if_one_died(self) -> None:
+        for engine in self._fleet:
+            if engine.state is EngineState.DEAD:
+                raise CannotStart(self._fleet.history(engine.slot).last_error)
+
+    async def _open(self) -> None:
+        """Let clients in; further ingresses, and later lives of these, are opened as they come."""
+        self._is_open = True
+        version = max(engine.model_version for engine in self._fleet if engine.state is EngineState.READY)
+        await self._ingresses.open(self._fleet.facts(version), time.time())
+        await self._save()
+
+    async def _go_on(self) -> None:
+        """Find again what an earlier life of this controller has left, and reconcile from there."""
+        state = await self._load()
+        if state is None:
+            # It died before it had begun anything, or after it had ended everything.
+            await asyncio.to_thread(sweep, self._config.ray.namespace)
+            self._end_soon()
+            return
+        self._journal.restore(state.decisions)
+        self._journal.add("go on after the controller's death")
+        self._wanted, self._is_open = list(state.wanted), state.facts is not None
+        self._models.restore(state.model_directories)
+        await self._ingresses.restore(state.ingresses, state.membership, state.facts)
+        self._fleet.cordoned = set(state.cordoned)
+        self._fleet.may_prove.set()
+        await self._fleet.restore(state.engines, state.histories, state.roles, state.membership)
+        kept = [engine.key for engine in self._fleet]
+        actors = {engine_actor_name(key) for key in kept}
+        actors |= {ingress_actor_name(one.number, one.incarnation) for one in state.ingresses}
+        groups = {placement_group_name(self._config.ray.namespace, key) for key in kept}
+        await asyncio.to_thread(sweep, self._config.ray.namespace, actors, groups)
+        self._begin_rounds()
+
+    async def _load(self) -> SavedState | None:
+        while True:
+            try:
+                return await self._store.load()
+            except (TimeoutError, RayError, RuntimeError) as error:
+                logger.warning("Ray's head does not answer", extra={"error": str(error)})
+
+    async def attend(self) -> bool:
+        """Whoever started the cluster is still there. Returns whether the cluster goes on."""
+        self._attended_at_s = asyncio.get_running_loop().time()
+        return not self._is_stopping.is_set()
 
     async def stop(self) -> None:
-        """Drain the ingress, stop the engines, give the resources back."""
+        """Drain the ingresses, stop the engines, give the resources back. Then this actor ends."""
+        if self._is_stopping.is_set():
+            return
         self._is_stopping.set()
         self._has_news.set()
-        if self._reconciling is not None:
-            await self._reconciling
-        if self._ingress is not None:
-            await within(self._ingress.drain.remote(self._config.drain_timeout_s), self._config.drain_timeout_s + 10)
-        await asyncio.gather(*(engine.stop() for engine in self._engines.values()))
-        for engine in self._engines.values():
-            engine.kill()
-        if self._ingress is not None:
-            ray.kill(self._ingress)
+        await self._settle()
+        await asyncio.gather(*self._tasks)
+        await self._ingresses.stop(self._config.drain_timeout_s)
+        await self._fleet.stop()
+        await self._store.clear()
+        self._end_soon()
+
+    def _end_soon(self) -> None:
+        """Ray would start this actor again if it just ended."""
+        me = ray.get_runtime_context().current_actor
+        asyncio.get_running_loop().call_later(_LAST_WORD_S, ray.kill, me)
+
+    async def _settle(self) -> None:
+        """Wait until what an earlier life has left is found: before that there is nothing to change."""
+        if self._going_on is not None:
+            await asyncio.shield(self._going_on)
 
     # -- what operators ask for ----------------------------------------------------------------------------------
 
     async def progress(self, after: int) -> list[str]:
         """What happened after the first so many events of the start; waits for more for a while."""
-        return await self._progress.after(after)
+        return await self._fleet.progress.after(after)
+
+    async def addresses(self) -> list[str]:
+        """Where the ingresses listen."""
+        return self._ingresses.addresses
 
     async def status(self) -> ControllerView:
-        """Every engine as of its last health check, every slot in quarantine, and what was decided lately."""
-        now_s = asyncio.get_running_loop().time()
-        engines = [engine.view(self._history(engine.slot).last_error) for engine in self._engines.values()]
+        """Every engine and ingress as of the last look at it, every slot in quarantine, and what was decided lately."""
+        await self._settle()
+        now_s = time.time()
+        engines = []
+        for engine in self._fleet:
+            is_pending = engine.state is EngineState.PENDING
+            missing = await asyncio.to_thread(engine.missing) if is_pending else ""
+            engines.append(engine.view(self._fleet.history(engine.slot).last_error, missing))
+        filled = {engine.slot for engine in self._fleet}
         for slot in self._wanted:
-            history = self._history(slot)
-            if slot not in self._engines:
+            history = self._fleet.history(slot)
+            if slot not in filled:
                 state = "quarantined" if history.is_quarantined(now_s, self._policy) else "waiting"
                 incarnation = history.last_incarnation
                 engines.append(EngineView(slot.engine_id, incarnation, slot.role.value, state, "", history.last_error))
-        return ControllerView(tuple(engines), tuple(self._decisions))
+        return ControllerView(tuple(engines), self._journal.decisions, self._ingresses.views())
 
     async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
         """Want so many engines of these roles from now on; returns the ids of all that are wanted then."""
+        await self._settle()
         self._wanted = scaled_slots(self._wanted, counts)
         wish = ", ".join(f"{count} {role.value}" for role, count in counts.items())
-        self._decide(f"scale to {wish}: asked for")
-        self._has_news.set()
+        self._journal.add(f"scale to {wish}: asked for")
+        await self._changed()
         return [slot.engine_id for slot in self._wanted]
 
     async def drain(self, engine_id: str, *, for_good: bool = False) -> None:
@@ -163,156 +222,132 @@ class Controller:
 
         Raises UnknownEngine if no engine of that name serves.
         """
-        engine = self._serving_engine(engine_id)
+        await self._settle()
+        engine = self._fleet.serving(engine_id)
         if for_good:
             self._wanted = [slot for slot in self._wanted if slot != engine.slot]
-        await self._drain(engine, "asked for")
-        self._has_news.set()
+        await self._fleet.drain(engine, "asked for")
+        await self._changed()
+
+    async def drain_node(self, name: str) -> list[str]:
+        """Take everything on a node out of service, and start nothing there any more; returns the engines' ids.
+
+        name: the node's address, hostname or id. Raises UnknownNode.
+        """
+        await self._settle()
+        nodes = await alive_nodes()
+        found = [node for node in nodes if node.is_called(name)]
+        if len(found) != 1:
+            raise UnknownNode(name, [_name(node) for node in found or nodes])
+        node = found[0]
+        self._fleet.cordoned.add(node.node_id)
+        self._journal.add(f"drain node {_name(node)}: asked for")
+        leaving = [e for e in self._fleet if e.node_id == node.node_id and e.state is EngineState.READY]
+        for engine in leaving:
+            await self._fleet.drain(engine, f"its node {_name(node)} is drained")
+        await self._changed()
+        return [engine.engine_id for engine in leaving]
 
     async def set_role(self, engine_id: str, role: EngineRole) -> None:
         """Let an engine serve in another role from now on; what it has begun it ends. Raises UnknownEngine."""
-        engine = self._serving_engine(engine_id)
-        assert engine.descriptor is not None
-        self._roles[engine.slot] = engine.role = role
-        engine.descriptor = replace(engine.descriptor, role=role)
-        self._decide(f"let {engine_id} serve as {role.value}: asked for")
-        await self._publish(self._membership.with_role(engine_id, engine.incarnation, role))
+        await self._settle()
+        await self._fleet.set_role(self._fleet.serving(engine_id), role)
 
-    def _serving_engine(self, engine_id: str) -> EngineLife:
-        for engine in self._engines.values():
-            if engine.engine_id == engine_id and engine.state is EngineState.READY:
-                return engine
-        serving = sorted(e.engine_id for e in self._engines.values() if e.state is EngineState.READY)
-        raise UnknownEngine(engine_id, serving)
+    async def update(self, directory: str) -> int:
+        """Replace the engines, group by group, by ones that serve this checkpoint; returns its version's number.
+
+        Raises InvalidConfig.
+        """
+        await self._settle()
+        if not await asyncio.to_thread((Path(directory) / "config.json").is_file):
+            raise InvalidConfig("update", [f"{directory!r} is not a checkpoint that the controller can see"])
+        version = self._models.add(directory)
+        for history in self._fleet.histories.values():
+            history.deaths_s = []
+        self._journal.add(f"update to model version {version}, {directory}: asked for")
+        await self._changed()
+        return version
+
+    async def _changed(self) -> None:
+        await self._save()
+        self._has_news.set()
 
     # -- rounds --------------------------------------------------------------------------------------------------
 
-    async def _reconcile_until_stopped(self) -> None:
-        while not self._is_stopping.is_set():
-            await asyncio.gather(*(self._look_at(engine) for engine in self._engines.values()))
-            await self._act()
-            try:
-                async with asyncio.timeout(self._config.heartbeat_interval_s):
-                    await self._has_news.wait()
-            except TimeoutError:
-                continue
-            self._has_news.clear()
+    def _begin_rounds(self) -> None:
+        interval_s = self._config.heartbeat_interval_s
+        self._tasks = [
+            asyncio.create_task(self._repeat(self._look_after_engines, lambda: self._wait_for_news(interval_s))),
+            asyncio.create_task(self._repeat(self._look_after_ingresses, lambda: self._wait_for_stop(interval_s))),
+        ]
 
-    async def _look_at(self, engine: EngineLife) -> None:
-        if engine.state not in {EngineState.READY, EngineState.DRAINING}:
+    async def _repeat(self, look: Callable[[], Awaitable[None]], wait: Callable[[], Awaitable[None]]) -> None:
+        while not self._is_stopping.is_set():
+            try:
+                await look()
+            except (RayError, RuntimeError, TimeoutError, ValueError) as error:
+                # Ray's head may be away: what was decided is decided again when it is back.
+                logger.warning("a round failed", extra={"error": str(error)})
+            await wait()
+
+    async def _wait_for_news(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._has_news.wait()
+        except TimeoutError:
             return
-        fault = await engine.find_fault(self._config.heartbeat_timeout_s)
-        if fault is not None:
-            self._mark_dead(engine, fault)
-        elif engine.drain_until_s is not None:
-            is_late = asyncio.get_running_loop().time() >= engine.drain_until_s
-            if engine.is_idle or is_late:
-                engine.state = EngineState.DRAINED
+        self._has_news.clear()
+
+    async def _wait_for_stop(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_stopping.wait()
+        except TimeoutError:
+            return
+
+    async def _look_after_engines(self) -> None:
+        if self._needs_driver and asyncio.get_running_loop().time() > self._attended_at_s + _DRIVER_TIMEOUT_S:
+            self._journal.add("stop: whoever started this cluster is gone")
+            self._stopping = asyncio.create_task(self.stop())
+            return
+        await self._act()
+        if not self._is_saved:
+            await self._save()
+
+    async def _look_after_ingresses(self) -> None:
+        version = await self._ingresses.look(time.time(), self._fleet.cordoned)
+        await self._fleet.catch_up_with(version)
+        if not self._is_open and any(engine.state is EngineState.READY for engine in self._fleet):
+            await self._open()
 
     async def _act(self) -> None:
-        observed = [ObservedEngine(e.slot, e.incarnation, e.state) for e in self._engines.values()]
-        now_s = asyncio.get_running_loop().time()
-        for action in reconcile(self._wanted, observed, self._histories, self._policy, now_s):
-            match action:
-                case StartEngine():
-                    self._begin(action)
-                case DrainEngine(slot):
-                    await self._drain(self._engines[slot], action.reason)
-                case RemoveEngine():
-                    await self._remove(action)
+        now_s, fleet = time.time(), self._fleet
+        newest = self._models.newest
+        for action in reconcile(self._wanted, fleet.observed(), fleet.histories, self._policy, now_s, newest):
+            await fleet.act(action)
 
-    def _begin(self, action: StartEngine) -> None:
-        slot, incarnation = action.slot, action.incarnation
-        role = self._roles.get(slot, slot.role)
-        engine = self._engines[slot] = EngineLife(self._config, slot, incarnation, role)
-        self._histories.setdefault(slot, SlotHistory()).last_incarnation = incarnation
-        self._decide(f"start {slot.engine_id}, incarnation {incarnation}: {action.reason}")
-        nodes: dict[str, list[EngineRole]] = {}
-        for other in self._engines.values():
-            nodes.setdefault(other.node_id, []).append(other.role)
-        bring_up = asyncio.create_task(engine.bring_up(choose_node(role, alive_nodes(), nodes), self._progress.say))
-        is_first = self._reconciling is None
-        engine.task = bring_up if is_first else asyncio.create_task(self._bring_in(engine, bring_up))
-
-    async def _bring_in(self, engine: EngineLife, bring_up: asyncio.Task[None]) -> None:
-        """Wait for an engine, prove it, then let it serve; if it fails, its slot is tried again, later each time."""
+    async def _save(self) -> None:
+        if self._is_stopping.is_set():
+            return
+        state = SavedState(
+            wanted=tuple(self._wanted),
+            histories=self._fleet.histories,
+            roles=self._fleet.roles,
+            engines=self._fleet.saved(),
+            membership=self._fleet.membership,
+            model_directories=self._models.directories,
+            ingresses=self._ingresses.saved(),
+            facts=self._ingresses.facts,
+            cordoned=frozenset(self._fleet.cordoned),
+            decisions=self._journal.decisions,
+        )
         try:
-            await bring_up
-            async with asyncio.timeout(self._config.start_timeout_s):
-                await self._prove(self._pairs_of(engine))
-            await self._admit(engine)
-        except (CannotStart, RayActorError, RayTaskError, TimeoutError) as error:
-            self._mark_dead(engine, one_line(error))
-        finally:
-            bring_up.cancel()
+            await self._store.save(state)
+            self._is_saved = True
+        except (TimeoutError, RayError, RuntimeError) as error:
+            self._is_saved = False
+            logger.warning("the controller's state was not saved", extra={"error": str(error)})
 
-    def _mark_dead(self, engine: EngineLife, error: str) -> None:
-        logger.error("an engine died", extra={"engine_id": engine.engine_id, "error": error})
-        engine.state = EngineState.DEAD
-        history, now_s = self._history(engine.slot), asyncio.get_running_loop().time()
-        history.add_death(now_s, error)
-        self._decide(f"give up {engine.engine_id}, incarnation {engine.incarnation}: {error}")
-        if history.is_quarantined(now_s, self._policy):
-            self._decide(f"quarantine {engine.engine_id}: it died {len(history.deaths_s)} times, last of: {error}")
-        self._has_news.set()
 
-    async def _drain(self, engine: EngineLife, reason: str) -> None:
-        engine.state = EngineState.DRAINING
-        engine.drain_until_s = asyncio.get_running_loop().time() + self._config.drain_timeout_s
-        self._decide(f"drain {engine.engine_id}, incarnation {engine.incarnation}: {reason}")
-        await self._publish(self._membership.with_draining(engine.engine_id, engine.incarnation))
-
-    async def _remove(self, action: RemoveEngine) -> None:
-        engine = self._engines.pop(action.slot)
-        self._decide(f"remove {engine.engine_id}, incarnation {engine.incarnation}: {action.reason}")
-        await self._publish(self._membership.without_engine(engine.engine_id, engine.incarnation))
-        if engine.state is EngineState.DRAINED:
-            await engine.stop()
-        engine.kill()
-
-    # -- who serves ----------------------------------------------------------------------------------------------
-
-    async def _prove(self, pairs: list[tuple[EngineDescriptor | None, EngineDescriptor]]) -> None:
-        facts = self._facts()
-        for prefill, decode in pairs:
-            names = decode.engine_id if prefill is None else f"{prefill.engine_id} -> {decode.engine_id}"
-            self._progress.say(f"{names}: canary request")
-            try:
-                await self._ingress.prove.remote(prefill, decode, facts)
-            except RayTaskError as error:
-                raise CannotStart(one_line(error)) from error
-
-    def _pairs_of(self, engine: EngineLife) -> list[tuple[EngineDescriptor | None, EngineDescriptor]]:
-        """A pair that proves this engine: with the partner of the same number, going round; alone if it has none."""
-        assert engine.descriptor is not None
-        is_prefill = engine.role is EngineRole.PREFILL
-        wanted = EngineRole.DECODE if is_prefill else EngineRole.PREFILL
-        partners = [e.descriptor for e in self._engines.values() if e.role is wanted and e.descriptor is not None]
-        if engine.role is EngineRole.BOTH or not partners:
-            return [(None, engine.descriptor)]
-        partner = partners[engine.slot.number % len(partners)]
-        return [(engine.descriptor, partner) if is_prefill else (partner, engine.descriptor)]
-
-    async def _admit(self, engine: EngineLife) -> None:
-        assert engine.descriptor is not None
-        engine.state = EngineState.READY
-        self._decide(f"let {engine.engine_id}, incarnation {engine.incarnation} serve: its canary was right")
-        await self._publish(self._membership.with_engine(engine.descriptor))
-
-    async def _publish(self, membership: Membership) -> None:
-        self._membership = membership
-        if self._ingress is not None:
-            await within(self._ingress.update_membership.remote(membership), _PUBLISH_TIMEOUT_S)
-
-    def _facts(self) -> ModelFacts:
-        """The model's facts; the longest request is one that every engine's KV cache can hold."""
-        facts = [engine.ready.facts for engine in self._engines.values() if engine.ready is not None]
-        longest = min(min(f.max_model_len, f.layout.num_blocks * f.layout.block_size) for f in facts)
-        return replace(facts[0], max_model_len=longest)
-
-    def _history(self, slot: Slot) -> SlotHistory:
-        return self._histories.get(slot, SlotHistory())
-
-    def _decide(self, text: str) -> None:
-        logger.info("decided", extra={"decision": text})
-        self._decisions.append(Decision(time.time(), text))
+def _name(node: Node) -> str:
+    return f"{node.address} ({node.hostname}, {node.node_id[:8]})"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from actors.engine_actor import EngineActor, EngineHealth, EngineReady, RankResources
 from cluster.config import ClusterConfig
-from cluster.engine_connection import EngineDescriptor, EngineRole
+from cluster.engine_connection import EngineDescriptor, EngineKey, EngineRole
 from cluster.errors import CannotStart
+from cluster.pool.names import engine_actor_name, placement_group_name
 from cluster.pool.placement import EnginePlacement
 from cluster.pool.ray_calls import one_line, remote_class, within
 from cluster.pool.reconciler import EngineState, Slot
@@ -24,26 +26,49 @@ logger = logging.getLogger(__name__)
 
 _PROGRESS_INTERVAL_S = 1.0
 _STOP_TIMEOUT_S = 30.0
+_REASK_DELAY_S = 0.5
+_ENDING_WAIT_S = 60.0
+"""Bounds how long the call of a controller that has died keeps its place among the engine's control calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEngine:
+    """What a later controller has to know of one life of one engine. ready: once it has loaded."""
+
+    slot: Slot
+    incarnation: int
+    role: EngineRole
+    state: EngineState
+    model_version: int
+    ready: EngineReady | None
+    descriptor: EngineDescriptor | None
 
 
 class EngineLife:
-    """state goes from PENDING to STARTING, then as the controller says. role: the one that it serves in now."""
+    """state goes from PENDING to STARTING, then as the controller says. role: the one that it serves in now.
 
-    def __init__(self, config: ClusterConfig, slot: Slot, incarnation: int, role: EngineRole) -> None:
+    Its actor and its placement outlive the controller: whoever comes after finds them by their names.
+    """
+
+    def __init__(
+        self, config: ClusterConfig, slot: Slot, incarnation: int, role: EngineRole, model_version: int
+    ) -> None:
+        """config: with the model of that version."""
         self._config = config
         self.slot = slot
         self.incarnation = incarnation
         self.role = role
+        self.model_version = model_version
         self.state = EngineState.PENDING
         self.descriptor: EngineDescriptor | None = None
         self.ready: EngineReady | None = None
-        self.node_id = ""
         self.task: asyncio.Task[None] | None = None
         self.drain_until_s: float | None = None
         """On the event loop's clock, while it drains."""
         self._health: EngineHealth | None = None
         self._health_at_s = 0.0
         self._first_silent_s: float | None = None
+        self._ending: asyncio.Future[str] | None = None
         self._placement: EnginePlacement | None = None
         self._actor: Any = None  # Ray's handle: its methods come into being at run time.
 
@@ -52,36 +77,78 @@ class EngineLife:
         """The engine's name."""
         return self.slot.engine_id
 
-    async def bring_up(self, node_id: str | None, say: Callable[[str], None]) -> None:
-        """Reserve resources, start the actor, load the model. Raises CannotStart."""
+    @property
+    def key(self) -> EngineKey:
+        """This life of it."""
+        return self.engine_id, self.incarnation
+
+    @property
+    def node_id(self) -> str:
+        """Ray's id of the node where it is; empty before it has loaded."""
+        return "" if self.ready is None else self.ready.node_id
+
+    async def bring_up(self, node_id: str | None, avoided: Iterable[str], say: Callable[[str], None]) -> None:
+        """Reserve resources, start the actor, load the model. Raises CannotStart.
+
+        node_id: where it would best be
+        avoided: ids of nodes where it must not be
+        """
         config, group = self._config, self._config.group(self.slot.role)
-        name = f"raypd-{self.engine_id}-{self.incarnation}"
-        self._placement = EnginePlacement(config, self.slot.role, name, node_id)
+        name = placement_group_name(config.ray.namespace, self.key)
+        self._placement = await EnginePlacement.reserve(config, self.slot.role, name, node_id, avoided)
         say(f"{self.engine_id}: waiting for resources")
         await self._placement.ready()
         self.state = EngineState.STARTING
         say(f"{self.engine_id}: starting")
         resources = RankResources(group.num_cpus, group.num_gpus, dict(group.resources))
-        actor = remote_class(EngineActor, concurrency_groups={"control": 4}).options(
+        actor = remote_class(EngineActor, concurrency_groups={"control": 32}).options(
+            name=engine_actor_name(self.key),
+            lifetime="detached",
             num_cpus=group.num_cpus,
             num_gpus=group.num_gpus,
             resources=group.resources or None,
             scheduling_strategy=self._placement.strategy(),
         )
         self._actor = actor.remote(config.engine_config(self.slot.role), self.engine_id, self.incarnation, resources)
+        await self.wait_loaded(say)
+
+    async def wait_loaded(self, say: Callable[[str], None]) -> None:
+        """Until its actor has loaded the model. Raises CannotStart."""
         watch = asyncio.create_task(self._report_progress(say))
         try:
-            self.ready = await self._actor.start.remote(config.engine_host)
+            self.ready = await self._actor.start.remote(self._config.engine_host)
         except (RayActorError, RayTaskError) as error:
             raise CannotStart(f"{self.engine_id}: {one_line(error)}") from error
         finally:
             watch.cancel()
         address, facts = self.ready.address, self.ready.facts
-        self.node_id = self.ready.node_id
         self.descriptor = EngineDescriptor(
-            self.engine_id, self.incarnation, self.role, address, facts.further_rank_addresses
+            self.engine_id,
+            self.incarnation,
+            self.role,
+            address,
+            facts.further_rank_addresses,
+            facts.pairing,
+            self.model_version,
         )
         say(f"{self.engine_id}: loaded, {facts.layout.num_blocks} KV blocks, at {address}")
+
+    async def find(self, saved: SavedEngine) -> bool:
+        """Go on with what an earlier controller has begun; False if its actor is gone."""
+        try:
+            self._actor = await asyncio.to_thread(ray.get_actor, engine_actor_name(self.key))
+            name = placement_group_name(self._config.ray.namespace, self.key)
+            self._placement = await EnginePlacement.find(self._config, self.slot.role, name)
+        except ValueError:
+            return False
+        self.state, self.ready, self.descriptor = saved.state, saved.ready, saved.descriptor
+        return True
+
+    def saved(self) -> SavedEngine:
+        """For a later controller."""
+        return SavedEngine(
+            self.slot, self.incarnation, self.role, self.state, self.model_version, self.ready, self.descriptor
+        )
 
     async def _report_progress(self, say: Callable[[str], None]) -> None:
         last = "starting"
@@ -92,15 +159,25 @@ class EngineLife:
                 say(f"{self.engine_id}: {now}")
             last = now
 
-    async def find_fault(self, timeout_s: float) -> str | None:
-        """Ask how it is; returns why it has to be given up, if it has to."""
-        now_s = asyncio.get_running_loop().time()
+    async def look(self) -> str | None:
+        """Wait for its end, or for the next look at it; returns why it has to be given up, if it has to."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(_ending_of(self._actor))
+        done, _ = await asyncio.wait({self._ending}, timeout=self._config.heartbeat_interval_s)
+        if done:
+            return self._ending.result()
+        return await self._ask()
+
+    async def _ask(self) -> str | None:
+        loop = asyncio.get_running_loop()
+        timeout_s = self._config.heartbeat_timeout_s
+        asked_at_s = loop.time()
         try:
             async with asyncio.timeout(timeout_s):
                 health: EngineHealth = await self._actor.health.remote()
-        except TimeoutError:
-            self._first_silent_s = now_s if self._first_silent_s is None else self._first_silent_s
-            silent_s = asyncio.get_running_loop().time() - self._first_silent_s
+        except (TimeoutError, ActorUnavailableError):
+            self._first_silent_s = asked_at_s if self._first_silent_s is None else self._first_silent_s
+            silent_s = loop.time() - self._first_silent_s
             logger.warning("an engine is slow to answer", extra={"engine_id": self.engine_id, "silent_s": silent_s})
             return f"it has not answered for {silent_s:.0f} s" if silent_s >= timeout_s else None
         except RayActorError as died:
@@ -108,11 +185,15 @@ class EngineLife:
         self._health, self._health_at_s, self._first_silent_s = health, time.time(), None
         if health.error is not None:
             return health.error
-        if health.seconds_in_step > self._config.step_deadline_s:
-            return (
-                f"a step has taken {health.seconds_in_step:.0f} s (step_deadline_s is {self._config.step_deadline_s:g})"
-            )
+        deadline_s = self._config.step_deadline_s
+        if health.seconds_in_step > deadline_s:
+            return f"a step has taken {health.seconds_in_step:.0f} s (step_deadline_s is {deadline_s:g})"
         return None
+
+    @property
+    def is_asked_to_end(self) -> bool:
+        """Whether its process has been told to end (SIGTERM), by whoever runs its node."""
+        return self._health is not None and self._health.is_asked_to_end
 
     @property
     def is_idle(self) -> bool:
@@ -134,17 +215,17 @@ class EngineLife:
 
     def kill(self) -> None:
         """Nothing of it is left afterwards."""
-        if self.task is not None:
-            self.task.cancel()
+        for task in (self.task, self._ending):
+            if task is not None:
+                task.cancel()
         if self._actor is not None:
             ray.kill(self._actor)
         if self._placement is not None:
             self._placement.release()
 
-    def view(self, last_error: str) -> EngineView:
-        """For people."""
-        if self.state is EngineState.PENDING:
-            last_error = "; ".join(part for part in (last_error, self.missing()) if part)
+    def view(self, last_error: str, missing: str = "") -> EngineView:
+        """For people. missing: see there."""
+        last_error = "; ".join(part for part in (last_error, missing) if part)
         return EngineView(
             engine_id=self.engine_id,
             incarnation=self.incarnation,
@@ -153,7 +234,19 @@ class EngineLife:
             address=self.descriptor.address if self.descriptor else "",
             last_error=last_error,
             kv_transport=self.ready.facts.kv_transport if self.ready else "",
-            node=self.node_id[:8],
+            node=self.ready.node_address if self.ready else "",
+            model_version=self.model_version,
             stats=self._health.stats if self._health else None,
             stats_at_s=self._health_at_s,
         )
+
+
+async def _ending_of(actor: Any) -> str:
+    """Wait until the actor has died, which Ray tells who waits for an answer; returns why."""
+    while True:
+        try:
+            await actor.wait_for_end.remote(_ENDING_WAIT_S)
+        except ActorUnavailableError:
+            await asyncio.sleep(_REASK_DELAY_S)
+        except RayActorError as died:
+            return one_line(died)

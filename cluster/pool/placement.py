@@ -8,10 +8,17 @@ stand for, demand is a must.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config import ClusterConfig
@@ -19,14 +26,39 @@ from cluster.engine_connection import EngineRole
 
 
 class EnginePlacement:
-    """One engine's placement group. Ray's autoscaler sees it for as long as it waits."""
+    """One engine's placement group. Ray's autoscaler sees it for as long as it waits. It outlives its controller."""
 
-    def __init__(self, config: ClusterConfig, role: EngineRole, name: str, node_id: str | None) -> None:
-        """node_id: where it would best be. The group is wanted from now on; ready() waits for it."""
-        self._bundle = engine_bundle(config, role)
-        self._group: PlacementGroup | None = placement_group(
-            [self._bundle], strategy="STRICT_PACK", name=name, _soft_target_node_id=node_id
+    def __init__(self, bundle: Mapping[str, float], group: PlacementGroup) -> None:
+        """Of a group that is there already."""
+        self._bundle = bundle
+        self._group: PlacementGroup | None = group
+
+    @classmethod
+    async def reserve(
+        cls, config: ClusterConfig, role: EngineRole, name: str, node_id: str | None, avoided: Iterable[str] = ()
+    ) -> Self:
+        """Want a place from now on; ready() waits for it.
+
+        node_id: where it would best be
+        avoided: ids of nodes where it must not be
+        """
+        bundle = engine_bundle(config, role)
+        selector = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"} if avoided else {}
+        group = await asyncio.to_thread(
+            placement_group,
+            [bundle],
+            strategy="STRICT_PACK",
+            name=name,
+            lifetime="detached",
+            _soft_target_node_id=node_id,
+            bundle_label_selector=[selector] if selector else None,
         )
+        return cls(bundle, group)
+
+    @classmethod
+    async def find(cls, config: ClusterConfig, role: EngineRole, name: str) -> Self:
+        """The place that an earlier controller reserved. Raises ValueError if there is none of that name."""
+        return cls(engine_bundle(config, role), await asyncio.to_thread(get_placement_group, name))
 
     async def ready(self) -> None:
         """Wait until the resources are reserved, for as long as that takes."""
@@ -74,10 +106,24 @@ def choose_node(role: EngineRole, nodes: Sequence[str], engines: Mapping[str, Se
     return min(nodes, key=crowd, default=None)
 
 
-def alive_nodes() -> list[str]:
-    """The ids of the Ray cluster's nodes."""
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]  # ray
-    return sorted(str(node["NodeID"]) for node in nodes if node["Alive"])
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the Ray cluster. address: as the other nodes reach it."""
+
+    node_id: str
+    address: str
+    hostname: str
+
+    def is_called(self, name: str) -> bool:
+        """Whether an operator may mean it: by its address, its hostname, or the begin of its id."""
+        return name in {self.address, self.hostname} or (len(name) >= 8 and self.node_id.startswith(name))
+
+
+async def alive_nodes() -> list[Node]:
+    """The Ray cluster's nodes."""
+    nodes = await asyncio.to_thread(ray.nodes)
+    alive = [Node(str(n["NodeID"]), n["NodeManagerAddress"], n["NodeManagerHostname"]) for n in nodes if n["Alive"]]
+    return sorted(alive, key=lambda node: node.node_id)
 
 
 def _rounded(resources: Mapping[str, float]) -> dict[str, float]:

@@ -47,6 +47,7 @@ class ObservedEngine:
     slot: Slot
     incarnation: int
     state: EngineState
+    model_version: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +152,12 @@ def reconcile(
     histories: Mapping[Slot, SlotHistory],
     policy: RestartPolicy,
     now_s: float,
+    model_version: int = 1,
 ) -> list[Action]:
     """The actions that bring what is observed closer to what is wanted.
 
     A slot is filled by a later round than the one that removed its last engine: once nothing is left of it.
+    model_version: the one that engines are to serve. Those of another one are replaced, one after the other.
     """
     wanted_set, observed_list = set(wanted), list(observed)
     occupied = {engine.slot for engine in observed_list}
@@ -174,7 +177,24 @@ def reconcile(
         history = histories.get(slot, SlotHistory())
         if now_s >= history.not_before_s(now_s, policy):
             actions.append(StartEngine(slot, history.last_incarnation + 1, _start_reason(history)))
+    if not actions and (outdated := _next_outdated(wanted_set, observed_list, model_version)) is not None:
+        reason = f"model version {model_version} replaces version {outdated.model_version}"
+        actions.append(DrainEngine(outdated.slot, outdated.incarnation, reason))
     return actions
+
+
+def _next_outdated(wanted: set[Slot], observed: Iterable[ObservedEngine], model_version: int) -> ObservedEngine | None:
+    """The engine that is next to be replaced by one of the newest model version, while all serve that should.
+
+    Group by group: the prefill and the decode engine of a number follow each other, so that pairs of a version stay as
+    long, and come as early, as can be. If an engine of the new version does not come up, the rest stays as it is.
+    """
+    ready = [engine for engine in observed if engine.state is EngineState.READY]
+    if {engine.slot for engine in ready} != wanted:
+        return None
+    outdated = [engine for engine in ready if engine.model_version != model_version]
+    # prefill engines first: decode engines can do without them for a while.
+    return min(outdated, key=lambda engine: (engine.slot.number, engine.slot.role is EngineRole.DECODE), default=None)
 
 
 def _start_reason(history: SlotHistory) -> str:

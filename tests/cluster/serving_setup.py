@@ -9,7 +9,7 @@ from itertools import count
 from actors.core.outputs import RequestTimings, StatusChange
 from actors.core.request import EngineCoreRequest, RequestStatus
 from cluster.engine_connection import EngineRole
-from cluster.errors import ControllerUnavailable, UnknownEngine
+from cluster.errors import ControllerUnavailable, InvalidConfig, UnknownEngine, UnknownNode
 from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TextPrompt
 from cluster.ingress.server import IngressServer
 from cluster.input_processor import InputProcessor, ModelDescription
@@ -126,6 +126,18 @@ class FakeAdmin:
     async def set_role(self, engine_id: str, role: EngineRole) -> None:
         self._check(engine_id)
         self.asked.append(("set_role", engine_id, role))
+
+    async def drain_node(self, node: str) -> list[str]:
+        if node != "host-0":
+            raise UnknownNode(node, ["host-0"])
+        self.asked.append(("drain_node", node))
+        return ["d0"]
+
+    async def update(self, directory: str) -> int:
+        if directory != "model-2":
+            raise InvalidConfig("update", [f"{directory!r} is not there"])
+        self.asked.append(("update", directory))
+        return 2
 
     def _check(self, engine_id: str) -> None:
         if engine_id != "d0":

@@ -1,0 +1,290 @@
+"""The engines: what becomes of each from its start to its end, as the reconciler decides.
+
+An engine enters the membership once a canary request has proven it, and leaves it when it is drained or dies. Every
+change of what a later controller has to know is saved before it is acted on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from ray.exceptions import RayActorError, RayTaskError
+
+from actors.config import ModelFacts
+from cluster.config import ClusterConfig
+from cluster.engine_connection import EngineDescriptor, EngineRole
+from cluster.errors import CannotStart, UnknownEngine
+from cluster.pool.engine_life import EngineLife, SavedEngine
+from cluster.pool.ingresses import Ingresses
+from cluster.pool.journal import Journal
+from cluster.pool.membership import Membership
+from cluster.pool.models import Models
+from cluster.pool.placement import alive_nodes, choose_node
+from cluster.pool.progress import ProgressLog
+from cluster.pool.ray_calls import one_line
+from cluster.pool.reconciler import (
+    DrainEngine,
+    EngineState,
+    ObservedEngine,
+    RemoveEngine,
+    RestartPolicy,
+    Slot,
+    SlotHistory,
+    StartEngine,
+)
+
+logger = logging.getLogger(__name__)
+
+Pair = tuple[EngineDescriptor | None, EngineDescriptor]
+_WATCHED: Final = frozenset({EngineState.READY, EngineState.DRAINING})
+
+
+class Fleet:
+    """Lives on the controller's event loop. membership is the newest; on_change is called after anything changed."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        models: Models,
+        ingresses: Ingresses,
+        journal: Journal,
+        policy: RestartPolicy,
+        save: Callable[[], Awaitable[None]],
+        on_change: Callable[[], None],
+    ) -> None:
+        """save: keeps for a later controller what it has to know."""
+        self._config = config
+        self._models = models
+        self._ingresses = ingresses
+        self._journal = journal
+        self._policy = policy
+        self._save = save
+        self._on_change = on_change
+        self._engines: dict[Slot, EngineLife] = {}
+        self._watches: set[asyncio.Task[None]] = set()
+        self.histories: dict[Slot, SlotHistory] = {}
+        self.roles: dict[Slot, EngineRole] = {}
+        """Of slots whose engines serve in another role than the one that they began in."""
+        self.cordoned: set[str] = set()
+        """Ids of nodes where no engine is to start."""
+        self.membership = Membership(0, ())
+        self.progress = ProgressLog()
+        self.may_prove = asyncio.Event()
+        """Not before the first engines are there: they are proven in pairs."""
+
+    def __iter__(self) -> Iterator[EngineLife]:
+        return iter(list(self._engines.values()))
+
+    def observed(self) -> list[ObservedEngine]:
+        """What the reconciler is told."""
+        return [ObservedEngine(e.slot, e.incarnation, e.state, e.model_version) for e in self]
+
+    def history(self, slot: Slot) -> SlotHistory:
+        """What became of a slot's engines."""
+        return self.histories.get(slot, SlotHistory())
+
+    def serving(self, engine_id: str) -> EngineLife:
+        """The engine of that name. Raises UnknownEngine if none serves."""
+        for engine in self:
+            if engine.engine_id == engine_id and engine.state is EngineState.READY:
+                return engine
+        raise UnknownEngine(engine_id, sorted(e.engine_id for e in self if e.state is EngineState.READY))
+
+    # -- what the reconciler asks for ----------------------------------------------------------------------------
+
+    async def act(self, action: StartEngine | DrainEngine | RemoveEngine) -> None:
+        """Begin with it; an engine that starts does so in a task of its own."""
+        match action:
+            case StartEngine():
+                await self._begin(action)
+            case DrainEngine(slot):
+                await self.drain(self._engines[slot], action.reason)
+            case RemoveEngine():
+                await self._remove(action)
+
+    async def _begin(self, action: StartEngine) -> None:
+        slot, incarnation = action.slot, action.incarnation
+        role, version = self.roles.get(slot, slot.role), self._models.newest
+        config = self._models.config(version)
+        engine = self._engines[slot] = EngineLife(config, slot, incarnation, role, version)
+        self.histories.setdefault(slot, SlotHistory()).last_incarnation = incarnation
+        self._journal.add(f"start {slot.engine_id}, incarnation {incarnation}: {action.reason}")
+        # First of all: a later controller must not give this incarnation to another engine.
+        await self._save()
+        engine.task = asyncio.create_task(self._bring_in(engine, self._bring_up(engine)))
+
+    async def _bring_up(self, engine: EngineLife) -> None:
+        crowd: dict[str, list[EngineRole]] = {}
+        for other in self:
+            crowd.setdefault(other.node_id, []).append(other.role)
+        nodes = [node.node_id for node in await alive_nodes() if node.node_id not in self.cordoned]
+        await engine.bring_up(choose_node(engine.role, nodes, crowd), self.cordoned, self.progress.say)
+
+    async def _bring_in(self, engine: EngineLife, bring_up: Awaitable[None]) -> None:
+        """Wait for an engine, prove it, then let it serve; if it fails, its slot is tried again, later each time."""
+        try:
+            await bring_up
+            await self._save()
+            self._on_change()
+            await self.may_prove.wait()
+            async with asyncio.timeout(self._config.start_timeout_s):
+                await self._prove(engine)
+            await self._admit(engine)
+        except (CannotStart, RayActorError, RayTaskError, TimeoutError) as error:
+            self._mark_dead(engine, one_line(error))
+
+    async def drain(self, engine: EngineLife, reason: str) -> None:
+        """Give it no new requests; once it is idle, or out of time, it is removed."""
+        engine.state = EngineState.DRAINING
+        engine.drain_until_s = asyncio.get_running_loop().time() + self._config.drain_timeout_s
+        self._journal.add(f"drain {engine.engine_id}, incarnation {engine.incarnation}: {reason}")
+        await self._publish(self.membership.with_draining(*engine.key))
+
+    async def set_role(self, engine: EngineLife, role: EngineRole) -> None:
+        """Let it serve in another role from now on; what it has begun it ends."""
+        assert engine.descriptor is not None
+        self.roles[engine.slot] = engine.role = role
+        engine.descriptor = replace(engine.descriptor, role=role)
+        self._journal.add(f"let {engine.engine_id} serve as {role.value}: asked for")
+        await self._publish(self.membership.with_role(*engine.key, role))
+
+    async def _remove(self, action: RemoveEngine) -> None:
+        engine = self._engines.pop(action.slot)
+        self._journal.add(f"remove {engine.engine_id}, incarnation {engine.incarnation}: {action.reason}")
+        await self._publish(self.membership.without_engine(*engine.key))
+        if engine.state is EngineState.DRAINED:
+            await engine.stop()
+        engine.kill()
+
+    def _mark_dead(self, engine: EngineLife, error: str) -> None:
+        if engine.state is EngineState.DEAD:
+            return
+        logger.error("an engine died", extra={"engine_id": engine.engine_id, "error": error})
+        engine.state = EngineState.DEAD
+        history, now_s = self.history(engine.slot), time.time()
+        history.add_death(now_s, error)
+        self._journal.add(f"give up {engine.engine_id}, incarnation {engine.incarnation}: {error}")
+        if history.is_quarantined(now_s, self._policy):
+            self._journal.add(f"quarantine {engine.engine_id}: it died {len(history.deaths_s)} times, last of: {error}")
+        self._on_change()
+
+    # -- who serves ----------------------------------------------------------------------------------------------
+
+    async def _prove(self, engine: EngineLife) -> None:
+        prefill, decode = self._pair_of(engine)
+        names = decode.engine_id if prefill is None else f"{prefill.engine_id} -> {decode.engine_id}"
+        self.progress.say(f"{names}: canary request")
+        await self._ingresses.prove(prefill, decode, self.facts(engine.model_version), time.time())
+
+    def _pair_of(self, engine: EngineLife) -> Pair:
+        """A pair that proves this engine: with the partner of the same number, going round; alone if it has none."""
+        assert engine.descriptor is not None
+        is_prefill = engine.role is EngineRole.PREFILL
+        wanted = EngineRole.DECODE if is_prefill else EngineRole.PREFILL
+        partners = [
+            other.descriptor
+            for other in self
+            if other.role is wanted
+            and other.descriptor is not None
+            and other.state is not EngineState.DEAD
+            and other.model_version == engine.model_version
+        ]
+        if engine.role is EngineRole.BOTH or not partners:
+            return None, engine.descriptor
+        partner = partners[engine.slot.number % len(partners)]
+        return (engine.descriptor, partner) if is_prefill else (partner, engine.descriptor)
+
+    async def _admit(self, engine: EngineLife) -> None:
+        assert engine.descriptor is not None
+        engine.state = EngineState.READY
+        self._journal.add(f"let {engine.engine_id}, incarnation {engine.incarnation} serve: its canary was right")
+        self._watch(engine)
+        await self._publish(self.membership.with_engine(engine.descriptor))
+        self._on_change()
+
+    async def catch_up_with(self, version: int) -> None:
+        """An ingress follows a newer snapshot than is known here: an earlier controller did not get to save it."""
+        if version > self.membership.version:
+            await self._publish(replace(self.membership, version=version + 1))
+
+    async def _publish(self, membership: Membership) -> None:
+        self.membership = membership
+        await self._save()
+        await self._ingresses.publish(membership)
+
+    def facts(self, model_version: int) -> ModelFacts:
+        """A model's facts; the longest request is one that every engine's KV cache can hold."""
+        facts = [e.ready.facts for e in self if e.ready is not None and e.model_version == model_version]
+        longest = min(min(f.max_model_len, f.layout.num_blocks * f.layout.block_size) for f in facts)
+        return replace(facts[0], max_model_len=longest)
+
+    # -- how they are --------------------------------------------------------------------------------------------
+
+    def _watch(self, engine: EngineLife) -> None:
+        task = asyncio.create_task(self._keep_looking(engine))
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+
+    async def _keep_looking(self, engine: EngineLife) -> None:
+        while engine.state in _WATCHED:
+            fault = await engine.look()
+            if engine.state not in _WATCHED:
+                return
+            if fault is not None:
+                self._mark_dead(engine, fault)
+            elif engine.state is EngineState.READY and engine.is_asked_to_end:
+                await self.drain(engine, "its process was asked to end")
+            elif engine.drain_until_s is not None:
+                is_late = asyncio.get_running_loop().time() >= engine.drain_until_s
+                if engine.is_idle or is_late:
+                    engine.state = EngineState.DRAINED
+                    self._on_change()
+
+    # -- from one controller to the next -------------------------------------------------------------------------
+
+    def saved(self) -> tuple[SavedEngine, ...]:
+        """For a later controller."""
+        return tuple(engine.saved() for engine in self)
+
+    async def restore(
+        self,
+        saved: Iterable[SavedEngine],
+        histories: Mapping[Slot, SlotHistory],
+        roles: Mapping[Slot, EngineRole],
+        membership: Membership,
+    ) -> None:
+        """Go on with the engines of an earlier controller that are there, and with what it knew."""
+        self.histories, self.roles, self.membership = dict(histories), dict(roles), membership
+        for one in saved:
+            engine = EngineLife(
+                self._models.config(one.model_version), one.slot, one.incarnation, one.role, one.model_version
+            )
+            if one.state not in {EngineState.STARTING, EngineState.PENDING, *_WATCHED} or not await engine.find(one):
+                self.membership = self.membership.without_engine(*engine.key)
+                continue
+            self._engines[one.slot] = engine
+            self._journal.add(f"go on with {engine.engine_id}, incarnation {engine.incarnation}: it was {one.state}")
+            if one.state is EngineState.DRAINING:
+                engine.drain_until_s = asyncio.get_running_loop().time() + self._config.drain_timeout_s
+            if one.state in _WATCHED:
+                self._watch(engine)
+            else:
+                engine.state = EngineState.STARTING
+                engine.task = asyncio.create_task(self._bring_in(engine, engine.wait_loaded(self.progress.say)))
+
+    async def stop(self) -> None:
+        """End all of them, and give their resources back."""
+        for task in list(self._watches):
+            task.cancel()
+        engines, self._engines = list(self), {}
+        for engine in engines:
+            if engine.task is not None:
+                engine.task.cancel()
+        await asyncio.gather(*(engine.stop() for engine in engines if engine.state in _WATCHED))
+        for engine in engines:
+            engine.kill()

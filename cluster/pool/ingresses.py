@@ -1,0 +1,286 @@
+"""The ingresses: actors of their own, any of which can be replaced at any time.
+
+Each has a number, which it keeps over its lives, and with it its port: clients find the next life where the last one
+was. They know nothing but what they are told: who serves (numbered snapshots, sent again to whoever is behind), and
+what the model is like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from actors.config import ModelFacts
+from cluster.config import ClusterConfig
+from cluster.engine_connection import EngineDescriptor
+from cluster.errors import CannotStart
+from cluster.ingress_actor import IngressActor, IngressHealth
+from cluster.pool.journal import Journal
+from cluster.pool.membership import Membership
+from cluster.pool.names import CONTROLLER_NAME, ingress_actor_name
+from cluster.pool.ray_calls import one_line, remote_class, within
+from cluster.pool.reconciler import RestartPolicy, SlotHistory
+from cluster.status import IngressView
+
+logger = logging.getLogger(__name__)
+
+_CALL_TIMEOUT_S: Final = 30.0
+_PROOF_TIMEOUT_S: Final = 150.0
+_DEATHS_OF_ONE_PROOF: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SavedIngress:
+    """What a later controller has to know of an ingress. port: 0 before it has one."""
+
+    number: int
+    history: SlotHistory
+    incarnation: int
+    port: int
+    node_id: str
+    node_address: str
+    is_open: bool
+
+
+@dataclass(slots=True)
+class _Ingress:
+    """One life of one ingress."""
+
+    number: int
+    incarnation: int
+    actor: Any  # Ray's handle: its methods come into being at run time.
+    node_id: str = ""
+    node_address: str = ""
+    is_open: bool = False
+    is_behind: bool = True
+    """Whether it may lack the newest membership."""
+    health: IngressHealth = field(default_factory=IngressHealth)
+
+
+class Ingresses:
+    """Lives on the controller's event loop."""
+
+    def __init__(self, config: ClusterConfig, journal: Journal, policy: RestartPolicy) -> None:
+        self._config = config
+        self._journal = journal
+        self._policy = policy
+        self._lives: dict[int, _Ingress] = {}
+        self._ports: dict[int, int] = {}
+        self._histories: dict[int, SlotHistory] = {n: SlotHistory() for n in range(config.ingress.count)}
+        self._membership = Membership(0, ())
+        self._facts: ModelFacts | None = None
+
+    @property
+    def addresses(self) -> list[str]:
+        """host:port of every one that is open, in the order of their numbers."""
+        return [self._address(life) for _, life in sorted(self._lives.items()) if life.is_open]
+
+    @property
+    def facts(self) -> ModelFacts | None:
+        """The model's, as they were opened with."""
+        return self._facts
+
+    def views(self) -> tuple[IngressView, ...]:
+        """For people."""
+        views = []
+        for number, history in self._histories.items():
+            life = self._lives.get(number)
+            if life is None:
+                views.append(IngressView(number, history.last_incarnation, "waiting", "", "", history.last_error))
+                continue
+            views.append(
+                IngressView(
+                    number=number,
+                    incarnation=life.incarnation,
+                    state="ready" if life.is_open else "starting",
+                    address=self._address(life) if life.is_open else "",
+                    node=life.node_address,
+                    last_error=history.last_error,
+                    num_requests=life.health.num_requests,
+                )
+            )
+        return tuple(views)
+
+    async def begin(self, now_s: float, avoided: Collection[str] = ()) -> None:
+        """Start those that are missing and may be tried. Their doors stay shut until open()."""
+        for number, history in self._histories.items():
+            if number not in self._lives and now_s >= history.not_before_s(now_s, self._policy):
+                try:
+                    await self._begin(number, history, avoided)
+                except (RayActorError, RayTaskError, TimeoutError) as error:
+                    self._give_up(number, one_line(error), now_s)
+
+    async def open(self, facts: ModelFacts, now_s: float) -> None:
+        """Open the doors that are still shut. Raises nothing: one that cannot open is tried again later."""
+        self._facts = facts
+        for life in [life for life in self._lives.values() if not life.is_open]:
+            try:
+                await self._send_membership(life)
+                async with asyncio.timeout(_CALL_TIMEOUT_S):
+                    self._ports[life.number] = await life.actor.start.remote(facts)
+            except (RayActorError, RayTaskError, TimeoutError) as error:
+                self._give_up(life.number, one_line(error), now_s)
+                continue
+            life.is_open = True
+            self._journal.add(f"open ingress {life.number}, incarnation {life.incarnation}, at {self._address(life)}")
+
+    async def prove(
+        self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts, now_s: float
+    ) -> None:
+        """Send a canary request through this pair. Raises CannotStart if it did not come through.
+
+        An ingress that dies meanwhile says nothing about the engines: another one is asked.
+        """
+        error: Exception | None = None
+        for _ in range(_DEATHS_OF_ONE_PROOF):
+            await self.begin(now_s)
+            for life in list(self._lives.values()):
+                try:
+                    async with asyncio.timeout(_PROOF_TIMEOUT_S):
+                        return await life.actor.prove.remote(prefill, decode, facts)  # type: ignore[no-any-return]  # Ray
+                except RayTaskError as failed:
+                    raise CannotStart(one_line(failed)) from failed
+                except (RayActorError, TimeoutError) as died:
+                    error = died
+                    self._give_up(life.number, one_line(died), now_s)
+        raise CannotStart(f"no ingress could try {decode.engine_id}: {error and one_line(error)}")
+
+    async def publish(self, membership: Membership) -> None:
+        """Tell all of them; who does not answer is told again when it does."""
+        self._membership = membership
+        for life in self._lives.values():
+            life.is_behind = True
+        await asyncio.gather(*(self._send_membership(life) for life in self._lives.values()), return_exceptions=True)
+
+    async def look(self, now_s: float, avoided: Collection[str] = ()) -> int:
+        """Look after all of them: replace who died, tell who is behind. Returns the newest membership version seen."""
+        await asyncio.gather(*(self._look_at(life, now_s) for life in list(self._lives.values())))
+        for life in [life for life in self._lives.values() if life.node_id in avoided]:
+            await self._leave(life)
+        await self.begin(now_s, avoided)
+        if self._facts is not None:
+            await self.open(self._facts, now_s)
+        return max((life.health.membership_version for life in self._lives.values()), default=0)
+
+    async def stop(self, grace_s: float) -> None:
+        """Drain and end all of them."""
+        lives, self._lives = list(self._lives.values()), {}
+        await asyncio.gather(*(within(life.actor.drain.remote(grace_s), grace_s + 10) for life in lives))
+        for life in lives:
+            ray.kill(life.actor)
+
+    def saved(self) -> tuple[SavedIngress, ...]:
+        """For a later controller."""
+        saved = []
+        for number, history in self._histories.items():
+            life = self._lives.get(number)
+            place = (life.node_id, life.node_address, life.is_open) if life is not None else ("", "", False)
+            port = self._ports.get(number, 0)
+            saved.append(SavedIngress(number, history, history.last_incarnation, port, *place))
+        return tuple(saved)
+
+    async def restore(self, saved: Sequence[SavedIngress], membership: Membership, facts: ModelFacts | None) -> None:
+        """Go on with those of an earlier controller that are there."""
+        self._membership, self._facts = membership, facts
+        for ingress in saved:
+            self._histories[ingress.number] = ingress.history
+            if ingress.port:
+                self._ports[ingress.number] = ingress.port
+            try:
+                name = ingress_actor_name(ingress.number, ingress.incarnation)
+                actor = await asyncio.to_thread(ray.get_actor, name)
+            except ValueError:
+                continue
+            if not ingress.is_open:
+                # Nobody knows how far it has come.
+                ray.kill(actor)
+                continue
+            place = ingress.node_id, ingress.node_address
+            self._lives[ingress.number] = _Ingress(ingress.number, ingress.incarnation, actor, *place, is_open=True)
+
+    # -- one of them ---------------------------------------------------------------------------------------------
+
+    async def _begin(self, number: int, history: SlotHistory, avoided: Collection[str]) -> None:
+        history.last_incarnation += 1
+        ingress = self._config.ingress
+        selector = dict(ingress.labels)
+        if avoided:
+            selector["ray.io/node-id"] = f"!in({','.join(sorted(avoided))})"
+        actor = remote_class(IngressActor).options(
+            name=ingress_actor_name(number, history.last_incarnation),
+            lifetime="detached",
+            num_cpus=0,
+            resources=dict(ingress.resources) or None,
+            label_selector=selector or None,
+            scheduling_strategy="SPREAD",
+            max_concurrency=10_000,
+        )
+        life = _Ingress(number, history.last_incarnation, actor.remote(self._config, CONTROLLER_NAME))
+        self._lives[number] = life
+        async with asyncio.timeout(_CALL_TIMEOUT_S):
+            life.node_id, life.node_address = await life.actor.place.remote()
+            await life.actor.use_port.remote(self._ports.get(number) or self._free_port(life))
+
+    def _free_port(self, life: _Ingress) -> int:
+        """The configured one, or the next ones for further ingresses on its node; 0 lets it take any."""
+        first = self._config.ingress.port
+        if first == 0:
+            return 0
+        taken = {
+            self._ports.get(other.number, 0)
+            for other in self._lives.values()
+            if other is not life and other.node_id == life.node_id
+        }
+        port = next(port for port in range(first, first + len(taken) + 1) if port not in taken)
+        self._ports[life.number] = port
+        return port
+
+    async def _look_at(self, life: _Ingress, now_s: float) -> None:
+        timeout_s = self._config.heartbeat_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                life.health = await life.actor.health.remote()
+        except TimeoutError:
+            self._give_up(life.number, f"it has not answered for {timeout_s:.0f} s", now_s)
+        except (RayActorError, RayTaskError) as died:
+            self._give_up(life.number, one_line(died), now_s)
+        else:
+            if life.is_behind or life.health.membership_version < self._membership.version:
+                await self._send_membership(life)
+
+    async def _send_membership(self, life: _Ingress) -> None:
+        try:
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
+                await life.actor.update_membership.remote(self._membership)
+        except (RayActorError, RayTaskError, TimeoutError) as error:
+            logger.warning("an ingress was not told", extra={"ingress": life.number, "error": one_line(error)})
+            return
+        life.is_behind = False
+
+    async def _leave(self, life: _Ingress) -> None:
+        self._journal.add(f"drain ingress {life.number}, incarnation {life.incarnation}: its node is drained")
+        del self._lives[life.number]
+        grace_s = self._config.drain_timeout_s
+        await within(life.actor.drain.remote(grace_s), grace_s + 10)
+        ray.kill(life.actor)
+        # Its next life is on another node, where the port may be another's.
+        self._ports.pop(life.number, None)
+
+    def _give_up(self, number: int, error: str, now_s: float) -> None:
+        life = self._lives.pop(number, None)
+        if life is not None:
+            ray.kill(life.actor)
+        self._histories[number].add_death(now_s, error)
+        self._journal.add(f"give up ingress {number}: {error}")
+        logger.error("an ingress died", extra={"ingress": number, "error": error})
+
+    def _address(self, life: _Ingress) -> str:
+        host = self._config.ingress.host
+        is_any = host in {"0.0.0.0", "::", "[::]"}  # named, not listened on
+        return f"{life.node_address if is_any else host}:{self._ports.get(life.number, 0)}"

@@ -1,0 +1,36 @@
+"""What the controller has decided lately, and why."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+from cluster.status import Decision
+
+logger = logging.getLogger(__name__)
+
+_MAX_DECISIONS: Final = 200
+
+
+class Journal:
+    """The newest decisions, oldest first."""
+
+    def __init__(self) -> None:
+        self._decisions: deque[Decision] = deque(maxlen=_MAX_DECISIONS)
+
+    def add(self, text: str) -> None:
+        """Something was decided now."""
+        logger.info("decided", extra={"decision": text})
+        self._decisions.append(Decision(time.time(), text))
+
+    def restore(self, decisions: Iterable[Decision]) -> None:
+        """Begin with those of an earlier controller."""
+        self._decisions.extend(decisions)
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """All that are remembered."""
+        return tuple(self._decisions)

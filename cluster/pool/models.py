@@ -1,0 +1,34 @@
+"""The model versions of a cluster: a rolling update brings a new one in while the old one still serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cluster.config import ClusterConfig
+
+
+class Models:
+    """Which checkpoint each version is. The configuration's own model is version 1."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+        self.directories: dict[int, str] = {1: config.model.model}
+
+    @property
+    def newest(self) -> int:
+        """The version that engines are to serve."""
+        return max(self.directories)
+
+    def add(self, directory: str) -> int:
+        """A further version; returns its number."""
+        self.directories[self.newest + 1] = directory
+        return self.newest
+
+    def restore(self, directories: Mapping[int, str]) -> None:
+        """As an earlier controller knew them."""
+        self.directories = dict(directories)
+
+    def config(self, version: int) -> ClusterConfig:
+        """The cluster's configuration, with the model of that version."""
+        model = self._config.model.model_copy(update={"model": self.directories[version]})
+        return self._config.model_copy(update={"model": model})

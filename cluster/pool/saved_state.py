@@ -1,0 +1,81 @@
+"""What a controller knows, kept in Ray's own store, where the controller that comes after it finds it.
+
+The store is that of Ray's head (GCS): it lives as long as the Ray cluster, over the head's death too if Ray keeps it in
+Redis. Pickled: it is read by nobody but raypd of the same version in the same cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ray.experimental import internal_kv
+
+from actors.config import ModelFacts
+from cluster.engine_connection import EngineRole
+from cluster.pool.engine_life import SavedEngine
+from cluster.pool.ingresses import SavedIngress
+from cluster.pool.membership import Membership
+from cluster.pool.reconciler import Slot, SlotHistory
+from cluster.status import Decision
+
+_KV_NAMESPACE = b"raypd"
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """facts: the model's, once the ingresses' doors were opened."""
+
+    wanted: tuple[Slot, ...]
+    histories: Mapping[Slot, SlotHistory]
+    roles: Mapping[Slot, EngineRole]
+    engines: tuple[SavedEngine, ...]
+    membership: Membership
+    model_directories: Mapping[int, str]
+    ingresses: tuple[SavedIngress, ...]
+    facts: ModelFacts | None
+    cordoned: frozenset[str]
+    decisions: tuple[Decision, ...]
+
+
+class StateStore:
+    """One cluster's place in the store. Every call raises TimeoutError when Ray's head does not answer."""
+
+    def __init__(self, namespace: str) -> None:
+        self._key = f"controller/{namespace}".encode()
+
+    async def save(self, state: SavedState) -> None:
+        """Keep this instead of what was there."""
+        data = pickle.dumps(state)
+        async with asyncio.timeout(_TIMEOUT_S):
+            await asyncio.to_thread(_put, self._key, data)
+
+    async def load(self) -> SavedState | None:
+        """What was saved last; None if there is nothing."""
+        async with asyncio.timeout(_TIMEOUT_S):
+            data = await asyncio.to_thread(_get, self._key)
+        if data is None:
+            return None
+        state: SavedState = pickle.loads(data)  # whoever can write there can run code in Ray anyway
+        return state
+
+    async def clear(self) -> None:
+        """Forget it."""
+        async with asyncio.timeout(_TIMEOUT_S):
+            await asyncio.to_thread(_delete, self._key)
+
+
+def _put(key: bytes, data: bytes) -> None:
+    internal_kv._internal_kv_put(key, data, overwrite=True, namespace=_KV_NAMESPACE)
+
+
+def _get(key: bytes) -> bytes | None:
+    data: bytes | None = internal_kv._internal_kv_get(key, namespace=_KV_NAMESPACE)
+    return data
+
+
+def _delete(key: bytes) -> None:
+    internal_kv._internal_kv_del(key, namespace=_KV_NAMESPACE)
