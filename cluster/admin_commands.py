@@ -1,10 +1,17 @@
-"""`raypd scale`, `drain` and `set-role`: changes to a running cluster."""
+"""`raypd scale`, `drain`, `set-role` and `update`: changes to a running cluster."""
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
 
 from rich.console import Console
 
 from cluster.client import GenerateClient
+from cluster.errors import NotDoneInTime
+from cluster.ingress.protos.raypd.v1 import admin_pb2
+
+_POLL_INTERVAL_S = 0.5
 
 
 async def scale(
@@ -16,11 +23,24 @@ async def scale(
     console.print(f"wanted from now on: {', '.join(engine_ids) or 'nothing'}")
 
 
-async def drain(address: str, console: Console, engine_id: str, *, for_good: bool, timeout_s: float) -> None:
-    """Take an engine out of service. Raises ClusterError."""
+async def drain(
+    address: str, console: Console, engine_id: str, *, for_good: bool, wait_s: float | None, timeout_s: float
+) -> None:
+    """Take an engine out of service. wait_s: how long to wait until it has left. Raises ClusterError."""
     async with GenerateClient(address) as client:
+        lives = await _lives_of(client, {engine_id}, timeout_s)
         await client.drain(engine_id, for_good=for_good, timeout_s=timeout_s)
-    console.print(f"{engine_id} gets no new requests; `raypd status` shows when it has left")
+        console.print(f"{engine_id} gets no new requests; `raypd status` shows when it has left")
+        await _wait_until_gone(client, console, lives, wait_s, timeout_s)
+
+
+async def drain_node(address: str, console: Console, node: str, *, wait_s: float | None, timeout_s: float) -> None:
+    """Take everything on a node out of service. wait_s: as for drain(). Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        engine_ids = await client.drain_node(node, timeout_s)
+        lives = await _lives_of(client, engine_ids, timeout_s, state="draining")
+        console.print(f"{node} gets nothing new; it had: {', '.join(engine_ids) or 'no engines'}")
+        await _wait_until_gone(client, console, lives, wait_s, timeout_s)
 
 
 async def set_role(address: str, console: Console, engine_id: str, role: str, *, timeout_s: float) -> None:
@@ -28,3 +48,59 @@ async def set_role(address: str, console: Console, engine_id: str, role: str, *,
     async with GenerateClient(address) as client:
         await client.set_role(engine_id, role, timeout_s)
     console.print(f"{engine_id} serves as {role}")
+
+
+async def update(address: str, console: Console, model: str, *, wait_s: float | None, timeout_s: float) -> None:
+    """Replace the engines by ones that serve another checkpoint. wait_s: until all have been. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        version = await client.update(model, timeout_s)
+        console.print(f"{model} is model version {version}; engines are replaced one after the other")
+        if wait_s is None:
+            return
+
+        def is_done(status: admin_pb2.GetStatusResponse) -> bool:
+            engines = status.engines
+            return all(engine.state == "ready" and engine.model_version == version for engine in engines)
+
+        await _wait_until(client, is_done, f"the update to version {version}", wait_s, timeout_s)
+    console.print("done")
+
+
+async def _lives_of(
+    client: GenerateClient, engine_ids: Collection[str], timeout_s: float, state: str = "ready"
+) -> set[tuple[str, int]]:
+    engines = (await client.status(timeout_s)).engines
+    return {(e.engine_id, e.incarnation) for e in engines if e.engine_id in engine_ids and e.state == state}
+
+
+async def _wait_until_gone(
+    client: GenerateClient, console: Console, lives: set[tuple[str, int]], wait_s: float | None, timeout_s: float
+) -> None:
+    if wait_s is None:
+        return
+
+    def is_done(status: admin_pb2.GetStatusResponse) -> bool:
+        there = {(e.engine_id, e.incarnation) for e in status.engines if e.state in {"ready", "draining", "drained"}}
+        return not lives & there
+
+    await _wait_until(client, is_done, "the drain", wait_s, timeout_s)
+    console.print("done")
+
+
+async def _wait_until(
+    client: GenerateClient,
+    is_done: Callable[[admin_pb2.GetStatusResponse], bool],
+    what: str,
+    wait_s: float,
+    timeout_s: float,
+) -> None:
+    try:
+        async with asyncio.timeout(wait_s):
+            while True:
+                status = await client.status(timeout_s)
+                # Without the controller's word nothing is known to have gone.
+                if not status.controller_error and is_done(status):
+                    return
+                await asyncio.sleep(_POLL_INTERVAL_S)
+    except TimeoutError:
+        raise NotDoneInTime(what, wait_s) from None

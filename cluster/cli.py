@@ -24,6 +24,8 @@ app = typer.Typer(
 _ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="Cluster settings, YAML.")]
 _RayAddress = Annotated[str | None, typer.Option("--ray-address", help="host:port of a running Ray cluster.")]
 _Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")]
+_Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
+_WaitTimeout = Annotated[float, typer.Option("--wait-timeout", min=0, help="Seconds to wait for that.")]
 _Address = Annotated[str, typer.Option("--address", "-a", help="host:port of the cluster's ingress.")]
 
 
@@ -117,15 +119,46 @@ def scale(
 
 @app.command()
 def drain(
-    engine: Annotated[str, typer.Argument(help="The engine's name, as in `raypd status`.")],
+    engine: Annotated[str | None, typer.Argument(help="The engine's name, as in `raypd status`.")] = None,
     address: _Address = "127.0.0.1:50051",
+    node: Annotated[
+        str | None, typer.Option(help="Instead: everything on this node (address, hostname or id).")
+    ] = None,
     for_good: Annotated[bool, typer.Option("--for-good", help="Do not replace it.")] = False,
+    wait: _Wait = False,
+    wait_timeout_s: _WaitTimeout = 600.0,
     timeout_s: _Timeout = 10.0,
 ) -> None:
-    """Take an engine out of service once its work is done, and start it anew."""
-    from cluster.admin_commands import drain as ask
+    """Take an engine out of service once its work is done, and start it anew; or all of a node, elsewhere."""
+    from cluster import admin_commands
 
-    _run(lambda: asyncio.run(ask(address, Console(), engine, for_good=for_good, timeout_s=timeout_s)))
+    wait_s = wait_timeout_s if wait else None
+    if (engine is None) == (node is None):
+        _fail(InvalidConfig("drain", ["name an engine, or a node with --node"]), exit_code=2)
+    if engine is not None:
+        draining = admin_commands.drain(
+            address, Console(), engine, for_good=for_good, wait_s=wait_s, timeout_s=timeout_s
+        )
+    else:
+        assert node is not None
+        draining = admin_commands.drain_node(address, Console(), node, wait_s=wait_s, timeout_s=timeout_s)
+    _run(lambda: asyncio.run(draining))
+
+
+@app.command()
+def update(
+    model: Annotated[Path, typer.Option(help="Checkpoint directory, Hugging Face format, the same on every node.")],
+    address: _Address = "127.0.0.1:50051",
+    wait: _Wait = False,
+    wait_timeout_s: _WaitTimeout = 600.0,
+    timeout_s: _Timeout = 10.0,
+) -> None:
+    """Serve another checkpoint: engines are replaced group by group, and both are served meanwhile."""
+    from cluster.admin_commands import update as ask
+
+    wait_s = wait_timeout_s if wait else None
+    directory = str(model.resolve())
+    _run(lambda: asyncio.run(ask(address, Console(), directory, wait_s=wait_s, timeout_s=timeout_s)))
 
 
 @app.command()

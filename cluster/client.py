@@ -148,6 +148,25 @@ class GenerateClient:
         except grpc.aio.AioRpcError as error:
             raise _call_failed(error) from error
 
+    async def drain_node(self, node: str, timeout_s: float | None = None) -> list[str]:
+        """Take everything on a node out of service; returns the ids of its engines. Raises CallFailed.
+
+        node: its address or hostname, or the begin of Ray's id
+        """
+        try:
+            response = await self._admin.DrainNode(admin_pb2.DrainNodeRequest(node=node), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _call_failed(error) from error
+        return list(response.engine_ids)
+
+    async def update(self, model: str, timeout_s: float | None = None) -> int:
+        """Replace the engines by ones that serve this checkpoint; returns its version. Raises CallFailed."""
+        try:
+            response = await self._admin.Update(admin_pb2.UpdateRequest(model=model), timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise _call_failed(error) from error
+        return response.model_version
+
     async def set_role(self, engine_id: str, role: str, timeout_s: float | None = None) -> None:
         """Let an engine serve as prefill, decode or both from now on. Raises CallFailed."""
         try:

@@ -10,6 +10,10 @@ ClusterError
 |-- EngineFailed          the request was admitted, and an engine could not finish it
 |   `-- OutputsDiverged   two engines disagree on the same position of a request's output
 |-- EngineLost            the session with an engine broke; nothing more will come from it
+|-- ControllerUnavailable the controller does not answer: changes wait
+|-- UnknownEngine         no engine of that name serves
+|-- UnknownNode           no node, or more than one, is called so
+|-- NotDoneInTime         a change goes on, but was not done in the time that there was
 |-- TokenizerUnusable     the model's tokenizer cannot be served; the ingress does not start
 |-- AddressUnavailable    the ingress cannot listen where it was told to
 |-- InvalidConfig         the cluster's settings: which, their values, what is allowed
@@ -132,6 +136,13 @@ class UnknownNode(ClusterError):
 
     def __init__(self, name: str, nodes: list[str]) -> None:
         super().__init__(f"{name!r} does not name one node of the Ray cluster; there are: {', '.join(nodes)}")
+
+
+class NotDoneInTime(ClusterError):
+    """What was asked for goes on, but was not done in the time that there was."""
+
+    def __init__(self, what: str, wait_s: float) -> None:
+        super().__init__(f"{what} was not done within {wait_s:g} s; it goes on: see `raypd status`")
 
 
 class TokenizerUnusable(ClusterError):

@@ -11,7 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.live import Live
 from rich.table import Table
 
-from cluster.client import GenerateClient
+from cluster.client import CallFailed, GenerateClient
 from cluster.ingress.protos.raypd.v1 import admin_pb2
 
 _MAX_REQUESTS = 20
@@ -36,7 +36,12 @@ async def show_status(
         with Live(render_status(status), console=console, auto_refresh=False, screen=True) as live:
             while True:
                 await asyncio.sleep(watch_s)
-                live.update(render_status(await client.status(timeout_s)), refresh=True)
+                try:
+                    status = await client.status(timeout_s)
+                    live.update(render_status(status), refresh=True)
+                except CallFailed as error:
+                    # The ingress is replaced where it was: what was seen last stays until then.
+                    live.update(Group(f"[red]{address}: {error}[/]", render_status(status)), refresh=True)
 
 
 def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
@@ -54,6 +59,8 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
         parts.append(_links(status.engines))
     if any(engine.HasField("stores") for engine in status.engines):
         parts.append(_stores(status.engines))
+    if status.ingresses:
+        parts.append(_ingresses(status.ingresses))
     if status.requests:
         parts.append(_requests(status.requests))
     if status.decisions:
@@ -223,6 +230,14 @@ def _stores(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
         if (stores := engine.stores) is not None and engine.HasField("stores")
     ]
     return _Table("KV stores, in blocks", (" engine", "saved", "not saved", "loaded", "missing"), rows)
+
+
+def _ingresses(ingresses: Iterable[admin_pb2.IngressStatus]) -> _Table:
+    rows = [
+        [i.number, i.incarnation, i.state, i.address or "-", i.node or "-", i.requests, i.last_error or "-"]
+        for i in ingresses
+    ]
+    return _Table("ingresses", ("ingress", "life", " state", " address", " node", "requests", " last error"), rows)
 
 
 def _requests(requests: Sequence[admin_pb2.RequestInFlight]) -> _Table:

@@ -60,6 +60,22 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             await _abort(context, error)
         return admin_pb2.SetRoleResponse()
 
+    async def DrainNode(  # noqa: N802
+        self, request: admin_pb2.DrainNodeRequest, context: _Context
+    ) -> admin_pb2.DrainNodeResponse:
+        """Take everything on a node out of service."""
+        try:
+            return admin_pb2.DrainNodeResponse(engine_ids=await self._admin.drain_node(request.node))
+        except ClusterError as error:
+            await _abort(context, error)
+
+    async def Update(self, request: admin_pb2.UpdateRequest, context: _Context) -> admin_pb2.UpdateResponse:  # noqa: N802
+        """Replace the engines by ones that serve another checkpoint."""
+        try:
+            return admin_pb2.UpdateResponse(model_version=await self._admin.update(request.model))
+        except ClusterError as error:
+            await _abort(context, error)
+
 
 def _counts(request: admin_pb2.ScaleRequest) -> dict[EngineRole, int]:
     given = {

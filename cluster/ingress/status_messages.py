@@ -5,7 +5,7 @@ from __future__ import annotations
 from actors.core.stats import SchedulerStats
 from cluster.ingress.protos.raypd.v1 import admin_pb2
 from cluster.ingress.version import server_version
-from cluster.status import ClusterView, EngineView, RequestView
+from cluster.status import ClusterView, EngineView, IngressView, RequestView
 from kv_transfer.stats import LinkStats, TransferStats
 from kv_transfer.stores.messages import StoreStats
 
@@ -23,10 +23,23 @@ def status_to_proto(view: ClusterView) -> admin_pb2.GetStatusResponse:
             for decision in view.controller.decisions
         ],
         controller_error=view.controller.error,
+        ingresses=[_ingress(ingress) for ingress in view.controller.ingresses],
         refused_pairs=[
             admin_pb2.RefusedPair(prefill_engine=pair.prefill, decode_engine=pair.decode, reason=pair.reason)
             for pair in view.refused_pairs
         ],
+    )
+
+
+def _ingress(ingress: IngressView) -> admin_pb2.IngressStatus:
+    return admin_pb2.IngressStatus(
+        number=ingress.number,
+        incarnation=ingress.incarnation,
+        state=ingress.state,
+        address=ingress.address,
+        node=ingress.node,
+        last_error=ingress.last_error,
+        requests=ingress.num_requests,
     )
 
 

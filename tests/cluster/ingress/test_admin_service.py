@@ -62,3 +62,23 @@ async def test_a_role_that_does_not_exist_is_refused() -> None:
     async with client_of(FakeAdmin()) as client:
         with pytest.raises(CallFailed, match="prefill, decode, both"):
             await client.set_role("d0", "router")
+
+
+async def test_a_node_is_drained_and_an_unknown_one_is_not_found() -> None:
+    admin = FakeAdmin()
+    async with client_of(admin) as client:
+        assert await client.drain_node("host-0") == ["d0"]
+        with pytest.raises(CallFailed, match="'host-9' does not name one node of the Ray cluster") as raised:
+            await client.drain_node("host-9")
+    assert raised.value.code is grpc.StatusCode.NOT_FOUND
+    assert admin.asked == [("drain_node", "host-0")]
+
+
+async def test_a_model_is_updated_unless_it_cannot_be_seen() -> None:
+    admin = FakeAdmin()
+    async with client_of(admin) as client:
+        assert await client.update("model-2") == 2
+        with pytest.raises(CallFailed, match="update: 'model-9' is not there") as raised:
+            await client.update("model-9")
+    assert raised.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert admin.asked == [("update", "model-2")]

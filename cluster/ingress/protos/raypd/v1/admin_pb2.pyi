@@ -7,6 +7,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class DrainNodeRequest(_message.Message):
+    __slots__ = ("node",)
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    def __init__(self, node: _Optional[str] = ...) -> None: ...
+
+class DrainNodeResponse(_message.Message):
+    __slots__ = ("engine_ids",)
+    ENGINE_IDS_FIELD_NUMBER: _ClassVar[int]
+    engine_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, engine_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class UpdateRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class UpdateResponse(_message.Message):
+    __slots__ = ("model_version",)
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    model_version: int
+    def __init__(self, model_version: _Optional[int] = ...) -> None: ...
+
 class ScaleRequest(_message.Message):
     __slots__ = ("prefill", "decode", "both")
     PREFILL_FIELD_NUMBER: _ClassVar[int]
@@ -52,7 +76,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs")
+    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +85,7 @@ class GetStatusResponse(_message.Message):
     DECISIONS_FIELD_NUMBER: _ClassVar[int]
     CONTROLLER_ERROR_FIELD_NUMBER: _ClassVar[int]
     REFUSED_PAIRS_FIELD_NUMBER: _ClassVar[int]
+    INGRESSES_FIELD_NUMBER: _ClassVar[int]
     model: str
     server_version: str
     membership_version: int
@@ -69,7 +94,26 @@ class GetStatusResponse(_message.Message):
     decisions: _containers.RepeatedCompositeFieldContainer[Decision]
     controller_error: str
     refused_pairs: _containers.RepeatedCompositeFieldContainer[RefusedPair]
-    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ...) -> None: ...
+    ingresses: _containers.RepeatedCompositeFieldContainer[IngressStatus]
+    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ...) -> None: ...
+
+class IngressStatus(_message.Message):
+    __slots__ = ("number", "incarnation", "state", "address", "node", "last_error", "requests")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    incarnation: int
+    state: str
+    address: str
+    node: str
+    last_error: str
+    requests: int
+    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., node: _Optional[str] = ..., last_error: _Optional[str] = ..., requests: _Optional[int] = ...) -> None: ...
 
 class RefusedPair(_message.Message):
     __slots__ = ("prefill_engine", "decode_engine", "reason")

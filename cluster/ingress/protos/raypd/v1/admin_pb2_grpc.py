@@ -55,6 +55,16 @@ class AdminServiceStub:
                 request_serializer=raypd_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
                 response_deserializer=raypd_dot_v1_dot_admin__pb2.SetRoleResponse.FromString,
                 _registered_method=True)
+        self.DrainNode = channel.unary_unary(
+                '/raypd.v1.AdminService/DrainNode',
+                request_serializer=raypd_dot_v1_dot_admin__pb2.DrainNodeRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_admin__pb2.DrainNodeResponse.FromString,
+                _registered_method=True)
+        self.Update = channel.unary_unary(
+                '/raypd.v1.AdminService/Update',
+                request_serializer=raypd_dot_v1_dot_admin__pb2.UpdateRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_admin__pb2.UpdateResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -93,6 +103,22 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainNode(self, request, context):
+        """DrainNode drains every engine and ingress of a node, and starts nothing there any more: before it is stopped. The
+        engines start anew elsewhere, where there is room. Status codes: NOT_FOUND, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Update(self, request, context):
+        """Update replaces the engines, group by group, by ones that serve another checkpoint. It returns at once; both are
+        served meanwhile. Status codes: INVALID_ARGUMENT, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -115,6 +141,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.SetRole,
                     request_deserializer=raypd_dot_v1_dot_admin__pb2.SetRoleRequest.FromString,
                     response_serializer=raypd_dot_v1_dot_admin__pb2.SetRoleResponse.SerializeToString,
+            ),
+            'DrainNode': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainNode,
+                    request_deserializer=raypd_dot_v1_dot_admin__pb2.DrainNodeRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_admin__pb2.DrainNodeResponse.SerializeToString,
+            ),
+            'Update': grpc.unary_unary_rpc_method_handler(
+                    servicer.Update,
+                    request_deserializer=raypd_dot_v1_dot_admin__pb2.UpdateRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_admin__pb2.UpdateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -226,6 +262,60 @@ class AdminService:
             '/raypd.v1.AdminService/SetRole',
             raypd_dot_v1_dot_admin__pb2.SetRoleRequest.SerializeToString,
             raypd_dot_v1_dot_admin__pb2.SetRoleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainNode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raypd.v1.AdminService/DrainNode',
+            raypd_dot_v1_dot_admin__pb2.DrainNodeRequest.SerializeToString,
+            raypd_dot_v1_dot_admin__pb2.DrainNodeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Update(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raypd.v1.AdminService/Update',
+            raypd_dot_v1_dot_admin__pb2.UpdateRequest.SerializeToString,
+            raypd_dot_v1_dot_admin__pb2.UpdateResponse.FromString,
             options,
             channel_credentials,
             insecure,
