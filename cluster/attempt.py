@@ -41,6 +41,7 @@ class EngineStream:
         self.failure: str | None = None
         self.was_lost = False
         self.has_died = False
+        self.has_given_tokens = False
         self.timings: RequestTimings | None = None
 
     async def next_output(self) -> EngineCoreOutput | None:
@@ -62,6 +63,7 @@ class EngineStream:
             reason = output.error or f"it ended with reason {output.finish_reason}"
             self.failure = f"engine {self.engine_id} gave the request up: {reason}"
             return None
+        self.has_given_tokens |= bool(output.new_token_ids)
         return output
 
     def abort(self) -> None:
@@ -122,8 +124,14 @@ class Attempt:
 
     @property
     def lost_engine_ids(self) -> set[str]:
-        """The engines that are thought to have died while they had the request."""
-        return {stream.engine_id for stream in self._streams if stream.has_died}
+        """The engines that are thought to have died while they had the request, since the decode engine went on."""
+        suspects = [self._decode] if self.has_decoded else self._streams
+        return {stream.engine_id for stream in suspects if stream.has_died}
+
+    @property
+    def has_decoded(self) -> bool:
+        """Whether the decode engine has given tokens: it has lived with the request for at least a step."""
+        return self._decode.has_given_tokens
 
     @property
     def prefill_report(self) -> EngineReport | None:
@@ -134,6 +142,11 @@ class Attempt:
     def decode_report(self) -> EngineReport:
         """The decode engine's part."""
         return self._decode.report
+
+    @property
+    def prefill_timings(self) -> RequestTimings | None:
+        """Of the engine that computed the prompt, if it has reported."""
+        return (self._prefill and self._prefill.timings) or self._decode.timings
 
     def __aiter__(self) -> Self:
         """Outputs in order, every position once; the last of the request has a finish_reason."""

@@ -5,7 +5,8 @@ and goes on at the next position. Tokens are a function of (seed, position) and 
 nothing of it but a pause. Each attempt has an id of its own at the engines: what is left of an earlier one cannot be
 taken for it.
 
-A request is given up after max_attempts, and after two engines have died with it: it may be what kills them.
+A request is given up after max_attempts, and after two engines have died with it: it may be what kills them. An engine
+that has decoded more of it clears it of the deaths before: what killed those was not in what that engine computed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
-from actors.core.outputs import EngineCoreOutput
+from actors.core.outputs import EngineCoreOutput, RequestTimings
 from actors.core.request import EngineCoreRequest
 from cluster.attempt import Attempt
 from cluster.engine_connection import EngineConnection, EnginePool
@@ -58,6 +59,7 @@ class Recovery:
         self._deadline_s = deadline_s
         self._policy = policy
         self._num_engines_lost = 0
+        self._prefill_timings: RequestTimings | None = None
         self.attempt: Attempt | None = None
 
     @property
@@ -69,6 +71,17 @@ class Recovery:
     def num_attempts(self) -> int:
         """Attempts that were begun."""
         return self._request.attempt - self._original.attempt + (self.attempt is not None)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that came from a prefix cache when the prompt was computed for the first time.
+
+        What a further attempt finds is mostly what an earlier one has left there.
+        """
+        timings = self._prefill_timings
+        if timings is None and self.attempt is not None:
+            timings = self.attempt.prefill_timings
+        return 0 if timings is None else min(timings.num_cached_tokens, self.num_prompt_tokens)
 
     async def outputs(self) -> AsyncGenerator[EngineCoreOutput, None]:
         """Every output in order, each position once. Closing it aborts the attempt that runs.
@@ -88,7 +101,9 @@ class Recovery:
                         if output.finish_reason is not None:
                             return
             except EngineFailed as failure:
-                self._num_engines_lost += len(attempt.lost_engine_ids)
+                num_before = 0 if attempt.has_decoded else self._num_engines_lost
+                self._num_engines_lost = num_before + len(attempt.lost_engine_ids)
+                self._prefill_timings = self._prefill_timings or attempt.prefill_timings
                 self._give_up_or_go_on(failure, attempt, is_last=number == self._policy.max_attempts)
                 route = await self._choose_again(failure)
 

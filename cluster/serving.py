@@ -6,16 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from cluster.attempt import Attempt
 from cluster.engine_connection import EnginePool
-from cluster.errors import FieldViolation, InvalidRequest, Overloaded
+from cluster.errors import EngineFailed, FieldViolation, InvalidRequest, ModelVersionLeft, Overloaded
 from cluster.generation import GenerateChunk, GenerateEnd, GenerateRequest, GenerateTimings, Usage
-from cluster.input_processor import InputProcessor
+from cluster.model_versions import EnginesOfVersion, ModelVersion, ModelVersions
 from cluster.output_processor import OutputProcessor, ProcessedOutput
 from cluster.recovery import Recovery, RecoveryPolicy
-from cluster.router.base import Router
 from cluster.status import RequestView
 
 
@@ -28,8 +26,7 @@ class Serving:
 
     def __init__(
         self,
-        input_processor: InputProcessor,
-        router: Router,
+        versions: ModelVersions,
         engines: EnginePool,
         *,
         max_requests_in_flight: int = 1024,
@@ -37,9 +34,10 @@ class Serving:
         recovery_policy: RecoveryPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """retry_delay_s: what a client is told that comes when max_requests_in_flight are there already."""
-        self.input_processor = input_processor
-        self._router = router
+        """versions: of the model; at least one
+
+        retry_delay_s: what a client is told that comes when max_requests_in_flight are there already."""
+        self._versions = versions
         self._engines = engines
         self._max_requests_in_flight = max_requests_in_flight
         self._retry_delay_s = retry_delay_s
@@ -55,24 +53,57 @@ class Serving:
         stopwatch = _Stopwatch(self._clock)
         deadline_s = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
         with self._admitted(request.request_id) as in_flight:
-            engine_request = await self.input_processor.process(request)
-            output_processor = OutputProcessor(self.input_processor.tokenizer.backend, engine_request, request.sampling)
-            recovery = Recovery(self._router, self._engines, engine_request, deadline_s, self._recovery_policy)
-            in_flight.recovery = recovery
-            # Told to the client in its first chunk: a request can only be resumed with the seed that it began with.
-            seed: int | None = engine_request.sampling_params.seed
-            async with aclosing(recovery.outputs()) as outputs:
-                async for output in outputs:
-                    processed = output_processor.process(output)
-                    stopwatch.count(len(processed.token_ids))
-                    if processed.finish_reason is not None:
-                        break
-                    yield _chunk(processed, seed)
-                    seed = None
-            # The engines are free of the request before its client has read the end.
-            num_tokens = (len(engine_request.prompt_token_ids), output_processor.num_output_tokens)
-            assert recovery.attempt is not None
-            yield _chunk(processed, seed, _end(processed, *num_tokens, recovery.attempt, stopwatch))
+            while True:
+                model = self._versions.choose(self._engines.snapshot(), self._versions_in_flight())
+                is_resumed = bool(request.output_token_ids)
+                engines = EnginesOfVersion(self._engines, self._versions, model.version, is_bound=is_resumed)
+                in_flight.model_version = model.version
+                chunks = self._generate_by(model, engines, request, in_flight, stopwatch, deadline_s)
+                try:
+                    async with aclosing(chunks):
+                        async for chunk in chunks:
+                            engines.is_bound = True
+                            yield chunk
+                    return
+                except ModelVersionLeft as left:
+                    if engines.is_bound:
+                        num_tokens = stopwatch.num_tokens
+                        raise EngineFailed(
+                            request.request_id, str(left), num_new_tokens=num_tokens, can_resume=False
+                        ) from left
+                    request = _begin_again(request, deadline_s)
+
+    async def _generate_by(
+        self,
+        model: ModelVersion,
+        engines: EnginesOfVersion,
+        request: GenerateRequest,
+        in_flight: _InFlight,
+        stopwatch: _Stopwatch,
+        deadline_s: float | None,
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        """Stream a request's output, of one model version. Raises ModelVersionLeft, and what generate() raises."""
+        engine_request = await model.input_processor.process(request)
+        tokenizer = model.input_processor.tokenizer
+        output_processor = OutputProcessor(tokenizer.backend, engine_request, request.sampling)
+        recovery = Recovery(model.router, engines, engine_request, deadline_s, self._recovery_policy)
+        in_flight.recovery = recovery
+        # Told to the client in its first chunk: a request can only be resumed with the seed that it began with.
+        seed: int | None = engine_request.sampling_params.seed
+        async with aclosing(recovery.outputs()) as outputs:
+            async for output in outputs:
+                processed = output_processor.process(output)
+                stopwatch.count(len(processed.token_ids))
+                if processed.finish_reason is not None:
+                    break
+                yield _chunk(processed, seed)
+                seed = None
+        # The engines are free of the request before its client has read the end.
+        yield _chunk(processed, seed, _end(processed, output_processor.num_output_tokens, recovery, stopwatch))
+
+    def newest_model(self) -> ModelVersion:
+        """The newest version of the model that has engines; the newest one if none has."""
+        return self._versions.newest(self._engines.snapshot())
 
     @property
     def num_requests_in_flight(self) -> int:
@@ -82,6 +113,9 @@ class Serving:
     def requests_in_flight(self) -> tuple[RequestView, ...]:
         """What generate() is working on, oldest first, for people to see."""
         return tuple(in_flight.view() for in_flight in self._in_flight.values())
+
+    def _versions_in_flight(self) -> Iterator[int]:
+        return (in_flight.model_version for in_flight in self._in_flight.values())
 
     @contextmanager
     def _admitted(self, request_id: str) -> Iterator[_InFlight]:
@@ -98,10 +132,11 @@ class Serving:
 
 @dataclass(slots=True)
 class _InFlight:
-    """recovery: from when its prompt is processed."""
+    """model_version: 0 before it is chosen; recovery: from when its prompt is processed."""
 
     request_id: str
     arrived_at_s: float
+    model_version: int = 0
     recovery: Recovery | None = None
 
     def view(self) -> RequestView:
@@ -131,6 +166,10 @@ class _Stopwatch:
         self._last_token_s = 0.0
         self._num_tokens = 0
 
+    @property
+    def num_tokens(self) -> int:
+        return self._num_tokens
+
     def count(self, num_tokens: int) -> None:
         """So many tokens have come."""
         if num_tokens == 0:
@@ -151,6 +190,13 @@ class _Stopwatch:
         return (self._last_token_s - self._first_token_s) / (self._num_tokens - 1)
 
 
+def _begin_again(request: GenerateRequest, deadline_s: float | None) -> GenerateRequest:
+    """A request of which its client knows nothing yet, once more: what has passed of its time stays passed."""
+    if deadline_s is None:
+        return request
+    return replace(request, timeout_s=max(0.0, deadline_s - asyncio.get_running_loop().time()))
+
+
 def _chunk(processed: ProcessedOutput, seed: int | None, end: GenerateEnd | None = None) -> GenerateChunk:
     return GenerateChunk(
         text=processed.text,
@@ -162,17 +208,13 @@ def _chunk(processed: ProcessedOutput, seed: int | None, end: GenerateEnd | None
     )
 
 
-def _end(
-    processed: ProcessedOutput, num_prompt_tokens: int, num_output_tokens: int, attempt: Attempt, stopwatch: _Stopwatch
-) -> GenerateEnd:
+def _end(processed: ProcessedOutput, num_output_tokens: int, recovery: Recovery, stopwatch: _Stopwatch) -> GenerateEnd:
     assert processed.finish_reason is not None
-    prefill, decode = attempt.prefill_report, attempt.decode_report
-    prefill_timings = prefill.timings if prefill is not None else None
-    prefill_timings = prefill_timings or decode.timings
-    num_cached_tokens = prefill_timings.num_cached_tokens if prefill_timings is not None else 0
+    attempt = recovery.attempt
+    assert attempt is not None, "somebody has ended it"
     return GenerateEnd(
         finish_reason=processed.finish_reason,
         stop_reason=processed.stop_reason,
-        usage=Usage(num_prompt_tokens, num_output_tokens, num_cached_tokens),
-        timings=GenerateTimings(stopwatch.ttft_s, stopwatch.tpot_s, prefill, decode),
+        usage=Usage(recovery.num_prompt_tokens, num_output_tokens, recovery.num_cached_tokens),
+        timings=GenerateTimings(stopwatch.ttft_s, stopwatch.tpot_s, attempt.prefill_report, attempt.decode_report),
     )

@@ -13,7 +13,7 @@ from cluster.errors import DeadlineExceeded, EngineFailed, NoEngineAvailable
 from cluster.generation import GenerateChunk
 from cluster.recovery import RecoveryPolicy
 from cluster.serving import Serving
-from tests.cluster.serving_setup import HELLO, collect, make_serving, text_of
+from tests.cluster.serving_setup import HELLO, collect, make_serving, prefill_timings, text_of
 from tests.fakes import FakeEngine, FakePool
 
 LENGTH = FinishReason.LENGTH
@@ -138,6 +138,51 @@ async def test_a_request_that_engines_die_of_is_given_up_after_two() -> None:
         await answer
     assert not raised.value.can_resume
     assert cluster.decodes[2].submitted == []
+
+
+async def test_a_request_that_engines_go_on_with_is_not_what_they_die_of() -> None:
+    cluster = make_cluster(num_decodes=4)
+    answer, _ = await cluster.begin(cluster.decodes[0])
+    await settle()
+    cluster.lose(cluster.decodes[0])
+    for number, position in ((1, 2), (2, 4)):
+        producer, consumer = await cluster.prefill.next_request(), await cluster.decodes[number].next_request()
+        cluster.prefill.send(producer, position, "x", handed_over=True)
+        cluster.decodes[number].send(consumer, position + 1, "y")
+        await settle()
+        cluster.lose(cluster.decodes[number])
+    producer, consumer = await cluster.prefill.next_request(), await cluster.decodes[3].next_request()
+    cluster.prefill.send(producer, 6, "!", finish_reason=LENGTH)
+    assert text_of(await answer) == "abxyxy!"
+
+
+async def test_a_prefill_engine_that_died_is_forgiven_by_the_first_token() -> None:
+    cluster = make_cluster(num_decodes=2)
+    answer = asyncio.create_task(collect(cluster.serving.generate(HELLO)))
+    consumer = await cluster.decodes[0].next_request()
+    cluster.lose(cluster.prefill)
+    cluster.decodes[0].send(consumer, 0, "a")
+    await settle()
+    cluster.lose(cluster.decodes[0])
+    resumed = await cluster.decodes[1].next_request()
+    cluster.decodes[1].send(resumed, 1, "b", finish_reason=LENGTH)
+    assert text_of(await answer) == "ab"
+
+
+async def test_cached_tokens_are_those_of_the_first_prefill() -> None:
+    cluster = make_cluster()
+    answer = asyncio.create_task(collect(cluster.serving.generate(HELLO)))
+    producer, _ = await cluster.prefill.next_request(), await cluster.decodes[0].next_request()
+    cluster.prefill.send(producer, 0, "a", handed_over=True, timings=replace(prefill_timings(), num_cached_tokens=2))
+    await settle()
+    cluster.lose(cluster.decodes[0])
+    producer, resumed = await cluster.prefill.next_request(), await cluster.decodes[1].next_request()
+    # All of the prompt, and the output so far: the first attempt has left them there.
+    cluster.prefill.send(producer, 1, "b", handed_over=True, timings=replace(prefill_timings(), num_cached_tokens=6))
+    cluster.decodes[1].send(resumed, 2, "c", finish_reason=LENGTH)
+    chunks = await answer
+    assert chunks[-1].end is not None
+    assert chunks[-1].end.usage.num_cached_tokens == 2
 
 
 async def test_attempts_are_counted() -> None:

@@ -1,0 +1,247 @@
+"""Engines and an ingress in one process, without Ray, whose engines die at chosen moments.
+
+An engine dies as a process would: its sessions break, its links break, nobody hears another word of it. What it had
+said by then is known to the test: a tap on the ingress's sessions lets through so many positions of each request and
+keeps the rest, and a gate holds an engine's step until it is dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+
+from actors.config import EngineConfig
+from actors.core.outputs import EngineCoreOutput, SchedulerOutput
+from actors.core.request import EngineCoreRequest
+from actors.engine_server import EngineServer
+from actors.executor import Executor, RunningStep
+from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineRole
+from cluster.errors import EngineLost
+from cluster.generation import GenerateChunk, GenerateRequest
+from cluster.input_processor import InputProcessor, ModelDescription
+from cluster.model_tokenizer import ModelTokenizer
+from cluster.pool.membership import Membership
+from cluster.pool.session_pool import SessionPool
+from cluster.recovery import RecoveryPolicy
+from cluster.router.least_loaded import LeastLoadedPair
+from cluster.serving import Serving
+
+_TIMEOUT_S: Final = 30.0
+
+
+@dataclass(slots=True)
+class Tap:
+    """Lets outputs of some engines through only below a position; those requests then wait until the engine is lost.
+
+    has_stopped: as many requests as were to be stopped wait
+    deaths:      of engines, by id
+    """
+
+    engine_ids: frozenset[str] = frozenset()
+    position: int = 0
+    num_requests: int = 0
+    has_stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    deaths: defaultdict[str, asyncio.Event] = field(default_factory=lambda: defaultdict(asyncio.Event))
+    _num_stopped: int = 0
+
+    def close(self, engine_ids: Iterable[str], position: int, num_requests: int) -> None:
+        """Stop so many requests, from now on, on these engines, at this position of their output."""
+        self.engine_ids, self.position, self.num_requests = frozenset(engine_ids), position, num_requests
+        self.has_stopped, self._num_stopped = asyncio.Event(), 0
+
+    def stops(self, engine_id: str, output: EngineCoreOutput) -> bool:
+        """Whether the request goes no further on this engine."""
+        if engine_id not in self.engine_ids or output.first_position + len(output.new_token_ids) <= self.position:
+            return False
+        self._num_stopped += 1
+        if self._num_stopped == self.num_requests:
+            self.has_stopped.set()
+        return True
+
+
+@dataclass(slots=True)
+class _TappedOutputs:
+    """What a request's client hears of its engine."""
+
+    engine_id: str
+    outputs: AsyncIterator[EngineCoreOutput]
+    tap: Tap
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> EngineCoreOutput:
+        output = await anext(self.outputs)
+        if not self.tap.stops(self.engine_id, output):
+            return output
+        async for _ in self.outputs:
+            pass  # Until the session breaks, which raises.
+        await self.tap.deaths[self.engine_id].wait()
+        raise EngineLost(self.engine_id, "it died with its last words unsent")
+
+
+@dataclass(slots=True)
+class _TappedConnection:
+    """An EngineConnection with a tap."""
+
+    inner: EngineConnection
+    tap: Tap
+
+    @property
+    def descriptor(self) -> EngineDescriptor:
+        return self.inner.descriptor
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        return self.inner.num_unfinished_requests
+
+    def submit(self, request: EngineCoreRequest) -> AsyncIterator[EngineCoreOutput]:
+        return _TappedOutputs(self.descriptor.engine_id, self.inner.submit(request), self.tap)
+
+    def abort(self, request_id: str) -> None:
+        self.inner.abort(request_id)
+
+
+@dataclass(slots=True)
+class _TappedPool:
+    """An EnginePool with a tap."""
+
+    inner: SessionPool
+    tap: Tap
+
+    def snapshot(self) -> Sequence[EngineConnection]:
+        return [_TappedConnection(connection, self.tap) for connection in self.inner.snapshot()]
+
+    def next_change(self) -> asyncio.Event:
+        return self.inner.next_change()
+
+
+class StepGate:
+    """An Executor that holds one of the engine's steps, the n-th that computes tokens from when it was closed."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.facts = executor.facts
+        self.shutdown = executor.shutdown
+        self.is_reached = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._opened = threading.Event()
+        self._num_left = 0
+
+    def close(self, num_steps: int) -> None:
+        """Let so many more steps through, and hold the next one."""
+        self._num_left = num_steps + 1
+
+    def open(self) -> None:
+        """Let the engine go on."""
+        self._opened.set()
+
+    def start(self, scheduler_output: SchedulerOutput) -> RunningStep:
+        if scheduler_output.total_num_scheduled_tokens and self._num_left:
+            self._num_left -= 1
+            if not self._num_left:
+                self._loop.call_soon_threadsafe(self.is_reached.set)
+                self._opened.wait(_TIMEOUT_S)
+        return self._executor.start(scheduler_output)
+
+
+class RecoveringCluster:
+    """serving is the door. Engines are members only once they have joined."""
+
+    def __init__(self, config: EngineConfig, policy: RecoveryPolicy) -> None:
+        self._config = config
+        self._membership = Membership(0, ())
+        self._descriptors: dict[str, EngineDescriptor] = {}
+        self._policy = policy
+        self.engines: dict[str, EngineServer] = {}
+        self.gates: dict[str, StepGate] = {}
+        self.tap = Tap()
+        self.pool = SessionPool()
+        self.serving: Serving
+
+    async def start(self, engine_ids: Iterable[str]) -> None:
+        """Start engines; "prefill-0" is one for prefill."""
+        await asyncio.gather(*(self._start(engine_id) for engine_id in engine_ids))
+        facts = next(iter(self.engines.values())).facts
+        description = ModelDescription("test", facts.max_model_len, facts.vocab_size, facts.eos_token_ids)
+        self.serving = Serving(
+            InputProcessor(description, ModelTokenizer.from_directory(Path(self._config.model.model))),
+            LeastLoadedPair(),
+            _TappedPool(self.pool, self.tap),
+            recovery_policy=self._policy,
+        )
+
+    async def _start(self, engine_id: str) -> None:
+        engine = self.engines[engine_id] = EngineServer(self._config, engine_id, 1)
+        address = await engine.start("127.0.0.1")
+        role = EngineRole(engine_id.partition("-")[0])
+        self._descriptors[engine_id] = EngineDescriptor(engine_id, 1, role, address)
+        core = engine._core
+        assert core is not None
+        core.executor = self.gates[engine_id] = StepGate(core.executor)
+
+    async def join(self, *engine_ids: str) -> None:
+        """Let engines have requests."""
+        for engine_id in engine_ids:
+            self._membership = self._membership.with_engine(self._descriptors[engine_id])
+        await self.pool.update(self._membership)
+
+    async def kill(self, engine_id: str) -> None:
+        """Let an engine die; a little later its name is taken out of the membership."""
+        session = self.pool._sessions[engine_id, 1]
+        dying = asyncio.create_task(self.engines.pop(engine_id).stop())
+        await asyncio.wait_for(session.wait_lost(), _TIMEOUT_S)
+        self.tap.deaths[engine_id].set()
+        self.gates[engine_id].open()
+        await dying
+        self._membership = self._membership.without_engine(engine_id, 1)
+        await self.pool.update(self._membership)
+
+    async def close(self) -> None:
+        """End everything."""
+        for gate in self.gates.values():
+            gate.open()
+        await self.pool.close()
+        await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
+
+    async def until_idle(self) -> None:
+        """Wait until every engine has all its blocks back; then its invariants hold."""
+        async with asyncio.timeout(_TIMEOUT_S):
+            while not all(_is_empty(engine) for engine in self.engines.values()):  # noqa: ASYNC110  # other threads
+                await asyncio.sleep(0.02)
+        for engine in self.engines.values():
+            engine.check_integrity()
+
+
+@asynccontextmanager
+async def recovering_cluster(
+    config: EngineConfig, engine_ids: Iterable[str], policy: RecoveryPolicy | None = None
+) -> AsyncIterator[RecoveringCluster]:
+    """Engines of one configuration, started, none of them a member yet."""
+    cluster = RecoveringCluster(config, policy or RecoveryPolicy(engine_timeout_s=_TIMEOUT_S))
+    try:
+        await cluster.start(engine_ids)
+        yield cluster
+    finally:
+        await cluster.close()
+
+
+async def collect(serving: Serving, request: GenerateRequest) -> list[GenerateChunk]:
+    """Every chunk of an answer."""
+    async with asyncio.timeout(_TIMEOUT_S), aclosing(serving.generate(request)) as chunks:
+        return [chunk async for chunk in chunks]
+
+
+def _is_empty(engine: EngineServer) -> bool:
+    stats = engine.stats
+    return (
+        stats.num_free_blocks == stats.num_blocks
+        and stats.num_held_reqs == stats.num_running_reqs == stats.num_waiting_reqs == 0
+        and stats.num_waiting_for_remote_kvs == 0
+    )
