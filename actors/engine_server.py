@@ -57,7 +57,7 @@ class EngineServer:
     async def start(self, host: str) -> str:
         """Load, warm up and listen on a free port of `host`; returns host:port."""
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
-        sessions = SessionServer(self, self._engine_id, self._incarnation)
+        self._sessions = sessions = SessionServer(self, self._engine_id, self._incarnation)
         self._control = GrpcControl(asyncio.get_running_loop())
         self._server.add_generic_rpc_handlers((sessions.handler(), self._control.handler()))
         address = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
@@ -130,3 +130,5 @@ class EngineServer:
 
     def _on_death(self, error: BaseException) -> None:
         self._error = f"{type(error).__name__}: {error}"
+        # At once: its clients' requests go on elsewhere, and heartbeats would only say that it lives.
+        self._sessions.hang_up(self._error)

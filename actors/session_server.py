@@ -7,6 +7,7 @@ submitted and that has not finished is aborted: nobody is left to read the answe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import AsyncIterator
@@ -71,6 +72,12 @@ class _Session:
             logger.warning("session cut: its client does not read", extra={"client_index": self.client_index})
             self.is_cut.set()
 
+    def cut(self) -> None:
+        """End the session without another word, except for what is on its way."""
+        self.is_cut.set()
+        with contextlib.suppress(asyncio.QueueFull):
+            self.batches.put_nowait(EngineCoreOutputs())  # For whoever waits for the next one.
+
 
 class SessionServer:
     """Serves `/raypd.engine.v1.Engine/Session`. Lives on one event loop; `deliver` may be called from any thread."""
@@ -81,6 +88,7 @@ class SessionServer:
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[int, _Session] = {}
         self._client_indices = itertools.count(1)
+        self._death = ""
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The gRPC handler to register on the engine's server."""
@@ -99,6 +107,11 @@ class SessionServer:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._distribute, outputs)
 
+    def hang_up(self, reason: str) -> None:
+        """From any thread: the engine is dead. End every session and answer no further one."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._hang_up, reason)
+
     @property
     def num_sessions(self) -> int:
         """Clients connected now."""
@@ -110,9 +123,16 @@ class SessionServer:
             if session is not None:
                 session.put(batch)
 
+    def _hang_up(self, reason: str) -> None:
+        self._death = reason
+        for session in self._sessions.values():
+            session.cut()
+
     async def _serve(
         self, messages: AsyncIterator[ClientMessage], context: grpc.aio.ServicerContext[ClientMessage, EngineMessage]
     ) -> AsyncIterator[EngineMessage]:
+        if self._death:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the engine died: {self._death}")
         session = _Session(next(self._client_indices))
         self._sessions[session.client_index] = session
         reader = asyncio.create_task(self._read(messages, session))

@@ -26,6 +26,7 @@ from cluster.errors import EngineLost
 from cluster.generation import GenerateChunk, GenerateRequest
 from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
+from cluster.model_versions import ModelVersion, ModelVersions
 from cluster.pool.membership import Membership
 from cluster.pool.session_pool import SessionPool
 from cluster.recovery import RecoveryPolicy
@@ -123,7 +124,10 @@ class _TappedPool:
 
 
 class StepGate:
-    """An Executor that holds one of the engine's steps, the n-th that computes tokens from when it was closed."""
+    """An Executor that holds one of the engine's steps, the n-th that computes tokens from when it was closed.
+
+    poison: a token that no step survives with which a request begins
+    """
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
@@ -133,6 +137,7 @@ class StepGate:
         self._loop = asyncio.get_running_loop()
         self._opened = threading.Event()
         self._num_left = 0
+        self.poison: int | None = None
 
     def close(self, num_steps: int) -> None:
         """Let so many more steps through, and hold the next one."""
@@ -143,6 +148,8 @@ class StepGate:
         self._opened.set()
 
     def start(self, scheduler_output: SchedulerOutput) -> RunningStep:
+        if any(self.poison in request.prompt_token_ids for request in scheduler_output.scheduled_new_reqs):
+            raise RuntimeError("poisoned")
         if scheduler_output.total_num_scheduled_tokens and self._num_left:
             self._num_left -= 1
             if not self._num_left:
@@ -170,9 +177,9 @@ class RecoveringCluster:
         await asyncio.gather(*(self._start(engine_id) for engine_id in engine_ids))
         facts = next(iter(self.engines.values())).facts
         description = ModelDescription("test", facts.max_model_len, facts.vocab_size, facts.eos_token_ids)
+        tokenizer = ModelTokenizer.from_directory(Path(self._config.model.model))
         self.serving = Serving(
-            InputProcessor(description, ModelTokenizer.from_directory(Path(self._config.model.model))),
-            LeastLoadedPair(),
+            ModelVersions(ModelVersion(1, InputProcessor(description, tokenizer), LeastLoadedPair())),
             _TappedPool(self.pool, self.tap),
             recovery_policy=self._policy,
         )

@@ -149,6 +149,20 @@ async def test_every_open_stream_fails_when_the_engine_goes_away() -> None:
         await session.close()
 
 
+async def test_a_dead_engine_hangs_up_at_once_and_for_good() -> None:
+    async with serving() as served:
+        session = EngineSession(served.descriptor, timeout_s=60.0)
+        await session.open()
+        stream = session.submit(request("a"))
+        await served.engine.next_command()
+        await asyncio.to_thread(served.server.hang_up, "out of memory")
+        with pytest.raises(EngineLost, match="closed the session"):
+            await collect(stream)
+        await session.close()
+        with pytest.raises(EngineLost, match="no answer"):
+            await EngineSession(served.descriptor, timeout_s=60.0).open()
+
+
 async def test_an_idle_engine_sends_a_heartbeat_with_its_counters() -> None:
     async with serving() as served, grpc.aio.insecure_channel(served.descriptor.address) as channel:
         method = channel.stream_stream(
