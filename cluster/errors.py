@@ -6,6 +6,7 @@ ClusterError
 |-- Overloaded            the queue is full: try again after a delay
 |-- DeadlineExceeded      the client's deadline passed before the request was through
 |-- NoEngineAvailable     no engine serves in a role that the request needs
+|-- ModelVersionLeft      the model version that the request began on has no engines any more
 |-- Draining              this ingress takes no new requests
 |-- EngineFailed          the request was admitted, and an engine could not finish it
 |   `-- OutputsDiverged   two engines disagree on the same position of a request's output
@@ -81,6 +82,13 @@ class NoEngineAvailable(ClusterError):
     def __init__(self, missing_roles: tuple[str, ...]) -> None:
         super().__init__(f"no engine serves in role {' or '.join(missing_roles)}; retry when one is ready")
         self.missing_roles = missing_roles
+
+
+class ModelVersionLeft(ClusterError):
+    """The cluster was updated: engines of another model version must not go on with what this one began."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"its model version {version} has left the cluster")
 
 
 class Draining(ClusterError):

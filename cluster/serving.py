@@ -36,7 +36,8 @@ class Serving:
     ) -> None:
         """versions: of the model; at least one
 
-        retry_delay_s: what a client is told that comes when max_requests_in_flight are there already."""
+        retry_delay_s: what a client is told that comes when max_requests_in_flight are there already
+        """
         self._versions = versions
         self._engines = engines
         self._max_requests_in_flight = max_requests_in_flight
@@ -50,43 +51,30 @@ class Serving:
 
         Raises InvalidRequest, ModelNotFound, Overloaded, NoEngineAvailable, EngineFailed, DeadlineExceeded.
         """
-        stopwatch = _Stopwatch(self._clock)
         deadline_s = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
-        with self._admitted(request.request_id) as in_flight:
+        with self._admitted(request, deadline_s) as in_flight:
             while True:
-                model = self._versions.choose(self._engines.snapshot(), self._versions_in_flight())
-                is_resumed = bool(request.output_token_ids)
-                engines = EnginesOfVersion(self._engines, self._versions, model.version, is_bound=is_resumed)
-                in_flight.model_version = model.version
-                chunks = self._generate_by(model, engines, request, in_flight, stopwatch, deadline_s)
+                engines = in_flight.engines = self._choose_version(request)
                 try:
-                    async with aclosing(chunks):
+                    async with aclosing(self._generate_on(engines, request, in_flight)) as chunks:
                         async for chunk in chunks:
                             engines.is_bound = True
                             yield chunk
                     return
                 except ModelVersionLeft as left:
                     if engines.is_bound:
-                        num_tokens = stopwatch.num_tokens
-                        raise EngineFailed(
-                            request.request_id, str(left), num_new_tokens=num_tokens, can_resume=False
-                        ) from left
+                        raise _over(request, left, in_flight.stopwatch.num_tokens) from left
                     request = _begin_again(request, deadline_s)
 
-    async def _generate_by(
-        self,
-        model: ModelVersion,
-        engines: EnginesOfVersion,
-        request: GenerateRequest,
-        in_flight: _InFlight,
-        stopwatch: _Stopwatch,
-        deadline_s: float | None,
+    async def _generate_on(
+        self, engines: EnginesOfVersion, request: GenerateRequest, in_flight: _InFlight
     ) -> AsyncGenerator[GenerateChunk, None]:
         """Stream a request's output, of one model version. Raises ModelVersionLeft, and what generate() raises."""
+        model, stopwatch = engines.model, in_flight.stopwatch
         engine_request = await model.input_processor.process(request)
         tokenizer = model.input_processor.tokenizer
         output_processor = OutputProcessor(tokenizer.backend, engine_request, request.sampling)
-        recovery = Recovery(model.router, engines, engine_request, deadline_s, self._recovery_policy)
+        recovery = Recovery(model.router, engines, engine_request, in_flight.deadline_s, self._recovery_policy)
         in_flight.recovery = recovery
         # Told to the client in its first chunk: a request can only be resumed with the seed that it began with.
         seed: int | None = engine_request.sampling_params.seed
@@ -101,6 +89,11 @@ class Serving:
         # The engines are free of the request before its client has read the end.
         yield _chunk(processed, seed, _end(processed, output_processor.num_output_tokens, recovery, stopwatch))
 
+    def _choose_version(self, request: GenerateRequest) -> EnginesOfVersion:
+        versions_in_flight = (one.engines.model.version for one in self._in_flight.values() if one.engines is not None)
+        model = self._versions.choose(self._engines.snapshot(), versions_in_flight)
+        return EnginesOfVersion(self._engines, self._versions, model, is_bound=bool(request.output_token_ids))
+
     def newest_model(self) -> ModelVersion:
         """The newest version of the model that has engines; the newest one if none has."""
         return self._versions.newest(self._engines.snapshot())
@@ -114,16 +107,14 @@ class Serving:
         """What generate() is working on, oldest first, for people to see."""
         return tuple(in_flight.view() for in_flight in self._in_flight.values())
 
-    def _versions_in_flight(self) -> Iterator[int]:
-        return (in_flight.model_version for in_flight in self._in_flight.values())
-
     @contextmanager
-    def _admitted(self, request_id: str) -> Iterator[_InFlight]:
+    def _admitted(self, request: GenerateRequest, deadline_s: float | None) -> Iterator[_InFlight]:
+        request_id, stopwatch = request.request_id, _Stopwatch(self._clock)
         if len(self._in_flight) >= self._max_requests_in_flight:
             raise Overloaded(len(self._in_flight), self._retry_delay_s)
         if request_id in self._in_flight:
             raise InvalidRequest(FieldViolation("request_id", repr(request_id), "one that no request in flight has"))
-        in_flight = self._in_flight[request_id] = _InFlight(request_id, time.time())
+        in_flight = self._in_flight[request_id] = _InFlight(request_id, time.time(), stopwatch, deadline_s)
         try:
             yield in_flight
         finally:
@@ -132,11 +123,13 @@ class Serving:
 
 @dataclass(slots=True)
 class _InFlight:
-    """model_version: 0 before it is chosen; recovery: from when its prompt is processed."""
+    """deadline_s: on the event loop's clock. recovery: from when its prompt is processed."""
 
     request_id: str
     arrived_at_s: float
-    model_version: int = 0
+    stopwatch: _Stopwatch
+    deadline_s: float | None
+    engines: EnginesOfVersion | None = None
     recovery: Recovery | None = None
 
     def view(self) -> RequestView:
@@ -188,6 +181,10 @@ class _Stopwatch:
         if self._first_token_s is None or self._num_tokens < 2:
             return None
         return (self._last_token_s - self._first_token_s) / (self._num_tokens - 1)
+
+
+def _over(request: GenerateRequest, left: ModelVersionLeft, num_new_tokens: int) -> EngineFailed:
+    return EngineFailed(request.request_id, str(left), num_new_tokens=num_new_tokens, can_resume=False)
 
 
 def _begin_again(request: GenerateRequest, deadline_s: float | None) -> GenerateRequest:

@@ -8,17 +8,25 @@ from cluster.errors import ModelNotFound
 from cluster.ingress.protos.raypd.v1 import model_pb2, model_pb2_grpc
 from cluster.ingress.statuses import status_of
 from cluster.ingress.version import server_version
-from cluster.input_processor import InputProcessor
+from cluster.serving import Serving
 
 _Context = grpc.aio.ServicerContext[model_pb2.GetModelRequest, model_pb2.GetModelResponse]
 
 
 class ModelService(model_pb2_grpc.ModelServiceServicer):
-    """Describes the served model."""
+    """Describes the served model, in the newest version that serves."""
 
-    def __init__(self, input_processor: InputProcessor) -> None:
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def GetModel(self, request: model_pb2.GetModelRequest, context: _Context) -> model_pb2.GetModelResponse:  # noqa: N802
+        """Describe the served model, if it is the one that is asked for."""
+        input_processor = self._serving.newest_model().input_processor
         model = input_processor.model
-        self._answer = model_pb2.GetModelResponse(
+        if request.model not in ("", model.name):
+            status = status_of(ModelNotFound(request.model, model.name))
+            await context.abort(status.code, status.message, status.trailing_metadata)
+        return model_pb2.GetModelResponse(
             model=model.name,
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,
@@ -26,10 +34,3 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             has_chat_template=input_processor.tokenizer.has_chat_template,
             server_version=server_version(),
         )
-
-    async def GetModel(self, request: model_pb2.GetModelRequest, context: _Context) -> model_pb2.GetModelResponse:  # noqa: N802
-        """Describe the served model, if it is the one that is asked for."""
-        if request.model not in ("", self._answer.model):
-            status = status_of(ModelNotFound(request.model, self._answer.model))
-            await context.abort(status.code, status.message, status.trailing_metadata)
-        return self._answer

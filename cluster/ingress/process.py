@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from pathlib import Path
 
 from actors.config import ModelFacts
 from cluster.admin import ClusterAdmin
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor
 from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
+from cluster.ingress.model_loader import ModelLoader
 from cluster.ingress.server import IngressServer
-from cluster.input_processor import InputProcessor, ModelDescription
-from cluster.model_tokenizer import ModelTokenizer
+from cluster.model_versions import ModelVersions
 from cluster.pairing import refused_pairs
 from cluster.pool.canary import run_canary
-from cluster.pool.membership import Membership
+from cluster.pool.membership import Membership, ServedModel
 from cluster.pool.session import EngineSession
 from cluster.pool.session_pool import SessionPool
 from cluster.recovery import RecoveryPolicy
-from cluster.router.least_loaded import LeastLoadedPair
-from cluster.router.prefix_aware import PrefixAwarePair
 from cluster.serving import Serving
 from cluster.status import ClusterView, ControllerView, merge_engines
 
@@ -37,6 +34,8 @@ class IngressProcess:
         """admin: the controller."""
         self._config = config
         self._admin = admin
+        self._versions = ModelVersions()
+        self._loader = ModelLoader(config, self._versions)
         self._pool: SessionPool | None = None
         self._server: IngressServer | None = None
         self._serving: Serving | None = None
@@ -54,7 +53,11 @@ class IngressProcess:
             await asyncio.gather(*(session.close() for session in sessions))
 
     async def update_membership(self, membership: Membership) -> None:
-        """Follow a newer snapshot."""
+        """Follow a newer snapshot, once requests of every model version in it can be understood."""
+        await self._loader.load_all(membership.models)
+        if membership.models and membership.version > self.membership_version:
+            # Before engines are let go: their requests are to find that no others of their model will come.
+            self._versions.keep({model.version for model in membership.models})
         await self._sessions().update(membership)
 
     @property
@@ -68,13 +71,15 @@ class IngressProcess:
         return 0 if self._serving is None else self._serving.num_requests_in_flight
 
     async def start(self, facts: ModelFacts) -> int:
-        """Load the tokenizer and open the door; returns its port. Raises TokenizerUnusable or AddressUnavailable."""
+        """Open the door; returns its port. Raises TokenizerUnusable or AddressUnavailable.
+
+        facts: of the configured model, which is served if no snapshot has named any
+        """
         config = self._config
-        tokenizer = await asyncio.to_thread(ModelTokenizer.from_directory, Path(config.model.model))
-        description = ModelDescription(config.model_name, facts.max_model_len, facts.vocab_size, facts.eos_token_ids)
+        if self._loader.is_empty:
+            await self._loader.load(ServedModel(1, config.model.model, facts))
         serving = self._serving = Serving(
-            InputProcessor(description, tokenizer),
-            PrefixAwarePair(facts.layout.block_size) if config.ingress.router == "prefix_aware" else LeastLoadedPair(),
+            self._versions,
             self._sessions(),
             max_requests_in_flight=config.ingress.max_requests_in_flight,
             recovery_policy=RecoveryPolicy(config.ingress.max_attempts, config.ingress.recovery_timeout_s),

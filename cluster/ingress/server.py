@@ -78,7 +78,7 @@ class IngressServer:
         generate_pb2_grpc.add_GenerateServiceServicer_to_server(
             GenerateService(self._serving, self._gate), self._server
         )
-        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving.input_processor), self._server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving), self._server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin_service, self._server)
         reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         address = f"{self._host}:{self._port}"

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from actors.config import ModelFacts
 from cluster.engine_connection import EngineDescriptor, EngineKey, EngineRole
 
 
 @dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A version of the model. directory: of its checkpoint; facts: of its engines, for the doors."""
+
+    version: int
+    directory: str
+    facts: ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
 class Membership:
-    """The engines that are ready, as of this version. draining: those of them that get no new requests."""
+    """The engines that are ready, as of this version.
+
+    draining: those of them that get no new requests
+    models:   the model versions of its engines, and those that engines are yet to come of, by number. Empty: the one
+              that the cluster was started with
+    """
 
     version: int
     engines: tuple[EngineDescriptor, ...]
     draining: frozenset[EngineKey] = frozenset()
+    models: tuple[ServedModel, ...] = ()
+
+    def with_model(self, model: ServedModel) -> Membership:
+        """The next version, which knows this model, in place of what had its number; the same one if it does already.
+
+        It comes before the model's first engine, so that ingresses have time to load what they need of it. A model that
+        no engine has any more leaves once engines of a newer one serve.
+        """
+        if model in self.models:
+            return self
+        others = [known for known in self.models if known.version != model.version]
+        models = sorted([*others, model], key=lambda known: known.version)
+        return self._next(self.engines, self.draining, models)
 
     def with_engine(self, engine: EngineDescriptor) -> Membership:
         """The next version, in which this engine serves (instead of an older incarnation of it)."""
@@ -39,5 +68,14 @@ class Membership:
         rest = tuple(member for member in self.engines if member.key != (engine_id, incarnation))
         return self if len(rest) == len(self.engines) else self._next(rest, self.draining)
 
-    def _next(self, engines: tuple[EngineDescriptor, ...], draining: frozenset[EngineKey]) -> Membership:
-        return Membership(self.version + 1, engines, draining & {engine.key for engine in engines})
+    def _next(
+        self,
+        engines: tuple[EngineDescriptor, ...],
+        draining: frozenset[EngineKey],
+        models: Iterable[ServedModel] | None = None,
+    ) -> Membership:
+        served = {engine.model_version for engine in engines}
+        newest = max(served, default=0)
+        known = self.models if models is None else models
+        kept = tuple(model for model in known if model.version in served or model.version > newest)
+        return Membership(self.version + 1, engines, draining & {engine.key for engine in engines}, kept)

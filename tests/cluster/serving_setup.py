@@ -14,6 +14,7 @@ from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, 
 from cluster.ingress.server import IngressServer
 from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
+from cluster.model_versions import ModelVersion, ModelVersions
 from cluster.recovery import RecoveryPolicy
 from cluster.router.least_loaded import LeastLoadedPair
 from cluster.serving import Serving
@@ -42,6 +43,10 @@ class Pair:
         return self.prefill.num_unfinished_requests + self.decode.num_unfinished_requests
 
 
+def make_input_processor() -> InputProcessor:
+    return InputProcessor(MODEL, ModelTokenizer(byte_tokenizer()), wall_clock=lambda: 1000.0)
+
+
 def make_serving(
     *engines: FakeEngine,
     max_requests_in_flight: int = 100,
@@ -51,8 +56,7 @@ def make_serving(
     """Serving whose clock goes on by one second with each reading. It recovers nothing unless it is told to."""
     ticks = count()
     return Serving(
-        InputProcessor(MODEL, ModelTokenizer(byte_tokenizer()), wall_clock=lambda: 1000.0),
-        LeastLoadedPair(),
+        ModelVersions(ModelVersion(1, make_input_processor(), LeastLoadedPair())),
         pool or FakePool(*engines),
         recovery_policy=recovery_policy or RecoveryPolicy(max_attempts=1),
         max_requests_in_flight=max_requests_in_flight,

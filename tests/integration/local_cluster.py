@@ -12,6 +12,7 @@ from actors.engine_server import EngineServer
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
+from cluster.model_versions import ModelVersion, ModelVersions
 from cluster.pool.membership import Membership
 from cluster.pool.session_pool import SessionPool
 from cluster.router.prefix_aware import PrefixAwarePair
@@ -45,7 +46,7 @@ async def local_cluster(config: EngineConfig) -> AsyncIterator[LocalCluster]:
         description = ModelDescription("test", facts.max_model_len, facts.vocab_size, facts.eos_token_ids)
         tokenizer = ModelTokenizer.from_directory(Path(config.model.model))
         router = PrefixAwarePair(facts.layout.block_size)
-        serving = Serving(InputProcessor(description, tokenizer), router, pool)
+        serving = Serving(ModelVersions(ModelVersion(1, InputProcessor(description, tokenizer), router)), pool)
         yield LocalCluster(serving, pool, engines)
     finally:
         await pool.close()

@@ -246,8 +246,8 @@ async def test_an_unknown_model_is_not_found() -> None:
 
 
 async def test_no_engine_is_unavailable() -> None:
-    async with _client(make_serving(FakeEngine("p0", EngineRole.PREFILL))) as client:
-        with pytest.raises(CallFailed, match="UNAVAILABLE: no engine serves in role decode"):
+    async with _client(make_serving()) as client:
+        with pytest.raises(CallFailed, match="UNAVAILABLE: no engine serves in role prefill or decode"):
             await anext(client.generate("x"))
 
 

@@ -1,0 +1,67 @@
+"""Makes an ingress ready for the model versions that its cluster serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from cluster.config import ClusterConfig
+from cluster.errors import TokenizerUnusable
+from cluster.input_processor import InputProcessor, ModelDescription
+from cluster.model_tokenizer import ModelTokenizer
+from cluster.model_versions import ModelVersion, ModelVersions
+from cluster.pool.membership import ServedModel
+from cluster.router.base import Router
+from cluster.router.least_loaded import LeastLoadedPair
+from cluster.router.prefix_aware import PrefixAwarePair
+
+logger = logging.getLogger(__name__)
+
+
+class ModelLoader:
+    """Loads tokenizers off the event loop that it lives on."""
+
+    def __init__(self, config: ClusterConfig, versions: ModelVersions) -> None:
+        """versions: what is loaded goes there."""
+        self._config = config
+        self._versions = versions
+        self._loaded: dict[int, ServedModel] = {}
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was loaded yet."""
+        return not self._loaded
+
+    async def load(self, model: ServedModel) -> None:
+        """Be ready for requests of this version. Raises TokenizerUnusable."""
+        async with self._lock:
+            known, loaded = self._loaded.get(model.version), self._versions.get(model.version)
+            if known == model and loaded is not None:
+                return
+            if known is not None and loaded is not None and known.directory == model.directory:
+                tokenizer, router = loaded.input_processor.tokenizer, loaded.router
+            else:
+                tokenizer = await asyncio.to_thread(ModelTokenizer.from_directory, Path(model.directory))
+                router = self._make_router(model)
+            facts = model.facts
+            description = ModelDescription(
+                self._config.model_name, facts.max_model_len, facts.vocab_size, facts.eos_token_ids
+            )
+            self._versions.put(ModelVersion(model.version, InputProcessor(description, tokenizer), router))
+            self._loaded[model.version] = model
+
+    async def load_all(self, models: Iterable[ServedModel]) -> None:
+        """Be ready for all of them. One that cannot be loaded gets no requests; the others do."""
+        for model in models:
+            try:
+                await self.load(model)
+            except TokenizerUnusable as error:
+                logger.error("a model version gets no requests", extra={"version": model.version, "error": str(error)})
+
+    def _make_router(self, model: ServedModel) -> Router:
+        if self._config.ingress.router == "prefix_aware":
+            return PrefixAwarePair(model.facts.layout.block_size)
+        return LeastLoadedPair()
