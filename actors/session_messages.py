@@ -6,6 +6,7 @@ The engine speaks first, with its Hello; then batches of outputs, one message pe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -18,9 +19,18 @@ MAX_MESSAGE_BYTES: Final = 64 * 2**20
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """Run these requests."""
+    """Run these requests.
+
+    sent_at_s: the sender's wall clock, which the receiver's need not agree with
+    """
 
     requests: list[EngineCoreRequest]
+    sent_at_s: float
+
+    def received(self, now_s: float) -> list[EngineCoreRequest]:
+        """The requests by the receiver's wall clock: each has as much time left, and is as old, as when it was sent."""
+        skew_s = now_s - self.sent_at_s
+        return [_moved(request, skew_s) for request in self.requests]
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -48,3 +58,8 @@ EngineMessage = Hello | Outputs
 encode: Final = msgspec.msgpack.Encoder().encode
 decode_client_message: Final = msgspec.msgpack.Decoder(ClientMessage).decode
 decode_engine_message: Final = msgspec.msgpack.Decoder(EngineMessage).decode
+
+
+def _moved(request: EngineCoreRequest, skew_s: float) -> EngineCoreRequest:
+    deadline_s = None if request.deadline_s is None else request.deadline_s + skew_s
+    return replace(request, arrival_time_s=request.arrival_time_s + skew_s, deadline_s=deadline_s)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Protocol
 
@@ -158,6 +159,6 @@ class SessionServer:
         async for message in messages:
             if isinstance(message, Submit):
                 session.attempts.update((request.request_id, request.attempt) for request in message.requests)
-                self._engine.submit(message.requests, session.client_index)
+                self._engine.submit(message.received(time.time()), session.client_index)
             elif isinstance(message, Abort):
                 self._engine.abort(message.requests, session.client_index)

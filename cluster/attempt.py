@@ -209,7 +209,10 @@ class Attempt:
     def _is_listening(self, stream: EngineStream) -> bool:
         return stream.is_open or stream in self._reads
 
-    def _failed(self, reason: str, *, can_resume: bool) -> EngineFailed:
+    def _failed(self, reason: str, *, can_resume: bool) -> EngineFailed | DeadlineExceeded:
+        """What the attempt ends with. An engine that has dropped the request for its deadline is not to blame."""
+        if self._deadline_s is not None and asyncio.get_running_loop().time() >= self._deadline_s:
+            return DeadlineExceeded(self._request.request_id)
         request_id, num_new_tokens = self._request.request_id, self.num_new_tokens
         return EngineFailed(request_id, reason, num_new_tokens=num_new_tokens, can_resume=can_resume)
 

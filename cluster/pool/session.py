@@ -170,7 +170,7 @@ class EngineSession:
             aborts, self._aborts = self._aborts, []
             try:
                 if submissions:
-                    await self._call.write(Submit(submissions))
+                    await self._call.write(Submit(submissions, time.time()))
                 if aborts:
                     await self._call.write(Abort(aborts))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.core.request import EngineCoreRequest, FinishReason
-from cluster.errors import EngineFailed, OutputsDiverged
+from cluster.errors import DeadlineExceeded, EngineFailed, OutputsDiverged
 from cluster.generation import EngineReport, GenerateChunk
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from tests.cluster.serving_setup import HELLO, assert_nothing_is_left, collect, decode_timings, make_pair, text_of
@@ -138,6 +138,25 @@ async def test_an_error_of_the_decode_engine_is_the_clients_to_know() -> None:
     with pytest.raises(EngineFailed, match="engine d0 gave the request up: NaN in its logits") as raised:
         await collecting
     assert not raised.value.can_resume
+    assert_nothing_is_left(pair)
+
+
+async def test_an_engine_that_drops_a_request_for_its_deadline_is_not_to_blame(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = make_pair()
+    collecting = asyncio.create_task(collect(pair.serving.generate(replace(HELLO, timeout_s=60.0))))
+    producer, consumer = await pair.next_requests()
+    pair.prefill.send(producer, 0, "a", handed_over=True)
+
+    loop = asyncio.get_running_loop()
+    later_s = loop.time() + 61.0
+    pair.decode.send(consumer, 1, "", finish_reason=FinishReason.ABORT, error="deadline exceeded")
+    # The engine's word is in before the timer of this end has gone off.
+    monkeypatch.setattr(loop, "time", lambda: later_s)
+
+    with pytest.raises(DeadlineExceeded):
+        await collecting
     assert_nothing_is_left(pair)
 
 

@@ -47,7 +47,7 @@ async def test_poison_takes_two_engines_with_it_and_no_other_request(checkpoint:
                 tasks.create_task(_stream(client, prompt, event)) for prompt, event in zip(prompts, begun, strict=True)
             ]
             await asyncio.gather(*(event.wait() for event in begun))
-            with pytest.raises(CallFailed, match="poison.*2 engines died with the request") as raised:
+            with pytest.raises(CallFailed, match=r"poison.*2 engines died with the request") as raised:
                 await anext(client.generate([5, _POISON, 6], request_id="poison"))
             assert raised.value.code is grpc.StatusCode.INTERNAL
             for prompt, answer in zip(prompts, answers, strict=True):

@@ -7,7 +7,7 @@ import pytest
 from actors.core.request import FinishReason, RequestStatus
 from kv_transfer.connector import KVConnectorOutput, ProducerEnd
 from kv_transfer.params import TransferRole
-from tests.actors.core.builders import BLOCK_SIZE, EOS, make_request, make_scheduler
+from tests.actors.core.builders import BLOCK_SIZE, EOS, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, next_token, reference_tokens
 
 PRODUCER = TransferRole.PRODUCER
@@ -32,6 +32,48 @@ def test_a_producer_without_ready_is_skipped_and_blocks_nobody() -> None:
     driver.step(KVConnectorOutput(ready_to_prefill={"p"}))
     driver.step()
     assert "p" in driver.scheduled()
+
+
+def test_a_producer_past_its_deadline_ends_while_it_waits_for_ready() -> None:
+    clock, connector = Clock(), FakeConnector()
+    driver = Driver(make_scheduler(connector=connector, clock=clock))
+    driver.scheduler.add_request(make_request("p", 8, role=PRODUCER, deadline_s=clock.now_s + 5.0))
+    driver.step()
+    clock.now_s += 5.0
+    driver.step(KVConnectorOutput(ready_to_prefill={"p"}))
+    assert driver.end_of("p").error == "deadline exceeded"
+    assert connector.finished == [("p", ProducerEnd.ABORTED, None)]
+    assert driver.scheduler.kv_cache_manager.holders() == set()
+
+
+def test_a_producer_past_its_deadline_ends_between_two_chunks_and_is_held_until_they_have_left() -> None:
+    clock, connector = Clock(), FakeConnector(ready={"p"})
+    driver = Driver(make_scheduler(connector=connector, clock=clock, max_num_batched_tokens=8))
+    driver.scheduler.add_request(make_request("p", 18, role=PRODUCER, deadline_s=clock.now_s + 5.0))
+    driver.step()
+    clock.now_s += 5.0
+    driver.step()
+    assert driver.end_of("p").error == "deadline exceeded"
+    assert driver.scheduled() == {}
+    assert driver.scheduler.make_stats().num_held_reqs == 1
+    driver.step(KVConnectorOutput(finished_sending={"p"}))
+    assert driver.scheduler.kv_cache_manager.holders() == set()
+    assert not driver.scheduler.has_requests()
+
+
+def test_a_deadline_that_passes_while_a_request_is_held_changes_nothing() -> None:
+    clock, connector = Clock(), FakeConnector(ready={"p"})
+    driver = Driver(make_scheduler(connector=connector, clock=clock))
+    prompt = ending_prompt(with_eos=False)
+    driver.scheduler.add_request(make_request("p", prompt, role=PRODUCER, deadline_s=clock.now_s + 5.0))
+    driver.step()
+    assert driver.end_of("p").handed_over
+    assert driver.scheduler.next_deadline() is None
+    clock.now_s += 5.0
+    driver.step()
+    assert driver.scheduler.kv_cache_manager.holders() == {"p"}
+    driver.step(KVConnectorOutput(finished_sending={"p"}))
+    assert driver.scheduler.kv_cache_manager.holders() == set()
 
 
 def test_ready_that_came_before_the_request_lets_it_start_at_once() -> None:

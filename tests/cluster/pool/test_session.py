@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -13,7 +15,7 @@ from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
 from actors.core.request import EngineCoreRequest, FinishReason
 from actors.core.sampling_params import SamplingParams
 from actors.core.stats import SchedulerStats
-from actors.session_messages import SESSION_METHOD, Hello, Outputs, decode_engine_message, encode
+from actors.session_messages import SESSION_METHOD, Hello, Outputs, Submit, decode_engine_message, encode
 from actors.session_server import SessionServer
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import EngineLost
@@ -27,9 +29,11 @@ _TIMEOUT_S = 10.0
 class RememberingEngine:
     def __init__(self) -> None:
         self.commands: asyncio.Queue[tuple[str, str, int]] = asyncio.Queue()
+        self.submitted: list[EngineCoreRequest] = []
         self.stats = SchedulerStats(num_running_reqs=7)
 
     def submit(self, requests: list[EngineCoreRequest], client_index: int) -> None:
+        self.submitted += requests
         for request in requests:
             self.commands.put_nowait(("submit", request.request_id, client_index))
 
@@ -147,6 +151,27 @@ async def test_every_open_stream_fails_when_the_engine_goes_away() -> None:
             await collect(session.submit(request("b")))
         assert session.is_lost
         await session.close()
+
+
+@pytest.mark.parametrize("skew_s", [-3600.0, 3600.0])
+async def test_the_time_that_is_left_travels_not_the_clock(skew_s: float) -> None:
+    async with serving() as served, grpc.aio.insecure_channel(served.descriptor.address) as channel:
+        method = channel.stream_stream(
+            SESSION_METHOD, request_serializer=encode, response_deserializer=decode_engine_message
+        )
+        call = method()
+        async with asyncio.timeout(_TIMEOUT_S):
+            await call.read()
+            now_s = time.time() + skew_s
+            hasty = replace(request("hasty"), arrival_time_s=now_s - 2.0, deadline_s=now_s + 5.0)
+            await call.write(Submit([hasty, request("patient")], now_s))
+            await served.engine.next_command()
+        call.cancel()
+        received, patient = served.engine.submitted
+        assert received.deadline_s == pytest.approx(time.time() + 5.0, abs=2.0)
+        assert received.deadline_s is not None
+        assert received.deadline_s - received.arrival_time_s == pytest.approx(7.0)
+        assert patient.deadline_s is None
 
 
 async def test_a_dead_engine_hangs_up_at_once_and_for_good() -> None:

@@ -1,0 +1,113 @@
+"""Work past its deadline is dropped wherever it is, by the engine that has it, and its blocks are free afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from actors.core.outputs import EngineCoreOutput
+from actors.core.request import EngineCoreRequest, FinishReason, RequestStatus
+from actors.core.sampling_params import SamplingParams
+from cluster.client import CallFailed, GenerateClient
+from cluster.engine_connection import EngineConnection
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.params import KVTransferParams, TransferRole
+from tests.cluster.serving_setup import make_ingress_server
+from tests.engine_pair import engine_config
+from tests.integration.recovering_cluster import RecoveringCluster, recovering_cluster
+from tests.reference import random_prompt
+
+_TIMEOUT_S = 30.0
+_MANY_TOKENS = 450
+_LEFT_S = 0.2
+
+
+@pytest.fixture
+async def cluster(checkpoint: Callable[[str], Path]) -> AsyncIterator[RecoveringCluster]:
+    """A prefill and a decode engine that run one request at a time."""
+    transfer = KVTransferConfig(transport="tcp")
+    config = engine_config(checkpoint("llama"), max_num_seqs=1, transfer=transfer)
+    async with recovering_cluster(config, ["prefill-0", "decode-0"]) as cluster:
+        await cluster.join("prefill-0", "decode-0")
+        yield cluster
+
+
+def _request(name: str, *, left_s: float | None = _LEFT_S) -> EngineCoreRequest:
+    now_s = time.time()
+    return EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=random_prompt(40),
+        sampling_params=SamplingParams(temperature=0.0, max_tokens=_MANY_TOKENS, ignore_eos=True),
+        arrival_time_s=now_s,
+        deadline_s=None if left_s is None else now_s + left_s,
+    )
+
+
+def _engine(cluster: RecoveringCluster, engine_id: str) -> EngineConnection:
+    return next(e for e in cluster.pool.snapshot() if e.descriptor.engine_id == engine_id)
+
+
+async def _last(outputs: AsyncIterator[EngineCoreOutput]) -> EngineCoreOutput:
+    async with asyncio.timeout(_TIMEOUT_S):
+        return [output async for output in outputs][-1]
+
+
+def _statuses(output: EngineCoreOutput) -> list[RequestStatus]:
+    assert (output.finish_reason, output.error) == (FinishReason.ABORT, "deadline exceeded")
+    assert output.timings is not None
+    return [change.status for change in output.timings.status_changes]
+
+
+async def test_a_running_request_is_dropped(cluster: RecoveringCluster) -> None:
+    output = await _last(_engine(cluster, "decode-0").submit(_request("r")))
+    assert _statuses(output)[-2:] == [RequestStatus.RUNNING, RequestStatus.FINISHED_ABORTED]
+    await cluster.until_idle()
+
+
+async def test_a_request_in_the_queue_is_dropped_and_the_one_before_it_goes_on(cluster: RecoveringCluster) -> None:
+    decode = _engine(cluster, "decode-0")
+    first = decode.submit(_request("first", left_s=None))
+    await anext(first)
+    output = await _last(decode.submit(_request("second", left_s=0.01)))
+    assert _statuses(output) == [RequestStatus.WAITING, RequestStatus.FINISHED_ABORTED]
+    assert (await _last(first)).finish_reason is FinishReason.LENGTH
+    await cluster.until_idle()
+
+
+@pytest.mark.parametrize(
+    ("role", "engine_id", "peer_id", "status"),
+    [
+        (TransferRole.PRODUCER, "prefill-0", "decode-0", RequestStatus.WAITING),
+        (TransferRole.CONSUMER, "decode-0", "prefill-0", RequestStatus.WAITING_FOR_REMOTE_KVS),
+    ],
+)
+async def test_a_request_that_waits_for_its_peer_is_dropped(
+    cluster: RecoveringCluster, role: TransferRole, engine_id: str, peer_id: str, status: RequestStatus
+) -> None:
+    engine, peer = _engine(cluster, engine_id), _engine(cluster, peer_id).descriptor
+    ticket = KVTransferParams("t", 0, role, peer.kv_address)
+    output = await _last(engine.submit(replace(_request("r"), kv_transfer_params=ticket)))
+    assert _statuses(output)[-2:] == [status, RequestStatus.FINISHED_ABORTED]
+    await cluster.until_idle()
+
+
+async def test_a_clients_deadline_passes_through_the_door(cluster: RecoveringCluster) -> None:
+    server = make_ingress_server(cluster.serving)
+    async with GenerateClient(f"127.0.0.1:{await server.start()}") as client:
+        answer = client.generate(
+            random_prompt(40), temperature=0.0, max_tokens=_MANY_TOKENS, ignore_eos=True, timeout_s=_LEFT_S
+        )
+        async with aclosing(answer) as responses:
+            with pytest.raises(CallFailed) as raised:
+                _ = [response async for response in responses]
+        assert raised.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await cluster.until_idle()
+    assert cluster.serving.num_requests_in_flight == 0
+    await server.drain(0)
