@@ -8,11 +8,12 @@ import numpy as np
 
 from actors.config import SchedulerConfig
 from actors.core.kv_cache_manager import KVCacheManager
+from actors.core.outbox import Outbox
+from actors.core.outputs import Preemption
 from actors.core.places import Places
 from actors.core.request import Request, RequestStatus
 from actors.core.request_queue import order_of
-from actors.core.running_rows import RunningRows
-from actors.core.step import Step
+from actors.core.step import Step, Victim
 from kv_transfer.params import TransferRole
 
 
@@ -34,13 +35,14 @@ class Batch:
     """
 
     def __init__(
-        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, places: Places, rows: RunningRows
+        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, places: Places, outbox: Outbox
     ) -> None:
         self.num_preemptions = 0
         self._config = config
         self._kv = kv_cache_manager
         self._places = places
-        self._rows = rows
+        self._rows = places.running
+        self._outbox = outbox
 
     def schedule_running(self, step: Step) -> None:
         """Schedule what each running request still has to compute, preempting where blocks are short."""
@@ -53,6 +55,19 @@ class Batch:
             # It may have been preempted for one before it.
             if request.status is RequestStatus.RUNNING:
                 self._schedule_one(request, step)
+        # Into an empty step they may come back at once.
+        if step.preempted and not step.is_empty:
+            self._tell_of_preempted(step)
+
+    def _tell_of_preempted(self, step: Step) -> None:
+        """Let clients know who has lost its blocks: another engine may have room for it."""
+        num_blocks = 0
+        num_free_blocks = self._kv.block_pool.num_free_blocks + self._kv.num_fenced_blocks
+        # The last victim is at the head.
+        for victim in reversed(step.preempted.values()):
+            num_blocks += self._kv.num_blocks_for(victim.request.num_tokens)
+            num_steps = self._rows.num_steps_until_free(num_blocks, num_free_blocks)
+            self._outbox.add_preemption(victim.request, Preemption(victim.num_computed_tokens, num_steps))
 
     def _grow_steady(self, step: Step) -> None:
         """Give a block to each steady row whose last one is full."""
@@ -138,7 +153,7 @@ class Batch:
         """Take a running request out of the step and of the batch; it starts over when there is room."""
         step.refund(request)
         step.encoder.cache.free(request)
-        step.preempted.add(request.request_id)
+        step.preempted[request.request_id] = Victim(request, request.num_computed_tokens)
         self._rows.remove(request)
         self._kv.free(request)
         request.num_computed_tokens = 0

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.core.outputs import DecodedTokens, EngineCoreOutput, EngineCoreOutputs, RequestTimings, TokenLogprobs
+from actors.core.outputs import (
+    DecodedTokens,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    Preemption,
+    RequestTimings,
+    TokenLogprobs,
+)
 from actors.core.request import Request, RequestStatus
 from actors.core.status import FINISH_REASONS
 
@@ -79,6 +86,17 @@ class Outbox:
             prompt_logprobs=prompt_logprobs,
             pooling_output=pooling_output,
             timings=_timings(request, now_s),
+        )
+        self._of(request.client_index).others.append(output)
+
+    def add_preemption(self, request: Request, preemption: Preemption) -> None:
+        """Tell of a request that has lost its blocks."""
+        output = EngineCoreOutput(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            new_token_ids=[],
+            first_position=request.num_output_tokens,
+            preemption=preemption,
         )
         self._of(request.client_index).others.append(output)
 

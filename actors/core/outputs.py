@@ -300,6 +300,18 @@ class RequestTimings:
     transfer: TransferTimings | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A request has lost its blocks to others and waits; it goes on by itself, unless its client has a better place.
+
+    num_computed_tokens: so many tokens from the start had their KV here; it stays cached until its blocks are reused
+    num_wait_steps: how many steps until there is room for it again, if those that run go on to their full length
+    """
+
+    num_computed_tokens: int
+    num_wait_steps: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreOutput:
     """What one step gave one request.
@@ -312,6 +324,7 @@ class EngineCoreOutput:
     error:          why, if finish_reason is ERROR (or ABORT by the engine's own decision)
     pooling_output: a pooling request's vector
     prompt_logprobs: with the first token, if they were asked for
+    preemption:     instead of tokens
     """
 
     request_id: str
@@ -326,6 +339,7 @@ class EngineCoreOutput:
     logprobs: list[TokenLogprobs] | None = None
     pooling_output: list[float] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    preemption: Preemption | None = None
     timings: RequestTimings | None = None
 
     @property

@@ -143,6 +143,23 @@ class RunningRows:
         """How many tokens the longest of the other requests may have in the end."""
         return int(self.max_num_tokens[~self.is_producer].max(initial=0))
 
+    def num_steps_until_free(self, num_blocks: int, num_free_blocks: int) -> int:
+        """How many steps until so many blocks are free, if each request takes all the tokens that it may have.
+
+        0 if nothing runs; the longest one's if it takes more than the ends of all that run.
+        """
+        is_live = self.epochs > 0
+        if not is_live.any():
+            return 0
+        num_left = np.where(self.is_producer, 1, self.max_num_tokens - self.num_expected)[is_live]
+        order = np.argsort(num_left)
+        num_left = num_left[order]
+        num_released = np.cumsum(self.num_slots[is_live][order] // self._block_size)
+        # Those that are still running have grown meanwhile.
+        num_grown = num_left * np.arange(len(num_left) - 1, -1, -1) // self._block_size
+        is_enough = (num_free_blocks + num_released - num_grown >= num_blocks).nonzero()[0]
+        return max(0, int(num_left[is_enough[0] if len(is_enough) else -1]))
+
     def last_admitted(self) -> Iterator[Request]:
         """Iterate from the request that was admitted last."""
         return reversed(self.by_id.values())

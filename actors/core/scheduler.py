@@ -89,13 +89,13 @@ class Scheduler:
         )
         self.finished_req_ids: set[str] = set()
         self._places = Places.create(scheduler_config, cache_config)
-        self._batch = Batch(scheduler_config, self.kv_cache_manager, self._places, self._places.running)
+        self._outbox = Outbox()
+        self._batch = Batch(scheduler_config, self.kv_cache_manager, self._places, self._outbox)
         self._admission = Admission(scheduler_config, self.kv_cache_manager, self._places, self.remote)
         self._clock = clock
-        self._outbox = Outbox()
         self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
         self._grammar_wait = GrammarWait(structured_output, scheduler_config.grammar_timeout_s)
-        self._stats = SchedulerStats(num_blocks=num_blocks)
+        self._stats = SchedulerStats(num_blocks=num_blocks, block_size=self.block_size)
         if scheduler_config.num_speculative_tokens:
             self._stats.spec_decoding_stats = SpecDecodingStats(scheduler_config.num_speculative_tokens)
         self._intake = Intake(
@@ -376,7 +376,7 @@ class Scheduler:
             step = self._begin_step(0, self._clock())
             for request in list(rows.last_admitted()):
                 self._batch.preempt(request, step)
-            self._preempted_by_reset |= step.preempted
+            self._preempted_by_reset |= step.preempted.keys()
         return self.kv_cache_manager.reset_prefix_cache()
 
     def reset_encoder_cache(self) -> bool:

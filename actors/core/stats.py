@@ -43,6 +43,8 @@ class SchedulerStats:
     num_held_reqs: int = 0
     """Finished requests whose blocks a transfer still holds."""
     num_blocks: int = 0
+    block_size: int = 0
+    """Tokens."""
     num_free_blocks: int = 0
     """Blocks that no request holds: empty ones and those that only the prefix cache keeps."""
     kv_cache_usage: float = 0.0

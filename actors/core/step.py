@@ -18,6 +18,14 @@ from kv_transfer.connector import ProducerProgress
 from kv_transfer.params import TransferRole
 
 
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A request that lost its blocks in this step; so many tokens had been computed."""
+
+    request: Request
+    num_computed_tokens: int
+
+
 @dataclass(slots=True)
 class Step:
     """What a step may still take, and what it has taken.
@@ -27,6 +35,7 @@ class Step:
     steady_rows: decode one token each
     num_scheduled_tokens: of all other requests, in batch order
     new_block_ids: what a row gets beyond the blocks that the worker knows of
+    preempted: by request id, the first victim first
     """
 
     config: SchedulerConfig
@@ -38,7 +47,7 @@ class Step:
     new_block_ids: dict[int, list[int]] = field(default_factory=dict)
     spec_token_ids: dict[str, list[int]] = field(default_factory=dict)
     resumed: set[str] = field(default_factory=set)
-    preempted: set[str] = field(default_factory=set)
+    preempted: dict[str, Victim] = field(default_factory=dict)
     is_load_limit_reached: bool = False
     num_prompt_tokens: int = 0
     producer_progress: list[ProducerProgress] = field(default_factory=list)
@@ -134,7 +143,7 @@ class Step:
             scheduled_resumed_reqs=resumed,
             total_num_scheduled_tokens=int(batch.num_new_tokens.sum()),
             finished_req_ids=finished_req_ids,
-            preempted_req_ids=self.preempted,
+            preempted_req_ids=set(self.preempted),
             scheduled_spec_decode_tokens=self.spec_token_ids,
             scheduled_encoder_inputs=self.encoder.inputs,
             structured_output_request_ids={

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from actors.config import SchedulerConfig
+from actors.core.outputs import Preemption
 from actors.core.request import RequestStatus
 from actors.core.running_rows import RunningRows
 from actors.core.step import Step
@@ -136,3 +137,67 @@ def test_a_tiny_cache_changes_nobodys_tokens(chunked: bool, caching: bool) -> No
         assert driver.tokens_of(name) == reference_tokens(prompt, 14, eos=-1)
     pool = driver.scheduler.kv_cache_manager.block_pool
     assert pool.num_free_blocks == pool.num_blocks
+
+
+def test_the_client_of_a_preempted_request_is_told_what_it_had_and_how_long_it_will_wait() -> None:
+    driver = Driver(make_scheduler(num_blocks=4))
+    driver.scheduler.add_request(make_request("a", range(1, 8), max_tokens=6, ignore_eos=True))
+    driver.scheduler.add_request(make_request("b", range(21, 28), max_tokens=6, ignore_eos=True, client_index=3))
+    driver.step()
+    driver.step()
+    assert not [output for output in driver.outputs if output.preemption is not None]
+    [told] = driver.step()[3].others
+    assert (told.request_id, told.first_position, told.new_token_ids) == ("b", 2, [])
+    # It needs three blocks, and has them when a, which has 2 of 6 tokens, ends.
+    assert told.preemption == Preemption(num_computed_tokens=8, num_wait_steps=4)
+    driver.run()
+    assert len([output for output in driver.outputs if output.preemption is not None]) == 1
+
+
+def test_who_is_preempted_by_a_reset_is_not_offered_to_others() -> None:
+    driver = Driver(make_scheduler())
+    driver.scheduler.add_request(make_request("a", max_tokens=9, ignore_eos=True))
+    driver.step()
+    assert driver.scheduler.reset_prefix_cache(reset_running_requests=True)
+    driver.run()
+    assert not [output for output in driver.outputs if output.preemption is not None]
+
+
+def rows_with(*requests: tuple[int, int, int]) -> RunningRows:
+    """Requests that run: (tokens so far, tokens in the end, blocks)."""
+    rows = RunningRows(8, BLOCK_SIZE)
+    for index, (num_tokens, max_num_tokens, num_blocks) in enumerate(requests):
+        request = make_request(f"r{index}", num_tokens, max_tokens=max_num_tokens - num_tokens)
+        request.num_computed_tokens = num_tokens - 1
+        rows.add(request, num_slots=num_blocks * BLOCK_SIZE, runs_ahead=False)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("running", "num_blocks", "num_free", "expected"),
+    [
+        ([], 5, 0, 0),
+        ([(8, 20, 2)], 3, 1, 12),
+        ([(8, 20, 2)], 99, 1, 12),
+        # The first to end gives back two blocks, and the other takes one more meanwhile.
+        ([(8, 20, 2), (6, 10, 2)], 1, 0, 4),
+        ([(8, 20, 2), (6, 10, 2)], 2, 0, 12),
+        ([(8, 20, 2), (6, 10, 2)], 2, 1, 4),
+    ],
+)
+def test_room_comes_when_those_that_run_end(
+    running: list[tuple[int, int, int]], num_blocks: int, num_free: int, expected: int
+) -> None:
+    assert rows_with(*running).num_steps_until_free(num_blocks, num_free) == expected
+
+
+def test_victims_of_one_step_wait_for_each_other() -> None:
+    driver = Driver(make_scheduler(num_blocks=6))
+    for index, (name, max_tokens) in enumerate((("a", 6), ("b", 6), ("c", 13), ("d", 13), ("e", 13), ("f", 13))):
+        prompt = range(10 * index, 10 * index + 3)
+        driver.scheduler.add_request(make_request(name, prompt, max_tokens=max_tokens, ignore_eos=True))
+    driver.run_until_preempted()
+    told = {output.request_id: output.preemption for output in driver.outputs if output.preemption is not None}
+    assert [request.request_id for request in driver.scheduler.waiting] == ["d", "e", "f"]
+    # Two blocks each. When a and b end, after 4 more tokens, c has taken one of their four.
+    assert told == {"d": Preemption(4, 4), "e": Preemption(4, 11), "f": Preemption(4, 11)}
