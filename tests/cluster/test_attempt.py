@@ -148,10 +148,13 @@ async def test_an_engine_that_drops_a_request_for_its_deadline_is_not_to_blame(
     collecting = asyncio.create_task(collect(pair.serving.generate(replace(HELLO, timeout_s=60.0))))
     producer, consumer = await pair.next_requests()
     pair.prefill.send(producer, 0, "a", handed_over=True)
+    pair.decode.send(consumer, 1, "b")
+    for _ in range(20):
+        await asyncio.sleep(0)
 
     loop = asyncio.get_running_loop()
     later_s = loop.time() + 61.0
-    pair.decode.send(consumer, 1, "", finish_reason=FinishReason.ABORT, error="deadline exceeded")
+    pair.decode.send(consumer, 2, "", finish_reason=FinishReason.ABORT, error="deadline exceeded")
     # The engine's word is in before the timer of this end has gone off.
     monkeypatch.setattr(loop, "time", lambda: later_s)
 
