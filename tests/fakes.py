@@ -19,8 +19,8 @@ VOCAB_SIZE = 257
 class FakeEngine:
     """An EngineConnection whose outputs the test sends."""
 
-    def __init__(self, engine_id: str, role: EngineRole) -> None:
-        self._descriptor = EngineDescriptor(engine_id, 7, role, f"{engine_id}.example:1")
+    def __init__(self, engine_id: str, role: EngineRole, model_version: int = 1) -> None:
+        self._descriptor = EngineDescriptor(engine_id, 7, role, f"{engine_id}.example:1", model_version=model_version)
         self._streams: dict[str, asyncio.Queue[EngineCoreOutput | EngineLost | None]] = {}
         self._arrivals: asyncio.Queue[EngineCoreRequest] = asyncio.Queue()
         self.submitted: list[EngineCoreRequest] = []

@@ -54,6 +54,8 @@ class IngressProcess:
 
     async def update_membership(self, membership: Membership) -> None:
         """Follow a newer snapshot, once requests of every model version in it can be understood."""
+        if membership.version <= self.membership_version:
+            return
         await self._loader.load_all(membership.models)
         if membership.models and membership.version > self.membership_version:
             # Before engines are let go: their requests are to find that no others of their model will come.

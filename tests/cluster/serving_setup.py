@@ -43,8 +43,9 @@ class Pair:
         return self.prefill.num_unfinished_requests + self.decode.num_unfinished_requests
 
 
-def make_input_processor() -> InputProcessor:
-    return InputProcessor(MODEL, ModelTokenizer(byte_tokenizer()), wall_clock=lambda: 1000.0)
+def make_version(version: int, model: ModelDescription = MODEL) -> ModelVersion:
+    tokenizer = ModelTokenizer(byte_tokenizer())
+    return ModelVersion(version, InputProcessor(model, tokenizer, wall_clock=lambda: 1000.0), LeastLoadedPair())
 
 
 def make_serving(
@@ -52,11 +53,12 @@ def make_serving(
     max_requests_in_flight: int = 100,
     recovery_policy: RecoveryPolicy | None = None,
     pool: FakePool | None = None,
+    versions: ModelVersions | None = None,
 ) -> Serving:
     """Serving whose clock goes on by one second with each reading. It recovers nothing unless it is told to."""
     ticks = count()
     return Serving(
-        ModelVersions(ModelVersion(1, make_input_processor(), LeastLoadedPair())),
+        versions or ModelVersions(make_version(1)),
         pool or FakePool(*engines),
         recovery_policy=recovery_policy or RecoveryPolicy(max_attempts=1),
         max_requests_in_flight=max_requests_in_flight,

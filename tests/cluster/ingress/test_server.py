@@ -12,7 +12,6 @@ from grpc_reflection.v1alpha import reflection_pb2
 from actors.core.outputs import TokenLogprobs
 from actors.core.request import FinishReason
 from cluster.client import CallFailed, GenerateClient
-from cluster.engine_connection import EngineRole
 from cluster.errors import AddressUnavailable
 from cluster.ingress.protos.raypd.v1 import generate_pb2
 from cluster.serving import Serving
@@ -24,7 +23,7 @@ from tests.cluster.serving_setup import (
     make_serving,
     prefill_timings,
 )
-from tests.fakes import VOCAB_SIZE, FakeEngine
+from tests.fakes import VOCAB_SIZE
 
 
 @asynccontextmanager

@@ -1,0 +1,129 @@
+"""An ingress that gets ready for the models of its cluster."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from actors.config import ModelFacts
+from cluster.client import GenerateClient
+from cluster.config import DEMO_MODEL, ClusterConfig, IngressConfig
+from cluster.errors import TokenizerUnusable
+from cluster.ingress.model_loader import ModelLoader
+from cluster.ingress.process import IngressProcess
+from cluster.model_versions import ModelVersion, ModelVersions
+from cluster.pool.membership import Membership, ServedModel
+from cluster.router.least_loaded import LeastLoadedPair
+from cluster.router.prefix_aware import PrefixAwarePair
+from tests.cluster.serving_setup import FakeAdmin
+from tests.kv_transfer.connected_workers import LAYOUT
+
+FACTS = ModelFacts(max_model_len=64, vocab_size=257, eos_token_ids=(256,), layout=LAYOUT)
+FIRST = ServedModel(1, str(DEMO_MODEL), FACTS)
+
+
+async def loaded(loader: ModelLoader, versions: ModelVersions, model: ServedModel) -> ModelVersion:
+    await loader.load(model)
+    version = versions.get(model.version)
+    assert version is not None
+    return version
+
+
+async def test_a_model_is_loaded_once_and_its_facts_may_change() -> None:
+    versions = ModelVersions()
+    loader = ModelLoader(ClusterConfig(served_model_name="m"), versions)
+    first = await loaded(loader, versions, FIRST)
+    assert not loader.is_empty
+    assert await loaded(loader, versions, FIRST) is first
+    shorter = await loaded(loader, versions, replace(FIRST, facts=replace(FACTS, max_model_len=32)))
+    assert (first.input_processor.model.max_model_len, shorter.input_processor.model.max_model_len) == (64, 32)
+    assert shorter.input_processor.model.name == "m"
+    assert shorter.input_processor.tokenizer is first.input_processor.tokenizer
+    assert shorter.router is first.router, "it knows where prefixes are"
+
+
+async def test_each_version_has_a_tokenizer_and_a_router_of_its_own(tmp_path: Path) -> None:
+    versions = ModelVersions()
+    loader = ModelLoader(ClusterConfig(), versions)
+    other = shutil.copytree(DEMO_MODEL, tmp_path / "other")
+    first = await loaded(loader, versions, FIRST)
+    second = await loaded(loader, versions, ServedModel(2, str(other), FACTS))
+    assert first.input_processor.tokenizer is not second.input_processor.tokenizer
+    assert isinstance(first.router, PrefixAwarePair)
+    assert isinstance(second.router, PrefixAwarePair)
+    assert first.router is not second.router
+    assert first.input_processor.model.name == second.input_processor.model.name == DEMO_MODEL.name
+
+
+async def test_a_version_that_has_left_is_loaded_again_if_it_comes_back() -> None:
+    versions = ModelVersions()
+    loader = ModelLoader(ClusterConfig(ingress=IngressConfig(router="least_loaded")), versions)
+    first = await loaded(loader, versions, FIRST)
+    assert isinstance(first.router, LeastLoadedPair)
+    await loaded(loader, versions, replace(FIRST, version=2))
+    versions.keep({2})
+    assert versions.get(1) is None
+    assert (await loaded(loader, versions, FIRST)).version == 1
+
+
+async def test_a_model_without_a_tokenizer_gets_no_requests_and_the_others_do(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    versions = ModelVersions()
+    loader = ModelLoader(ClusterConfig(), versions)
+    broken = ServedModel(2, str(tmp_path), FACTS)
+    with pytest.raises(TokenizerUnusable):
+        await loader.load(broken)
+    await loader.load_all([broken, replace(FIRST, version=3)])
+    assert (2 in versions, 3 in versions) == (False, True)
+    assert "a model version gets no requests" in caplog.text
+
+
+# -- the ingress as a whole ------------------------------------------------------------------------------------------
+
+
+def make_process(model: Path = DEMO_MODEL) -> IngressProcess:
+    ingress = IngressConfig(port=0)
+    config = ClusterConfig(ingress=ingress)
+    return IngressProcess(
+        config.model_copy(update={"model": config.model.model_copy(update={"model": str(model)})}), FakeAdmin()
+    )
+
+
+async def test_without_any_named_model_it_serves_the_configured_one() -> None:
+    process = make_process()
+    try:
+        assert await process.start(FACTS)
+    finally:
+        await process.drain(0)
+
+
+async def test_an_ingress_that_comes_late_needs_only_the_models_that_still_serve(tmp_path: Path) -> None:
+    process = make_process(tmp_path / "deleted meanwhile")
+    with pytest.raises(TokenizerUnusable):
+        await process.start(FACTS)
+    await process.update_membership(Membership(0, ()).with_model(replace(FIRST, version=2)))
+    try:
+        assert await process.start(FACTS)
+    finally:
+        await process.drain(0)
+
+
+async def test_the_newest_model_is_described_and_an_older_snapshot_forgets_none() -> None:
+    process = make_process()
+    old = Membership(0, ()).with_model(FIRST)
+    new = old.with_model(ServedModel(2, str(DEMO_MODEL), replace(FACTS, max_model_len=32)))
+    await process.update_membership(new)
+    await process.update_membership(old)
+    assert process.membership_version == new.version
+    try:
+        port = await process.start(FACTS)
+        async with GenerateClient(f"127.0.0.1:{port}") as client:
+            assert (await client.get_model()).max_model_len == 32
+            await process.update_membership(new.with_model(replace(FIRST, version=3)))
+            assert (await client.get_model()).max_model_len == 64
+    finally:
+        await process.drain(0)
