@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from queue import Empty, Queue
 
@@ -22,14 +23,17 @@ _STOP_TIMEOUT_S = 60.0
 class ServeProcess:
     """Starts on construction; wait_until_ready() gives the address."""
 
-    def __init__(self, config: dict[str, object], directory: Path, *arguments: str) -> None:
+    def __init__(
+        self, config: dict[str, object], directory: Path, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """environment: besides ours, of which Ray's variables are left out."""
         config_file = directory / "cluster.yaml"
         config_file.write_text(yaml.safe_dump(config))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "cluster", "serve", "--config", str(config_file), "--port", "0", *arguments],
             cwd=ROOT,
-            env=environment | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+            env=inherited | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | dict(environment or {}),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,0 +1,47 @@
+"""`make chaos`: a run of its own, with its report."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tests.chaos.chaos_run import Chaos, chaos_cluster, check_report, possible_kinds, run_chaos
+from tests.chaos.faults import FaultKind
+from tests.checkpoints import make_checkpoint
+
+app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+
+
+@app.command()
+def run(
+    seed: Annotated[int, typer.Option(envvar="RAYPD_CHAOS_SEED")] = 1,
+    faults: Annotated[int, typer.Option(envvar="RAYPD_CHAOS_FAULTS")] = 40,
+    requests: Annotated[int, typer.Option(envvar="RAYPD_CHAOS_REQUESTS", help="At least.")] = 600,
+    rate: Annotated[float, typer.Option(envvar="RAYPD_CHAOS_RATE", help="Requests per second.")] = 5.0,
+    delay: Annotated[float, typer.Option(help="Mean seconds between the end of a fault and the next.")] = 1.5,
+    only: Annotated[list[FaultKind] | None, typer.Option(help="Kinds of faults; default: all.")] = None,
+    report_file: Annotated[Path, typer.Option(help="Where the report goes, as JSON.")] = Path("chaos.json"),
+) -> None:
+    """Serve under load and under fire; exit 0 if nothing was lost, changed, hung or left behind."""
+    console = Console()
+    kinds, why_not = possible_kinds()
+    if why_not:
+        console.print(f"without cuts: {why_not}")
+    chaos = Chaos(seed, requests, faults, rate, delay, kinds=kinds & frozenset(only or FaultKind))
+    with tempfile.TemporaryDirectory(prefix="raypd-chaos-") as directory:
+        model_directory = make_checkpoint("llama", Path(directory) / "llama")
+        with chaos_cluster(model_directory, Path(directory)) as (address, processes):
+            report = asyncio.run(run_chaos(chaos, address, processes, model_directory))
+            report.write(report_file)
+            report.show(console)
+            check_report(report)
+    console.print("nothing was lost, changed, hung or left behind")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,134 @@
+"""One run: a 2P+2D cluster, clients, faults, and what has to hold during and after it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from cluster.client import GenerateClient
+from tests.chaos.assault import Assault
+from tests.chaos.clients import FAULTS_OF_OURS, Clients, learn_answers
+from tests.chaos.cuts import CannotCut, check_can_cut
+from tests.chaos.faults import CUTS, ENGINE_TIMEOUT_S, HEARTBEAT_TIMEOUT_S, FaultKind, draw_faults
+from tests.chaos.processes import CONTROLLER, ENGINE, INGRESS, MarkedProcesses
+from tests.chaos.ray_head import RayHead
+from tests.chaos.report import ChaosReport, make_report
+from tests.chaos.visits import PATIENCE_S, draw_questions, draw_visits
+from tests.chaos.watch import StatusWatch
+from tests.integration.served import ServeProcess
+
+_CALM_TIMEOUT_S: Final = 90.0
+_IDLE_TIMEOUT_S: Final = PATIENCE_S + 30.0
+_GONE_TIMEOUT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chaos:
+    """What a run is made of; everything else follows from the seed.
+
+    num_requests: at least; they go on coming until the last fault is over
+    """
+
+    seed: int
+    num_requests: int
+    num_faults: int
+    requests_per_s: float = 5.0
+    mean_delay_s: float = 1.5
+    num_questions: int = 24
+    kinds: Collection[FaultKind] = field(default_factory=lambda: frozenset(FaultKind))
+
+
+@contextmanager
+def chaos_cluster(model_directory: Path, directory: Path) -> Iterator[tuple[str, MarkedProcesses]]:
+    """A cluster's address, and its processes. At the end nothing may be left of it. Raises AssertionError.
+
+    directory: for its configuration
+    """
+    processes = MarkedProcesses()
+    memory_files = set(Path("/dev/shm").iterdir())
+    head = RayHead(4, processes.environment)
+    try:
+        head.wait_until_up()
+        serve = ServeProcess(_config(model_directory, head.address), directory, environment=head.environment)
+        try:
+            yield serve.wait_until_ready(), processes
+            assert serve.stop() == 0, "\n".join(serve.lines)
+        finally:
+            serve.kill_if_alive()
+        assert not (left := head.leftovers()), f"after serve has stopped, Ray still has {left}"
+        _check_gone([process for title in (CONTROLLER, INGRESS, ENGINE) for process in processes.titled(title)])
+    finally:
+        head.stop()
+        left_over = list(processes.all())
+        for process in left_over:
+            process.kill()
+    assert not left_over, f"left running: {left_over}"
+    left_files = set(Path("/dev/shm").iterdir()) - memory_files
+    assert not left_files, f"left behind: {left_files}"
+
+
+async def run_chaos(chaos: Chaos, address: str, processes: MarkedProcesses, model_directory: Path) -> ChaosReport:
+    """Let clients and faults come, and wait until the cluster is whole and at rest. Raises AssertionError."""
+    faults = draw_faults(chaos.seed, chaos.num_faults, chaos.mean_delay_s, chaos.kinds)
+    questions = draw_questions(chaos.seed, chaos.num_questions)
+    watch, is_over = StatusWatch(address), asyncio.Event()
+    assault = Assault(processes, watch)
+    async with watch.watching():
+        async with GenerateClient(address) as client:
+            answers = await learn_answers(client, questions, model_directory)
+        started_s = time.monotonic()
+        clients = Clients(address, questions, answers, f"chaos-{chaos.seed}")
+        visits = draw_visits(chaos.seed, chaos.requests_per_s, questions)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(clients.come(visits, chaos.num_requests, is_over))
+            for fault in faults:
+                await assault.carry_out(fault)
+            await watch.until_calm(_CALM_TIMEOUT_S)
+            is_over.set()
+        duration_s = time.monotonic() - started_s
+        await watch.until_idle(_IDLE_TIMEOUT_S)
+    return make_report(chaos.seed, duration_s, assault.records, clients.results, watch)
+
+
+def check_report(report: ChaosReport) -> None:
+    """Nothing has happened that never may. Raises AssertionError."""
+    bad = {outcome.value: count for outcome in FAULTS_OF_OURS if (count := report.outcomes[outcome.value])}
+    assert not bad, f"seed {report.seed}: {bad}\n" + "\n".join(report.errors)
+
+
+def possible_kinds() -> tuple[frozenset[FaultKind], str]:
+    """What can be done on this machine, and why not all, if not."""
+    try:
+        check_can_cut()
+    except CannotCut as error:
+        return frozenset(FaultKind) - CUTS, str(error)
+    return frozenset(FaultKind), ""
+
+
+def _config(model_directory: Path, ray_address: str) -> dict[str, object]:
+    return {
+        "model": {"model": str(model_directory), "dtype": "float32"},
+        "cache": {"num_blocks": 256},
+        "scheduler": {"max_num_batched_tokens": 48, "max_num_seqs": 32},
+        "parallel": {"num_threads": 1},
+        "prefill": {"count": 2, "num_cpus": 0.5},
+        "decode": {"count": 2, "num_cpus": 0.5},
+        "ingress": {"engine_timeout_s": ENGINE_TIMEOUT_S},
+        "kv_transfer": {"connect_timeout_s": 3.0, "chunk_timeout_s": 3.0, "handoff_timeout_s": 20.0},
+        "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S,
+        "engine_host": "127.0.0.1",
+        "ray": {"address": ray_address},
+        "drain_timeout_s": 5,
+    }
+
+
+def _check_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=_GONE_TIMEOUT_S)
+    assert not alive, f"after serve has stopped, these run on: {[' '.join(process.cmdline()) for process in alive]}"

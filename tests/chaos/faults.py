@@ -1,0 +1,116 @@
+"""Which faults come, when, and to whom: drawn from a seed, so that the same seed draws the same ones again.
+
+What a fault does from outside is in assault.py. Deaths cost: a new engine takes seconds of CPU to load, and a slot that
+has died five times in ten minutes is quarantined. So they come only while the whole cluster serves, take turns over the
+slots, and no slot gets more than MAX_DEATHS_OF_A_SLOT of them; whatever else is drawn takes their place.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+ENGINE_IDS: Final = ("prefill-0", "prefill-1", "decode-0", "decode-1")
+ENGINE_TIMEOUT_S: Final = 2.0
+"""The cluster's ingress.engine_timeout_s."""
+HEARTBEAT_TIMEOUT_S: Final = 6.0
+"""The cluster's heartbeat_timeout_s."""
+MAX_DEATHS_OF_A_SLOT: Final = 4
+
+
+class FaultKind(StrEnum):
+    """What happens."""
+
+    KILL_PREFILL = "kill prefill"
+    KILL_DECODE = "kill decode"
+    SHORT_STOP = "short stop"
+    """SIGSTOP of an engine, and SIGCONT before anybody has given it up."""
+    LONG_STOP = "long stop"
+    """SIGCONT comes when its requests have gone elsewhere; the engine serves again."""
+    STOP_UNTIL_REPLACED = "stop until replaced"
+    """SIGCONT comes when the controller has replaced it."""
+    CUT_CONTROL = "cut control"
+    """An engine's control streams with other engines."""
+    CUT_DATA = "cut data"
+    """The data links on which an engine sends."""
+    CUT_SESSION = "cut session"
+    """The ingress's session with an engine."""
+    KILL_CONTROLLER = "kill controller"
+    KILL_INGRESS = "kill ingress"
+
+
+DEATHS: Final = frozenset({FaultKind.KILL_PREFILL, FaultKind.KILL_DECODE, FaultKind.STOP_UNTIL_REPLACED})
+CUTS: Final = frozenset({FaultKind.CUT_CONTROL, FaultKind.CUT_DATA, FaultKind.CUT_SESSION})
+NEED_CALM: Final = DEATHS | {FaultKind.LONG_STOP, FaultKind.KILL_INGRESS}
+"""Come only while every engine serves: a request that loses two engines is given up, by design."""
+
+_WEIGHTS: Final = {
+    FaultKind.KILL_PREFILL: 8,
+    FaultKind.KILL_DECODE: 8,
+    FaultKind.SHORT_STOP: 20,
+    FaultKind.LONG_STOP: 8,
+    FaultKind.STOP_UNTIL_REPLACED: 2,
+    FaultKind.CUT_CONTROL: 18,
+    FaultKind.CUT_DATA: 18,
+    FaultKind.CUT_SESSION: 8,
+    FaultKind.KILL_CONTROLLER: 5,
+    FaultKind.KILL_INGRESS: 5,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault.
+
+    engine_id: empty if it is none of an engine's
+    delay_s:   after the fault before it
+    stopped_s: how long an engine stays stopped, if that is the fault and nothing else ends it
+    """
+
+    kind: FaultKind
+    engine_id: str
+    delay_s: float
+    stopped_s: float = 0.0
+
+    @property
+    def needs_calm(self) -> bool:
+        """Whether it waits until every engine serves."""
+        return self.kind in NEED_CALM
+
+
+def draw_faults(seed: int, num_faults: int, mean_delay_s: float, kinds: Collection[FaultKind]) -> list[Fault]:
+    """So many faults, each kind at least once if there are enough, in an order of the seed's."""
+    rng = random.Random(f"faults {seed}")
+    allowed = [kind for kind in FaultKind if kind in kinds]
+    drawn = rng.sample(allowed, min(num_faults, len(allowed)))
+    drawn += rng.choices(allowed, [_WEIGHTS[kind] for kind in allowed], k=num_faults - len(drawn))
+    rng.shuffle(drawn)
+    deaths: Counter[str] = Counter()
+    return [_draw_fault(rng, kind, mean_delay_s, deaths) for kind in drawn]
+
+
+def _draw_fault(rng: random.Random, kind: FaultKind, mean_delay_s: float, deaths: Counter[str]) -> Fault:
+    if kind in DEATHS and not (slots := _slots_for(kind, deaths)):
+        kind = FaultKind.SHORT_STOP
+    delay_s = rng.uniform(0.5, 1.5) * mean_delay_s
+    if kind in {FaultKind.KILL_CONTROLLER, FaultKind.KILL_INGRESS}:
+        return Fault(kind, "", delay_s)
+    if kind in DEATHS:
+        engine_id = min(rng.sample(slots, len(slots)), key=deaths.__getitem__)
+        deaths[engine_id] += 1
+        return Fault(kind, engine_id, delay_s)
+    stopped_s = 0.0
+    if kind is FaultKind.SHORT_STOP:
+        stopped_s = rng.uniform(0.05, 0.6) * ENGINE_TIMEOUT_S
+    elif kind is FaultKind.LONG_STOP:
+        stopped_s = ENGINE_TIMEOUT_S + rng.uniform(0.3, 1.5)
+    return Fault(kind, rng.choice(ENGINE_IDS), delay_s, stopped_s)
+
+
+def _slots_for(kind: FaultKind, deaths: Counter[str]) -> Sequence[str]:
+    role = {FaultKind.KILL_PREFILL: "prefill", FaultKind.KILL_DECODE: "decode"}.get(kind, "")
+    return [slot for slot in ENGINE_IDS if slot.startswith(role) and deaths[slot] < MAX_DEATHS_OF_A_SLOT]
