@@ -59,6 +59,7 @@ class _Session:
         self.attempts: dict[str, int] = {}
         self.batches: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue(_MAX_QUEUED_BATCHES)
         self.is_cut = asyncio.Event()
+        self.next_stats_s = 0.0
 
     def put(self, batch: EngineCoreOutputs) -> None:
         for request_id in batch.finished_req_ids:
@@ -147,12 +148,16 @@ class SessionServer:
             self._engine.abort(list(session.attempts.items()), session.client_index)
 
     async def _next_batch(self, session: _Session) -> EngineCoreOutputs:
-        """The next batch, or a heartbeat with the engine's counters when none came for a while."""
+        """The next batch, twice a second with the engine's counters; these alone if there is no batch."""
         try:
-            async with asyncio.timeout(_HEARTBEAT_S):
-                return await session.batches.get()
+            async with asyncio.timeout_at(session.next_stats_s):
+                batch = await session.batches.get()
         except TimeoutError:
-            return EngineCoreOutputs(scheduler_stats=self._engine.stats)
+            batch = EngineCoreOutputs()
+        if (now_s := self._loop.time()) >= session.next_stats_s:
+            session.next_stats_s = now_s + _HEARTBEAT_S
+            batch.scheduler_stats = self._engine.stats
+        return batch
 
     async def _read(self, messages: AsyncIterator[ClientMessage], session: _Session) -> None:
         """Until the client hangs up: then the heartbeat's turn ends the session."""

@@ -3,6 +3,9 @@
 Who may end it: a finished output of the decode engine; one of the prefill engine, if its first token ended the request.
 What the prefill engine's failure does not end: the decode engine goes on by its own recovery policy (it prefills
 itself), so its outputs are waited for. What the decode engine's failure always ends: the attempt.
+A preempted request may move: its decode engine and a second one, its successor, then have it both, and the one that
+gives the next token first keeps it. So the first one's blocks stay cached until the successor has fetched them, and
+nothing is lost if the successor cannot have it after all.
 Invariant: when the attempt is closed, each engine has said its last word on the request, or has been told to abort it.
 """
 
@@ -32,7 +35,7 @@ class EngineStream:
     """What one engine says about the request, from submit on."""
 
     def __init__(self, connection: EngineConnection, request: EngineCoreRequest) -> None:
-        self._connection = connection
+        self.connection = connection
         self._request_id = request.request_id
         self._attempt = request.attempt
         self._outputs = connection.submit(request)
@@ -70,7 +73,7 @@ class EngineStream:
         """Let the engine free what the request holds there, unless it has already said its last word."""
         if self.is_open:
             self.is_open = False
-            self._connection.abort(self._request_id)
+            self.connection.abort(self._request_id)
 
     @property
     def report(self) -> EngineReport:
@@ -89,6 +92,8 @@ class Attempt:
         self._order = OutputOrder(request.output_token_ids)
         self._ready: deque[EngineCoreOutput] = deque()
         self._prefill: EngineStream | None = None
+        self._successor: EngineStream | None = None
+        self._predecessors: list[EngineStream] = []
         # Reads of both engines at once; empty as soon as the prefill engine is through.
         self._reads: dict[EngineStream, asyncio.Task[EngineCoreOutput | None]] = {}
 
@@ -123,9 +128,30 @@ class Attempt:
         return self._order.token_ids
 
     @property
+    def route(self) -> Route[EngineConnection]:
+        """The engines that have it now."""
+        return replace(self._route, decode=self._decode.connection)
+
+    @property
+    def num_moves(self) -> int:
+        """How often another decode engine has taken it over."""
+        return len(self._predecessors)
+
+    @property
+    def can_move(self) -> bool:
+        """Whether its output so far comes without a gap from an engine that has it alone."""
+        is_alone = self._successor is None and not self._is_prefilling
+        return is_alone and self._decode.is_open and not self._order.has_gap
+
+    def move(self, decode: EngineConnection, request: EngineCoreRequest) -> None:
+        """Let another decode engine have it too. request: what goes on from token_ids there, under an id of its own."""
+        assert self.can_move, "two engines at most decode it"
+        self._successor = EngineStream(decode, request)
+
+    @property
     def lost_engine_ids(self) -> set[str]:
         """The engines that are thought to have died while they had the request, since the decode engine went on."""
-        suspects = [self._decode] if self.has_decoded else self._streams
+        suspects = [self._decode] if self.has_decoded else [*self._streams, *self._predecessors]
         return {stream.engine_id for stream in suspects if stream.has_died}
 
     @property
@@ -146,7 +172,9 @@ class Attempt:
     @property
     def prefill_timings(self) -> RequestTimings | None:
         """Of the engine that computed the prompt, if it has reported."""
-        return (self._prefill and self._prefill.timings) or self._decode.timings
+        # What a successor found was put there by its predecessor.
+        decode = self._predecessors[0] if self._predecessors else self._decode
+        return (self._prefill and self._prefill.timings) or decode.timings
 
     def __aiter__(self) -> Self:
         """Outputs in order, every position once; the last of the request has a finish_reason."""
@@ -161,10 +189,15 @@ class Attempt:
                     stream, output = await self._next_of_any()
             except TimeoutError:
                 raise DeadlineExceeded(self._request.request_id) from None
+            if stream not in self._streams:
+                continue  # Another one was quicker.
             if output is None:
                 self._on_silent_end(stream)
-            else:
+            elif output.preemption is None:
+                self._settle_move(stream)
                 self._ready.extend(self._in_order(output))
+            elif self.can_move:
+                self._ready.append(output)
         return self._ready.popleft()
 
     async def _next_of_any(self) -> tuple[EngineStream, EngineCoreOutput | None]:
@@ -187,24 +220,52 @@ class Attempt:
             raise OutputsDiverged(request_id, str(exc), num_new_tokens=num_new_tokens, can_resume=True) from exc
 
     def _on_silent_end(self, stream: EngineStream) -> None:
+        if stream is self._successor:
+            self._successor = None
+            logger.info("a move has failed, the request stays", extra=self._fields(stream))
+            return
         if stream.failure is None:
+            return
+        if stream is self._decode and self._successor is not None:
+            logger.warning("its engine has failed, a preempted request moves at once", extra=self._fields(stream))
+            self._settle_move(self._successor)
             return
         if stream is self._decode:
             raise self._failed(stream.failure, can_resume=stream.was_lost)
         logger.warning(
             "prefill failed, the decode engine goes on",
-            extra={"request_id": self._request.request_id, "engine_id": stream.engine_id, "reason": stream.failure},
+            extra=self._fields(stream),
         )
+
+    def _settle_move(self, winner: EngineStream) -> None:
+        """Of two decode engines, leave the request to the winner alone."""
+        successor, self._successor = self._successor, None
+        if successor is None:
+            return
+        if winner is not successor:
+            successor.abort()
+            logger.info("a move was not needed", extra=self._fields(successor))
+            return
+        self._decode.abort()
+        self._predecessors.append(self._decode)
+        self._decode = successor
+
+    def _fields(self, stream: EngineStream) -> dict[str, str | None]:
+        """For the log."""
+        return {"request_id": self._request.request_id, "engine_id": stream.engine_id, "reason": stream.failure}
 
     def _fail_if_nothing_can_follow(self) -> None:
         """A gap can only be filled by the prefill engine, and only an open stream can bring the end."""
-        is_prefill_over = self._prefill is None or not self._is_listening(self._prefill)
-        if self._order.has_gap and is_prefill_over:
+        if self._order.has_gap and not self._is_prefilling:
             raise self._failed(f"position {len(self.token_ids)} of the output is missing", can_resume=True)
         if not any(self._is_listening(stream) for stream in self._streams):
             reasons = [stream.failure for stream in self._streams if stream.failure is not None]
             was_lost = any(stream.was_lost for stream in self._streams)
             raise self._failed("; ".join(reasons) or "its engines let go of it unfinished", can_resume=was_lost)
+
+    @property
+    def _is_prefilling(self) -> bool:
+        return self._prefill is not None and self._is_listening(self._prefill)
 
     def _is_listening(self, stream: EngineStream) -> bool:
         return stream.is_open or stream in self._reads
@@ -223,7 +284,7 @@ class Attempt:
 
     @property
     def _streams(self) -> list[EngineStream]:
-        return [self._decode] if self._prefill is None else [self._prefill, self._decode]
+        return [stream for stream in (self._prefill, self._decode, self._successor) if stream is not None]
 
     def _with_ticket(self, role: TransferRole, peer: EngineConnection) -> EngineCoreRequest:
         request, address = self._request, peer.descriptor.kv_address

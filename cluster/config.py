@@ -59,6 +59,10 @@ class IngressConfig(_Settings):
         "requests go on elsewhere.",
     )
     max_attempts: int = Field(4, ge=1, description="How often a request is submitted at most if its engines fail.")
+    move_preempted: bool = Field(
+        True,
+        description="Let another decode engine go on with a request that lacks blocks here, where that is quicker.",
+    )
     recovery_timeout_s: float = Field(
         60.0, ge=0, description="How long a request whose engine failed waits for one that can go on with it."
     )

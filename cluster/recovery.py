@@ -5,6 +5,8 @@ and goes on at the next position. Tokens are a function of (seed, position) and 
 nothing of it but a pause. Each attempt has an id of its own at the engines: what is left of an earlier one cannot be
 taken for it.
 
+A request that its decode engine has preempted may go on elsewhere too (moves.py). That is no failure, and no attempt.
+
 A request is given up after max_attempts, and after two engines have died with it: it may be what kills them. An engine
 that has decoded more of it clears it of the deaths before: what killed those was not in what that engine computed.
 """
@@ -16,12 +18,14 @@ import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
-from actors.core.outputs import EngineCoreOutput, RequestTimings
+from actors.core.outputs import EngineCoreOutput, Preemption, RequestTimings
 from actors.core.request import EngineCoreRequest
 from cluster.attempt import Attempt
 from cluster.engine_connection import EngineConnection, EnginePool
-from cluster.errors import DeadlineExceeded, EngineFailed, NoEngineAvailable
+from cluster.errors import DeadlineExceeded, EngineFailed, ModelVersionLeft, NoEngineAvailable
+from cluster.moves import Moves, PreemptedRequest
 from cluster.router.base import Route, Router
+from kv_transfer.params import PrefixSource
 
 logger = logging.getLogger(__name__)
 
@@ -50,14 +54,18 @@ class Recovery:
         request: EngineCoreRequest,
         deadline_s: float | None,
         policy: RecoveryPolicy,
+        moves: Moves | None = None,
     ) -> None:
-        """deadline_s: on the event loop's clock."""
+        """deadline_s: on the event loop's clock. moves: without it a preempted request stays where it is."""
         self._router = router
         self._engines = engines
         self._original = request
         self._request = request
         self._deadline_s = deadline_s
         self._policy = policy
+        self._moves = moves
+        self._num_moves_begun = 0
+        self._num_moves_before = 0
         self._num_engines_lost = 0
         self._prefill_timings: RequestTimings | None = None
         self.attempt: Attempt | None = None
@@ -70,7 +78,13 @@ class Recovery:
     @property
     def num_attempts(self) -> int:
         """Attempts that were begun."""
-        return self._request.attempt - self._original.attempt + (self.attempt is not None)
+        num_resubmissions = self._request.attempt - self._original.attempt - self._num_moves_begun
+        return num_resubmissions + (self.attempt is not None)
+
+    @property
+    def num_moves(self) -> int:
+        """How often another decode engine has taken it over after a preemption."""
+        return self._num_moves_before + (self.attempt.num_moves if self.attempt is not None else 0)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -94,9 +108,12 @@ class Recovery:
                 async with Attempt(route, self._request, self._deadline_s) as attempt:
                     self.attempt = attempt
                     async for output in attempt:
+                        if output.preemption is not None:
+                            self._move_or_stay(attempt, output.preemption)
+                            continue
                         if output.finish_reason is not None:
                             # Before it is told: the client's next turn may follow at once.
-                            self._router.on_end(self._original, attempt.token_ids, route)
+                            self._router.on_end(self._original, attempt.token_ids, attempt.route)
                         yield output
                         if output.finish_reason is not None:
                             return
@@ -106,6 +123,37 @@ class Recovery:
                 self._prefill_timings = self._prefill_timings or attempt.prefill_timings
                 self._give_up_or_go_on(failure, attempt, is_last=number == self._policy.max_attempts)
                 route = await self._choose_again(failure)
+                self._num_moves_before += attempt.num_moves
+
+    def _move_or_stay(self, attempt: Attempt, preemption: Preemption) -> None:
+        """Let another engine go on with a preempted request, if one has room for it and that is quicker."""
+        if self._moves is None:
+            return
+        try:
+            engines = self._engines.snapshot()
+        except ModelVersionLeft:
+            return  # Where it is, it can end.
+        num_tokens = self.num_prompt_tokens + len(attempt.token_ids)
+        preempted = PreemptedRequest(num_tokens, preemption.num_wait_steps, self._num_moves_begun)
+        here = attempt.route.decode.descriptor
+        target = self._moves.find_target(preempted, here, engines)
+        if target is None:
+            return
+        self._num_moves_begun += 1
+        request = self._resubmit(attempt)
+        attempt.move(
+            target, replace(request, prefix_source=PrefixSource(here.kv_address, preemption.num_computed_tokens))
+        )
+        logger.info(
+            "a preempted request moves",
+            extra={
+                "request_id": self._original.request_id,
+                "engine_id": here.engine_id,
+                "target_engine_id": target.descriptor.engine_id,
+                "num_tokens": num_tokens,
+                "num_wait_steps": preemption.num_wait_steps,
+            },
+        )
 
     def _give_up_or_go_on(self, failure: EngineFailed, attempt: Attempt, *, is_last: bool) -> None:
         token_ids = list(attempt.token_ids)
@@ -121,10 +169,18 @@ class Recovery:
             "a request goes on elsewhere",
             extra={"request_id": request_id, "num_output_tokens": len(token_ids), "reason": str(failure)},
         )
+        self._resubmit(attempt)
+
+    def _resubmit(self, attempt: Attempt) -> EngineCoreRequest:
+        """The request as another engine gets it: under a new id, and with the tokens so far."""
         number = self._request.attempt + 1
         self._request = replace(
-            self._original, request_id=f"{request_id}+{number}", attempt=number, output_token_ids=token_ids
+            self._original,
+            request_id=f"{self._original.request_id}+{number}",
+            attempt=number,
+            output_token_ids=list(attempt.token_ids),
         )
+        return self._request
 
     def _choose(self) -> Route[EngineConnection]:
         return self._router.choose(self._request, self._engines.snapshot())

@@ -12,6 +12,7 @@ from cluster.engine_connection import EnginePool
 from cluster.errors import EngineFailed, FieldViolation, InvalidRequest, ModelVersionLeft, Overloaded
 from cluster.generation import GenerateChunk, GenerateEnd, GenerateRequest, GenerateTimings, Usage
 from cluster.model_versions import EnginesOfVersion, ModelVersion, ModelVersions
+from cluster.moves import Moves
 from cluster.output_processor import OutputProcessor, ProcessedOutput
 from cluster.recovery import Recovery, RecoveryPolicy
 from cluster.status import RequestView
@@ -32,11 +33,13 @@ class Serving:
         max_requests_in_flight: int = 1024,
         retry_delay_s: float = 1.0,
         recovery_policy: RecoveryPolicy | None = None,
+        moves: Moves | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """versions: of the model; at least one
 
         retry_delay_s: what a client is told that comes when max_requests_in_flight are there already
+        moves: without it preempted requests stay where they are
         """
         self._versions = versions
         self._engines = engines
@@ -44,6 +47,8 @@ class Serving:
         self._retry_delay_s = retry_delay_s
         self._clock = clock
         self._recovery_policy = recovery_policy or RecoveryPolicy()
+        self._moves = moves
+        self._num_moves_of_ended = 0
         self._in_flight: dict[str, _InFlight] = {}
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
@@ -74,7 +79,9 @@ class Serving:
         engine_request = await model.input_processor.process(request)
         tokenizer = model.input_processor.tokenizer
         output_processor = OutputProcessor(tokenizer.backend, engine_request, request.sampling)
-        recovery = Recovery(model.router, engines, engine_request, in_flight.deadline_s, self._recovery_policy)
+        recovery = Recovery(
+            model.router, engines, engine_request, in_flight.deadline_s, self._recovery_policy, self._moves
+        )
         in_flight.recovery = recovery
         # Told to the client in its first chunk: a request can only be resumed with the seed that it began with.
         seed: int | None = engine_request.sampling_params.seed
@@ -103,6 +110,11 @@ class Serving:
         """Requests that generate() is working on."""
         return len(self._in_flight)
 
+    @property
+    def num_moves(self) -> int:
+        """How often another decode engine has taken over a preempted request."""
+        return self._num_moves_of_ended + sum(in_flight.num_moves for in_flight in self._in_flight.values())
+
     def requests_in_flight(self) -> tuple[RequestView, ...]:
         """What generate() is working on, oldest first, for people to see."""
         return tuple(in_flight.view() for in_flight in self._in_flight.values())
@@ -118,6 +130,7 @@ class Serving:
         try:
             yield in_flight
         finally:
+            self._num_moves_of_ended += in_flight.num_moves
             del self._in_flight[request_id]
 
 
@@ -131,6 +144,10 @@ class _InFlight:
     deadline_s: float | None
     engines: EnginesOfVersion | None = None
     recovery: Recovery | None = None
+
+    @property
+    def num_moves(self) -> int:
+        return 0 if self.recovery is None else self.recovery.num_moves
 
     def view(self) -> RequestView:
         attempt = None if self.recovery is None else self.recovery.attempt
@@ -146,6 +163,7 @@ class _InFlight:
             num_prompt_tokens=self.recovery.num_prompt_tokens,
             num_output_tokens=len(attempt.token_ids),
             attempt=self.recovery.num_attempts,
+            num_moves=self.recovery.num_moves,
         )
 
 

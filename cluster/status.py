@@ -42,7 +42,10 @@ class IngressView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """A request in flight. phase: admitted, prefill or decode; attempt: 1 for the first."""
+    """A request in flight. phase: admitted, prefill or decode; attempt: 1 for the first.
+
+    num_moves: how often another decode engine has taken it over after a preemption
+    """
 
     request_id: str
     arrived_at_s: float
@@ -52,6 +55,7 @@ class RequestView:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     attempt: int = 0
+    num_moves: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from actors.core.outputs import EngineCoreOutput, RequestTimings, TokenLogprobs
+from actors.core.outputs import EngineCoreOutput, Preemption, RequestTimings, TokenLogprobs
 from actors.core.request import EngineCoreRequest, FinishReason
 from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineRole
 from cluster.errors import EngineLost
@@ -83,6 +83,19 @@ class FakeEngine:
         queue.put_nowait(output)
         if output.finished:
             del self._streams[request.request_id]
+
+    def preempt(self, request: EngineCoreRequest, position: int, preemption: Preemption) -> None:
+        """A request that has so many output tokens loses its blocks."""
+        if (queue := self._streams.get(request.request_id)) is not None:
+            queue.put_nowait(
+                EngineCoreOutput(
+                    request_id=request.request_id,
+                    attempt=request.attempt,
+                    new_token_ids=[],
+                    first_position=position,
+                    preemption=preemption,
+                )
+            )
 
     def let_go(self, request: EngineCoreRequest) -> None:
         """End a request's stream without an output."""

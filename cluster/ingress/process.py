@@ -14,6 +14,7 @@ from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
 from cluster.ingress.model_loader import ModelLoader
 from cluster.ingress.server import IngressServer
 from cluster.model_versions import ModelVersions
+from cluster.moves import Moves
 from cluster.pairing import refused_pairs
 from cluster.pool.canary import run_canary
 from cluster.pool.membership import Membership, ServedModel
@@ -85,6 +86,7 @@ class IngressProcess:
             self._sessions(),
             max_requests_in_flight=config.ingress.max_requests_in_flight,
             recovery_policy=RecoveryPolicy(config.ingress.max_attempts, config.ingress.recovery_timeout_s),
+            moves=Moves(self._sessions().stats) if config.ingress.move_preempted else None,
         )
         view = functools.partial(self._view, serving)
         self._server = IngressServer(serving, view, self._admin, config.ingress.host, config.ingress.port)

@@ -15,6 +15,7 @@ from cluster.ingress.server import IngressServer
 from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
 from cluster.model_versions import ModelVersion, ModelVersions
+from cluster.moves import Moves
 from cluster.recovery import RecoveryPolicy
 from cluster.router.least_loaded import LeastLoadedPair
 from cluster.serving import Serving
@@ -54,6 +55,7 @@ def make_serving(
     recovery_policy: RecoveryPolicy | None = None,
     pool: FakePool | None = None,
     versions: ModelVersions | None = None,
+    moves: Moves | None = None,
 ) -> Serving:
     """Serving whose clock goes on by one second with each reading. It recovers nothing unless it is told to."""
     ticks = count()
@@ -61,6 +63,7 @@ def make_serving(
         versions or ModelVersions(make_version(1)),
         pool or FakePool(*engines),
         recovery_policy=recovery_policy or RecoveryPolicy(max_attempts=1),
+        moves=moves,
         max_requests_in_flight=max_requests_in_flight,
         retry_delay_s=1.5,
         clock=lambda: float(next(ticks)),
