@@ -11,10 +11,12 @@ from typing import Any, Final, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
+from cluster.model_check import find_model_mistakes
 from kv_transfer.config import KVTransferConfig
 
 DEMO_MODEL: Final = Path(__file__).parent / "demo_model"
@@ -33,9 +35,18 @@ class EngineGroupConfig(_Settings):
         0, ge=0, description="GPUs that Ray reserves for each rank; a part of one lets engines share it."
     )
     resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources that each rank needs.")
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="Ray labels of the nodes where they may be, such as zone: a or zone: in(a,b)."
+    )
     scheduler: SchedulerConfig | None = Field(None, description="Instead of the cluster's scheduler settings.")
     cache: CacheConfig | None = Field(None, description="Instead of the cluster's cache settings.")
     parallel: ParallelConfig | None = Field(None, description="Instead of the cluster's parallel settings.")
+    kv_transfer: KVTransferConfig | None = Field(None, description="Instead of the cluster's kv_transfer settings.")
+
+    @property
+    def is_special(self) -> bool:
+        """Whether its engines differ from the others in more than their number and place."""
+        return any(own is not None for own in (self.scheduler, self.cache, self.parallel, self.kv_transfer))
 
 
 class IngressConfig(_Settings):
@@ -117,6 +128,24 @@ class ClusterConfig(_Settings):
             raise ValueError("no engines: set prefill.count and decode.count, or both.count, to at least 1")
         return self
 
+    @model_validator(mode="after")
+    def _engines_can_be_configured(self) -> Self:
+        """Refuse what no engine of a group could start with, under the group's name if the settings are its own."""
+        mistakes: dict[tuple[str, str], InitErrorDetails] = {}
+        for role in EngineRole:
+            try:
+                self.engine_config(role)
+            except ValidationError as error:
+                for mistake in error.errors():
+                    place = role.value if self.group(role).is_special else ""
+                    message = mistake["msg"].removeprefix("Value error, ")
+                    kind = PydanticCustomError("engine_config", "{message}", {"message": message})
+                    location = ((place,) if place else ()) + mistake["loc"]
+                    mistakes[place, message] = InitErrorDetails(type=kind, loc=location, input={})
+        if mistakes:
+            raise ValidationError.from_exception_data("ClusterConfig", list(mistakes.values()))
+        return self
+
     @property
     def model_name(self) -> str:
         """The model's name in requests."""
@@ -136,6 +165,14 @@ class ClusterConfig(_Settings):
         """Tensor-parallel ranks of each engine of a role; they are placed on one node."""
         return self.engine_config(role).parallel.tensor_parallel_size
 
+    @property
+    def tensor_parallel_sizes(self) -> dict[str, int]:
+        """The number of ranks of each kind of engine, by the setting's name."""
+        name = "parallel.tensor_parallel_size"
+        return {
+            f"{role.value}.{name}" if self.group(role).parallel else name: self.num_ranks(role) for role in EngineRole
+        }
+
     def group(self, role: EngineRole) -> EngineGroupConfig:
         """The settings of one role's engines."""
         return {EngineRole.PREFILL: self.prefill, EngineRole.DECODE: self.decode, EngineRole.BOTH: self.both}[role]
@@ -148,7 +185,7 @@ class ClusterConfig(_Settings):
             cache=group.cache or self.cache,
             scheduler=group.scheduler or self.scheduler,
             parallel=group.parallel or self.parallel,
-            kv_transfer=self.kv_transfer,
+            kv_transfer=group.kv_transfer or self.kv_transfer,
         )
 
 
@@ -160,12 +197,13 @@ def load_cluster_config(path: Path | None, overrides: dict[str, Any]) -> Cluster
     """
     settings = _read_yaml(path) if path is not None else {}
     _overlay(settings, overrides)
+    source = str(path) if path is not None else "command line"
     try:
         config = ClusterConfig.model_validate(settings)
     except ValidationError as error:
-        source = str(path) if path is not None else "command line"
         raise InvalidConfig(source, [_describe(mistake) for mistake in error.errors()]) from error
-    _check_model_directory(config)
+    if mistakes := find_model_mistakes(Path(config.model.model), config.tensor_parallel_sizes):
+        raise InvalidConfig(source, mistakes)
     return config
 
 
@@ -203,12 +241,3 @@ def _describe(mistake: Any) -> str:  # pydantic's ErrorDetails, a TypedDict of a
     if isinstance(mistake["input"], dict):
         return f"{field}: {message}"
     return f"{field} = {mistake['input']!r}: {message}"
-
-
-def _check_model_directory(config: ClusterConfig) -> None:
-    directory = Path(config.model.model)
-    if not (directory / "config.json").is_file():
-        raise InvalidConfig(
-            "model.model",
-            [f"{str(directory)!r} is not a checkpoint in Hugging Face format: there is no config.json in it"],
-        )

@@ -28,9 +28,10 @@ from cluster.engine_connection import EngineRole
 class EnginePlacement:
     """One engine's placement group. Ray's autoscaler sees it for as long as it waits. It outlives its controller."""
 
-    def __init__(self, bundle: Mapping[str, float], group: PlacementGroup) -> None:
+    def __init__(self, config: ClusterConfig, role: EngineRole, group: PlacementGroup) -> None:
         """Of a group that is there already."""
-        self._bundle = bundle
+        self._config = config
+        self._role = role
         self._group: PlacementGroup | None = group
 
     @classmethod
@@ -42,23 +43,24 @@ class EnginePlacement:
         node_id: where it would best be
         avoided: ids of nodes where it must not be
         """
-        bundle = engine_bundle(config, role)
-        selector = {"ray.io/node-id": f"!in({','.join(sorted(avoided))})"} if avoided else {}
+        selector = dict(config.group(role).labels)
+        if avoided:
+            selector["ray.io/node-id"] = f"!in({','.join(sorted(avoided))})"
         group = await asyncio.to_thread(
             placement_group,
-            [bundle],
+            [engine_bundle(config, role)],
             strategy="STRICT_PACK",
             name=name,
             lifetime="detached",
             _soft_target_node_id=node_id,
             bundle_label_selector=[selector] if selector else None,
         )
-        return cls(bundle, group)
+        return cls(config, role, group)
 
     @classmethod
     async def find(cls, config: ClusterConfig, role: EngineRole, name: str) -> Self:
         """The place that an earlier controller reserved. Raises ValueError if there is none of that name."""
-        return cls(engine_bundle(config, role), await asyncio.to_thread(get_placement_group, name))
+        return cls(config, role, await asyncio.to_thread(get_placement_group, name))
 
     async def ready(self) -> None:
         """Wait until the resources are reserved, for as long as that takes."""
@@ -73,7 +75,7 @@ class EnginePlacement:
     def missing(self) -> str:
         """What is needed, and what there is, in words."""
         return (
-            f"it needs {_rounded(self._bundle)} on one node; the cluster has "
+            f"it needs {needs_of(self._config, self._role)}; the cluster has "
             f"{_rounded(ray.cluster_resources())} and of that free "  # type: ignore[no-untyped-call]  # ray
             f"{_rounded(ray.available_resources())}"  # type: ignore[no-untyped-call]  # ray
         )
@@ -91,6 +93,15 @@ def engine_bundle(config: ClusterConfig, role: EngineRole) -> dict[str, float]:
     wanted = {"CPU": group.num_cpus, "GPU": group.num_gpus, **group.resources}
     # Ray refuses an empty bundle; a sliver of a CPU stands for "nothing".
     return {name: amount * num_ranks for name, amount in wanted.items() if amount} or {"CPU": 0.001}
+
+
+def needs_of(config: ClusterConfig, role: EngineRole) -> str:
+    """What an engine of this role needs of its node, in words."""
+    needs = f"{_rounded(engine_bundle(config, role))} on one node"
+    labels = config.group(role).labels
+    if not labels:
+        return needs
+    return f"{needs} that is labelled {', '.join(f'{name}={value}' for name, value in sorted(labels.items()))}"
 
 
 def choose_node(role: EngineRole, nodes: Sequence[str], engines: Mapping[str, Sequence[EngineRole]]) -> str | None:

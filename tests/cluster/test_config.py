@@ -1,11 +1,14 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from cluster.config import DEMO_MODEL, load_cluster_config
+from actors.config import CacheConfig
+from cluster.config import DEMO_MODEL, ClusterConfig, load_cluster_config
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
 from cluster.pool.placement import engine_bundle
+from kv_transfer.config import KVTransferConfig
 
 
 def mistakes(path: Path | None, **overrides: object) -> list[str]:
@@ -79,3 +82,57 @@ def test_the_engines_of_a_role_may_have_ranks_which_reserve_on_one_node_together
     assert config.engine_config(EngineRole.DECODE).parallel.tensor_parallel_size == 4
     assert config.num_cpus == 1 + 4 * 2
     assert engine_bundle(config, EngineRole.DECODE) == {"CPU": 8, "GPU": 4}
+
+
+def test_a_groups_own_kv_transfer_settings_replace_the_clusters() -> None:
+    config = load_cluster_config(None, {"kv_transfer": {"checksum": True}, "decode": {"kv_transfer": {"max_links": 3}}})
+    assert config.engine_config(EngineRole.PREFILL).kv_transfer == KVTransferConfig(checksum=True)
+    assert config.engine_config(EngineRole.DECODE).kv_transfer == KVTransferConfig(max_links=3)
+
+
+STORES = {"cpu_cache_gib": 1.0}
+NO_CACHE = {"enable_prefix_caching": False}
+HEADS = "the model's 4 attention heads cannot be shared evenly"
+NEEDS = "kv_transfer.cpu_cache_gib and kv_transfer.stores need cache.enable_prefix_caching"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ({"kv_transfer": STORES, "cache": NO_CACHE}, [f"cluster: {NEEDS}"]),
+        ({"decode": {"kv_transfer": STORES, "cache": NO_CACHE}}, [f"decode: {NEEDS}"]),
+        ({"decode": {"kv_transfer": STORES}, "cache": NO_CACHE}, [f"decode: {NEEDS}"]),
+        ({"kv_transfer": STORES, "prefill": {"cache": NO_CACHE}}, [f"prefill: {NEEDS}"]),
+        (
+            {"kv_transfer": STORES, "prefill": {"cache": NO_CACHE}, "both": {"cache": NO_CACHE}},
+            [f"prefill: {NEEDS}", f"both: {NEEDS}"],
+        ),
+        (
+            {"decode": {"parallel": {"tensor_parallel_size": 9}}},
+            ["decode.parallel.tensor_parallel_size = 9: Input should be less than or equal to 8"],
+        ),
+        (
+            {"decode": {"parallel": {"tensor_parallel_size": 3}}},
+            [f"decode.parallel.tensor_parallel_size = 3: {HEADS} by 3 ranks"],
+        ),
+        (
+            {"parallel": {"tensor_parallel_size": 8}, "decode": {"parallel": {"tensor_parallel_size": 2}}},
+            [f"parallel.tensor_parallel_size = 8: {HEADS} by 8 ranks"],
+        ),
+    ],
+)
+def test_what_no_engine_could_start_with_is_refused_under_its_groups_name(
+    overrides: dict[str, object], expected: list[str]
+) -> None:
+    assert mistakes(None, **overrides) == expected
+
+
+def test_a_cluster_whose_groups_all_override_a_mistake_is_none() -> None:
+    cache = {"cache": {"enable_prefix_caching": True}}
+    groups = {role.value: cache for role in EngineRole}
+    assert load_cluster_config(None, {"kv_transfer": STORES, "cache": NO_CACHE, **groups})
+
+
+def test_a_config_made_in_python_is_checked_as_well() -> None:
+    with pytest.raises(ValidationError, match=NEEDS):
+        ClusterConfig(kv_transfer=KVTransferConfig(cpu_cache_gib=1), cache=CacheConfig(enable_prefix_caching=False))

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from cluster.config import ClusterConfig, EngineGroupConfig
 from cluster.engine_connection import EngineRole
-from cluster.pool.placement import choose_node
+from cluster.pool.placement import choose_node, needs_of
 
 P, D = EngineRole.PREFILL, EngineRole.DECODE
 
@@ -19,3 +20,12 @@ def test_engines_of_a_role_are_spread() -> None:
 
 def test_without_nodes_there_is_no_wish() -> None:
     assert choose_node(P, [], {}) is None
+
+
+def test_what_an_engine_needs_is_told_with_its_labels() -> None:
+    labels = {"zone": "a", "ray.io/accelerator-type": "in(H100,H200)"}
+    config = ClusterConfig(decode=EngineGroupConfig(num_cpus=2, num_gpus=1, labels=labels))
+    assert needs_of(config, P) == "{'CPU': 1} on one node"
+    assert needs_of(config, D) == (
+        "{'CPU': 2.0, 'GPU': 1.0} on one node that is labelled ray.io/accelerator-type=in(H100,H200), zone=a"
+    )

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.model_check import find_model_mistakes
+
+NAME = "parallel.tensor_parallel_size"
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "mistake"),
+    [
+        ({"num_attention_heads": 8, "num_key_value_heads": 2}, 2, None),
+        ({"num_attention_heads": 8, "num_key_value_heads": 2}, 8, None),
+        ({"num_attention_heads": 8}, 4, None),
+        ({"n_head": 12}, 8, "the model's 12 attention heads cannot be shared evenly by 8 ranks"),
+        ({"text_config": {"num_attention_heads": 6}}, 4, "the model's 6 attention heads cannot be shared evenly by 4"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 3}, 4, "the model's 3 KV heads cannot be shared by 4"),
+        ({"num_attention_heads": 6}, 1, None),
+        ({"model_type": "says nothing"}, 3, None),
+    ],
+)
+def test_heads_that_ranks_cannot_share_are_a_mistake(
+    tmp_path: Path, config: dict[str, object], size: int, mistake: str | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = find_model_mistakes(tmp_path, {NAME: size})
+    if mistake is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert found[0].startswith(f"{NAME} = {size}: {mistake}")
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    [mistake] = find_model_mistakes(tmp_path, {})
+    assert mistake.startswith(f"model.model: {str(tmp_path)!r} is not a checkpoint")
+    (tmp_path / "config.json").write_text("{")
+    [mistake] = find_model_mistakes(tmp_path, {})
+    assert "is not JSON" in mistake
