@@ -1,4 +1,4 @@
-"""A cluster without Ray: two engine servers and an ingress in one process, joined by gRPC and TCP on loopback."""
+"""A cluster without Ray: engine servers and an ingress in one process, joined by gRPC and TCP on loopback."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
 from cluster.model_versions import ModelVersion, ModelVersions
+from cluster.moves import Moves
 from cluster.pool.membership import Membership
 from cluster.pool.session_pool import SessionPool
 from cluster.router.prefix_aware import PrefixAwarePair
@@ -29,16 +30,18 @@ class LocalCluster:
 
 
 @asynccontextmanager
-async def local_cluster(config: EngineConfig) -> AsyncIterator[LocalCluster]:
-    """One prefill and one decode engine of the same configuration."""
-    engines = {
-        "prefill-0": EngineServer(config, "prefill-0", 1),
-        "decode-0": EngineServer(config, "decode-0", 1),
-    }
+async def local_cluster(
+    config: EngineConfig, *decode_configs: EngineConfig, moves_preempted: bool = True
+) -> AsyncIterator[LocalCluster]:
+    """One prefill engine, and a decode engine of each of these configurations, or one of the same."""
+    engines = {"prefill-0": EngineServer(config, "prefill-0", 1)}
+    for number, decode_config in enumerate(decode_configs or (config,)):
+        engines[f"decode-{number}"] = EngineServer(decode_config, f"decode-{number}", 1)
     pool = SessionPool()
     try:
         membership = Membership(0, ())
-        for (name, engine), role in zip(engines.items(), (EngineRole.PREFILL, EngineRole.DECODE), strict=True):
+        for name, engine in engines.items():
+            role = EngineRole(name.partition("-")[0])
             address = await engine.start("127.0.0.1")
             membership = membership.with_engine(EngineDescriptor(name, 1, role, address))
         await pool.update(membership)
@@ -46,7 +49,8 @@ async def local_cluster(config: EngineConfig) -> AsyncIterator[LocalCluster]:
         description = ModelDescription("test", facts.max_model_len, facts.vocab_size, facts.eos_token_ids)
         tokenizer = ModelTokenizer.from_directory(Path(config.model.model))
         router = PrefixAwarePair(facts.layout.block_size)
-        serving = Serving(ModelVersions(ModelVersion(1, InputProcessor(description, tokenizer), router)), pool)
+        versions = ModelVersions(ModelVersion(1, InputProcessor(description, tokenizer), router))
+        serving = Serving(versions, pool, moves=Moves(pool.stats) if moves_preempted else None)
         yield LocalCluster(serving, pool, engines)
     finally:
         await pool.close()

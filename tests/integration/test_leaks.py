@@ -82,7 +82,7 @@ def _is_empty(stats: SchedulerStats) -> bool:
     )
 
 
-async def _until_idle(cluster: LocalCluster) -> dict[str, SchedulerStats]:
+async def until_idle(cluster: LocalCluster) -> dict[str, SchedulerStats]:
     """Heartbeats bring the engines' counters; wait until they say that nothing is left."""
     async with asyncio.timeout(_IDLE_TIMEOUT_S):
         while not all(_is_empty(engine.stats) for engine in cluster.engines.values()):  # noqa: ASYNC110  # other threads
@@ -120,11 +120,11 @@ async def test_a_storm_of_requests_and_aborts_leaves_nothing_behind(checkpoint: 
     )
     async with local_cluster(config) as cluster:
         await _storm(cluster, directory, 20, seed=1)
-        await _until_idle(cluster)
+        await until_idle(cluster)
         before = _footprint()
         num_aborted = await _storm(cluster, directory, _NUM_REQUESTS, seed=2)
         assert num_aborted == _NUM_REQUESTS // 3
-        stats = await _until_idle(cluster)
+        stats = await until_idle(cluster)
         assert stats["decode-0"].num_prompt_tokens_computed == 0
         assert stats["decode-0"].transfer_stats is not None
         assert stats["decode-0"].transfer_stats.num_active_transfers == 0

@@ -203,6 +203,26 @@ async def test_an_idle_engine_sends_a_heartbeat_with_its_counters() -> None:
         call.cancel()
 
 
+async def test_a_busy_engine_tells_its_counters_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.session_server._HEARTBEAT_S", 0.02)
+    async with serving() as served, grpc.aio.insecure_channel(served.descriptor.address) as channel:
+        method = channel.stream_stream(
+            SESSION_METHOD, request_serializer=encode, response_deserializer=decode_engine_message
+        )
+        call = method()
+        num_told = 0
+        async with asyncio.timeout(_TIMEOUT_S):
+            assert await call.read() == Hello("decode-0", 1)
+            while num_told < 3:
+                # Two for each that is read: there is always one more.
+                served.deliver(1, output("a", 0))
+                served.deliver(1, output("a", 1))
+                message = await call.read()
+                assert isinstance(message, Outputs)
+                num_told += bool(message.batch.outputs and message.batch.scheduler_stats is not None)
+        call.cancel()
+
+
 async def test_a_silent_engine_is_lost() -> None:
     async with serving() as served:
         session = EngineSession(served.descriptor, timeout_s=0.2)

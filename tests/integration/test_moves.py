@@ -1,0 +1,144 @@
+"""A decode engine that is short of blocks hands requests to one that has room, with their KV, and no token changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from actors.config import EngineConfig
+from cluster.generation import GenerateRequest, SamplingOptions, TokenPrompt
+from kv_transfer.config import KVTransferConfig
+from tests.engine_pair import engine_config
+from tests.integration.local_cluster import LocalCluster, local_cluster
+from tests.integration.test_leaks import until_idle
+from tests.reference import greedy_tokens, random_prompt
+
+pytestmark = pytest.mark.timeout(120)
+
+_BLOCK_SIZE = 8
+_NUM_TOKENS = 100
+_MAX_WAVES = 4
+"""On a busy machine an engine's counters may be too old to be trusted at the very moment."""
+_CheckpointOf = Callable[[str], Path]
+
+
+def _config(directory: Path, num_blocks: int, *, overlap: bool) -> EngineConfig:
+    return engine_config(
+        directory,
+        block_size=_BLOCK_SIZE,
+        num_blocks=num_blocks,
+        max_num_batched_tokens=64,
+        overlap=overlap,
+        transfer=KVTransferConfig(transport="tcp"),
+    )
+
+
+@asynccontextmanager
+async def unequal_cluster(directory: Path, *, moves: bool = True, overlap: bool = False) -> AsyncIterator[LocalCluster]:
+    """decode-0 has room for two requests of full length, and decode-1 for many. In the end all blocks are free."""
+    roomy, narrow = _config(directory, 400, overlap=overlap), _config(directory, 44, overlap=overlap)
+    async with local_cluster(roomy, narrow, roomy, moves_preempted=moves) as cluster:
+        yield cluster
+        for name, stats in (await until_idle(cluster)).items():
+            assert stats.num_free_blocks == stats.num_blocks, name
+            cluster.engines[name].check_integrity()
+
+
+def _request(request_id: str, prompt: list[int], num_tokens: int = _NUM_TOKENS) -> GenerateRequest:
+    sampling = SamplingOptions(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    return GenerateRequest(request_id=request_id, prompt=TokenPrompt(prompt), sampling=sampling)
+
+
+async def _answer(cluster: LocalCluster, index: int, directory: Path) -> None:
+    prompt = random_prompt(60, seed=index)
+    token_ids: list[int] = []
+    async with aclosing(cluster.serving.generate(_request(f"r{index}", prompt))) as chunks:
+        async for chunk in chunks:
+            assert not chunk.token_ids or chunk.first_position == len(token_ids)
+            token_ids += chunk.token_ids
+    assert token_ids == greedy_tokens(directory, tuple(prompt), _NUM_TOKENS)
+
+
+async def _answer_all(cluster: LocalCluster, indices: Iterable[int], directory: Path) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for index in indices:
+            tasks.create_task(_answer(cluster, index, directory))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+async def test_preempted_requests_move_with_their_kv_and_keep_their_tokens(
+    overlap: bool, checkpoint: _CheckpointOf
+) -> None:
+    directory = checkpoint("llama")
+    async with unequal_cluster(directory, overlap=overlap) as cluster:
+        for wave in range(_MAX_WAVES):
+            await _answer_all(cluster, range(8 * wave, 8 * wave + 8), directory)
+            stats = await until_idle(cluster)
+            if stats["decode-1"].prefix_cache_stats.loaded:
+                break
+        assert cluster.serving.num_moves > 0
+        assert stats["decode-0"].num_preemptions >= cluster.serving.num_moves
+        assert stats["decode-1"].prefix_cache_stats.loaded > 0, "nothing was fetched"
+        sent = stats["decode-0"].transfer_stats
+        assert sent is not None
+        assert sent.num_sent_blocks * _BLOCK_SIZE >= stats["decode-1"].prefix_cache_stats.loaded
+
+
+async def test_with_moves_switched_off_everybody_stays(checkpoint: _CheckpointOf) -> None:
+    directory = checkpoint("llama")
+    async with unequal_cluster(directory, moves=False) as cluster:
+        await _answer_all(cluster, range(8), directory)
+        stats = await until_idle(cluster)
+        assert stats["decode-0"].num_preemptions > 0
+        assert (cluster.serving.num_moves, stats["decode-1"].prefix_cache_stats.loaded) == (0, 0)
+
+
+class Leaving(logging.Handler):
+    """Clients that leave a moment after their request has begun to move. draw: how long after, None to stay."""
+
+    def __init__(self, draw: Callable[[], float | None]) -> None:
+        super().__init__(logging.INFO)
+        self._draw = draw
+        self.clients: dict[str, asyncio.Task[None]] = {}
+        self.num_left = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg != "a preempted request moves":
+            return
+        client_request_id, _, _ = record.__dict__["request_id"].rpartition("-")
+        client, delay_s = self.clients[client_request_id], self._draw()
+        if delay_s is not None:
+            self.num_left += 1
+            asyncio.get_running_loop().call_later(delay_s, client.cancel)
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_clients_that_leave_in_the_middle_of_a_move_leave_nothing_behind(
+    seed: int, checkpoint: _CheckpointOf
+) -> None:
+    directory, draw = checkpoint("llama"), random.Random(seed)
+    leaving = Leaving(lambda: draw.choice([None, 0.0, draw.uniform(0.0, 0.03)]))
+    logger = logging.getLogger("cluster.recovery")
+    level = logger.level
+    logger.addHandler(leaving)
+    logger.setLevel(logging.INFO)
+    try:
+        async with unequal_cluster(directory, overlap=bool(seed % 2)) as cluster:
+            for index in range(16):
+                answer = asyncio.create_task(_answer(cluster, index, directory))
+                leaving.clients[f"r{index}"] = answer
+                await asyncio.sleep(draw.expovariate(30.0))
+            outcomes = await asyncio.gather(*leaving.clients.values(), return_exceptions=True)
+            for index, outcome in enumerate(outcomes):
+                assert outcome is None or isinstance(outcome, asyncio.CancelledError), f"r{index}: {outcome!r}"
+            assert leaving.num_left > 0
+            assert cluster.serving.num_requests_in_flight == 0
+    finally:
+        logger.removeHandler(leaving)
+        logger.setLevel(level)
