@@ -30,7 +30,19 @@ from kv_transfer.params import EngineAddress
 from kv_transfer.peer_link import PeerLink
 from kv_transfer.transfers import TransferTable
 from kv_transfer.transports.base import ComputeEvent, Transport
-from kv_transfer.wire import Cancel, Chunk, ChunkSum, ControlMessage, Finished, Hello, Ready, Refused, Welcome
+from kv_transfer.wire import (
+    Cancel,
+    Chunk,
+    ChunkSum,
+    ControlMessage,
+    Finished,
+    Hello,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    Welcome,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -223,8 +235,14 @@ class TransferAgent:
         if link is None:
             self._transfers.count_dropped("message on a closed link")
             return
-        link.last_active_s = now_s
+        link.heard_s = now_s
+        if not isinstance(message, Ping | Pong):
+            link.last_active_s = now_s
         match message:
+            case Ping():
+                link.stream.send(Pong())
+            case Pong():
+                pass
             case Welcome():
                 self._links.open_consumer_end(link, message)
             case Refused(reason):
@@ -249,9 +267,11 @@ class TransferAgent:
             self._close(link, "the producer did not answer a cancel in time")
         for link in self._links.surplus():
             self._close(link, "idle, and one too many")
+        for lifeless in self._links.beat(now_s):
+            self._close(lifeless.link, lifeless.reason, is_fault=True)
 
-    def _close(self, link: PeerLink, reason: str) -> None:
+    def _close(self, link: PeerLink, reason: str, *, is_fault: bool = False) -> None:
         """Begin to close a link; one without a data thread is dead at once."""
-        if self._links.close(link, reason):
+        if self._links.close(link, reason, is_fault=is_fault):
             self._links.forget(link)
             self._transfers.on_link_dead(link)

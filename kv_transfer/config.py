@@ -32,7 +32,16 @@ class KVTransferConfig(BaseModel):
         120.0, gt=0, description="How long a request may stay in WAITING_FOR_REMOTE_KVS before the recovery policy."
     )
     chunk_timeout_s: float = Field(
-        10.0, gt=0, description="How long an announced chunk may take; past it the link is closed."
+        10.0,
+        gt=0,
+        description="How long an announced chunk may take, and a data connection be without a sign of the peer's host; "
+        "past it the link is closed.",
+    )
+    link_timeout_s: float = Field(
+        5.0,
+        gt=0,
+        description="How long the peer of a link may say nothing; it is asked four times as often. Past it the link is "
+        "closed, and rebuilt on its next use.",
     )
     max_chunk_bytes: int = Field(
         8 * 2**20,

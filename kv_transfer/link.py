@@ -92,11 +92,17 @@ class DataThread:
         """Queue a chunk."""
         self._jobs.put(job)
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the transport knows that its connection is gone; from any thread."""
+        # The thread may let its link go at any time.
+        link = self._link
+        return link is not None and link.is_cut()
+
     def abort(self) -> None:
         """End as soon as the transport can; from any thread, does not block."""
         self._is_aborted = True
         self._opening.give_up()
-        # The thread may let its link go at any time.
         link = self._link
         if link is not None:
             link.abort()

@@ -16,6 +16,7 @@ from kv_transfer.control import Control, ControlStream, StreamEvents
 from kv_transfer.errors import LinkLost
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.link import ChunkJob, DataThread
+from kv_transfer.link_pulse import Lifeless, LinkPulse
 from kv_transfer.pairing import PairingFacts
 from kv_transfer.params import EngineAddress, TransferRole
 from kv_transfer.peer_link import LinkState, PeerLink, find_disagreement
@@ -80,6 +81,7 @@ class LinkTable:
         self._links: dict[ControlStream, PeerLink] = {}
         self._lost: OrderedDict[_LinkKey, LinkStats] = OrderedDict()
         """The last one with each peer and role, bounded; the latest comes last."""
+        self._pulse = LinkPulse(config.link_timeout_s)
         self.num_lost = 0
         """Links that ended with transfers on them."""
         self.num_changes = 0
@@ -138,7 +140,8 @@ class LinkTable:
         self._add(link)
         link.pieces = PieceMap(self._layout, hello.layout, self._kv_cache)
         timeout_s = self._config.connect_timeout_s
-        link.open(self._start_data(link, lambda opening: pending.accept(timeout_s, opening)))
+        data = self._start_data(link, lambda opening: pending.accept(timeout_s, opening))
+        link.open(data, time.monotonic())
         stream.send(Welcome(pending.rendezvous, self._layout))
 
     def open_consumer_end(self, link: PeerLink, welcome: Welcome) -> None:
@@ -146,9 +149,9 @@ class LinkTable:
         if link.state is LinkState.CONNECTING:
             timeout_s = self._config.connect_timeout_s
             link.pieces = PieceMap(self._layout, welcome.layout, self._kv_cache)
-            link.open(
-                self._start_data(link, lambda opening: self._transport.connect(welcome.rendezvous, timeout_s, opening))
-            )
+            rendezvous = welcome.rendezvous
+            data = self._start_data(link, lambda opening: self._transport.connect(rendezvous, timeout_s, opening))
+            link.open(data, time.monotonic())
             self.num_changes += 1
 
     def _add(self, link: PeerLink) -> None:
@@ -166,14 +169,17 @@ class LinkTable:
             checksum=checksum_of if self._config.checksum else None,
         )
 
-    def close(self, link: PeerLink, reason: str) -> bool:
-        """Begin to close a link; returns whether it is dead already, because no data thread has to end first."""
+    def close(self, link: PeerLink, reason: str, *, is_fault: bool = False) -> bool:
+        """Begin to close a link; returns whether it is dead already, because no data thread has to end first.
+
+        is_fault: to be shown also if nothing was lost with it
+        """
         if link.state in {LinkState.CLOSING, LinkState.DEAD}:
             return False
         link.state, link.reason, link.deadline_s = LinkState.CLOSING, reason, None
         self.num_changes += 1
-        if link.num_transfers:
-            self.num_lost += 1
+        self.num_lost += bool(link.num_transfers)
+        if link.num_transfers or is_fault:
             self._remember_loss(link)
         link.stream.close()
         if link.data is None:
@@ -229,9 +235,15 @@ class LinkTable:
         """Links whose handshake has missed its deadline."""
         return [link for link in self._links.values() if link.deadline_s is not None and link.deadline_s <= now_s]
 
+    def beat(self, now_s: float) -> list[Lifeless]:
+        """Ask quiet links whether they live, if it is time; return those that do not."""
+        return self._pulse.beat(self._links.values(), now_s)
+
     def next_deadline(self) -> float | None:
-        """Monotonic time of the first one."""
-        return min((link.deadline_s for link in self._links.values() if link.deadline_s is not None), default=None)
+        """Monotonic time at which overdue() or beat() has something to do."""
+        deadlines = [link.deadline_s for link in self._links.values()]
+        deadlines.append(self._pulse.next_deadline(self._links.values()))
+        return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     def close_all(self, timeout_s: float) -> None:
         """At the end: hang up everywhere and wait for the data threads."""

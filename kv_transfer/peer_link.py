@@ -27,6 +27,7 @@ class PeerLink:
 
     pieces: what travels on it; known once both ends have said what a block is to them
     opened_s, last_active_s: monotonic; when it was made, and when anything was last said or moved on it
+    heard_s: monotonic; when the peer has last said anything, were it only that it is there
     num_transfers: on it now
     num_bytes: moved so far
     """
@@ -42,6 +43,7 @@ class PeerLink:
     pieces: PieceMap | None = None
     opened_s: float = 0.0
     last_active_s: float = 0.0
+    heard_s: float = 0.0
     num_transfers: int = 0
     num_bytes: int = 0
 
@@ -57,8 +59,9 @@ class PeerLink:
         elif self.state is LinkState.CONNECTING:
             self.unsaid.append(message)
 
-    def open(self, data: DataThread) -> None:
+    def open(self, data: DataThread, now_s: float) -> None:
         """The handshake is through."""
+        self.heard_s = now_s
         self.state, self.data, self.deadline_s = LinkState.OPEN, data, None
         unsaid, self.unsaid = self.unsaid, []
         for message in unsaid:

@@ -2,7 +2,7 @@
 
 The consumer dials and speaks first: Hello, answered by Welcome or Refused. From then on the consumer says Ready and
 Cancel, the producer says Chunk, ChunkSum and Finished, each about one transfer and one attempt. The stream is ordered,
-and so are the bytes on the data link: the k-th Chunk is the k-th run of bytes.
+and so are the bytes on the data link: the k-th Chunk is the k-th run of bytes. Either end may Ping, and is answered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from kv_transfer.connector import ProducerEnd
 from kv_transfer.layout import KVCacheLayout
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -104,7 +104,15 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     attempt: int
 
 
-ControlMessage = Hello | Welcome | Refused | Ready | Chunk | ChunkSum | Finished | Cancel
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """Either end of an open link, when it has heard nothing for a while: are you there?"""
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """The answer, at once."""
+
+
+ControlMessage = Hello | Welcome | Refused | Ready | Chunk | ChunkSum | Finished | Cancel | Ping | Pong
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode: Final = msgspec.msgpack.Decoder(ControlMessage).decode

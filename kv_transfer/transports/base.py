@@ -36,6 +36,9 @@ class DataLink(Protocol):
     def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
         """Consumer: fill these contiguous tensors with the next bytes. Raises ChunkTimeout, or LinkLost."""
 
+    def is_cut(self) -> bool:
+        """From any thread: whether the connection is known to be gone, though nothing moves on it. Does not block."""
+
     def abort(self) -> None:
         """From any thread: wake whoever waits on this end with LinkLost. Does not block."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -16,7 +17,7 @@ _MAX_BUFFERS: Final = 512
 
 
 class ByteStream:
-    """Everything but abort() comes from one thread. deadline_s is monotonic."""
+    """Everything but is_cut() and abort() comes from one thread. deadline_s is monotonic."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -40,6 +41,15 @@ class ByteStream:
             return True
         except OSError:
             return False
+
+    def is_cut(self) -> bool:
+        """From any thread: whether the connection is known to be gone. Changes nothing for the stream's own thread."""
+        with self._lock:
+            if self._connection.fileno() < 0:
+                return True
+            poll = select.poll()
+            poll.register(self._connection, select.POLLRDHUP)
+            return bool(poll.poll(0))
 
     def abort(self) -> None:
         """From any thread: wake both ends."""

@@ -45,6 +45,10 @@ class Pipe:
             self._offered = None
             self._changed.notify_all()
 
+    def is_cut(self) -> bool:
+        """Whether the pipe is closed."""
+        return self._is_dead
+
     def abort(self) -> None:
         """Wake both ends."""
         with self._changed:

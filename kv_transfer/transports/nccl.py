@@ -63,6 +63,10 @@ class NcclLink:
         """Receive to where the blocks are, once the device has passed `after`."""
         self._exchange(blocks, timeout_s, after, is_send=False)
 
+    def is_cut(self) -> bool:
+        """NCCL does not tell while nothing moves."""
+        return False
+
     def abort(self) -> None:
         """Wake this end. NCCL may tell the other end, or leave it to the control stream and its deadline."""
         self._communicator.abort()

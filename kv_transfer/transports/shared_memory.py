@@ -68,6 +68,10 @@ class SharedMemoryLink:
             raise LinkLost("the link ended while a chunk was copied")
         self._stream.send([memoryview(_ACKNOWLEDGED)], deadline_s)
 
+    def is_cut(self) -> bool:
+        """Whether the connection is gone."""
+        return self._stream.is_cut()
+
     def abort(self) -> None:
         """Wake both ends."""
         self._stream.abort()

@@ -36,6 +36,8 @@ _HEADER: Final = struct.Struct("!4sQQ")
 _MAGIC: Final = b"rpkv"
 _MAPPED: Final = b"m"
 _TOKEN_SIZE_BYTES: Final = 16
+_NUM_PROBES: Final = 4
+"""Of an idle connection, before it is given up."""
 _GREETING_TIMEOUT_S: Final = 2.0
 """Whoever connects has to say who it is: a stranger must not keep the consumer out for long."""
 
@@ -67,6 +69,10 @@ class TcpLink:
             raise LinkLost(f"{_HEADER.unpack(header)} came on the data connection, not {_HEADER.unpack(expected)}")
         self._stream.receive(buffers, deadline_s)
 
+    def is_cut(self) -> bool:
+        """Whether the connection is gone."""
+        return self._stream.is_cut()
+
     def abort(self) -> None:
         """Wake both ends."""
         self._stream.abort()
@@ -88,8 +94,9 @@ def as_buffer(block: Tensor) -> memoryview:
 class _PendingTcpLink:
     """rendezvous: IP address, TCP port, and the token that names the Unix socket and proves who connects."""
 
-    def __init__(self, host: str, kv_cache: Tensor) -> None:
+    def __init__(self, host: str, kv_cache: Tensor, silence_timeout_s: float) -> None:
         self._kv_cache = kv_cache
+        self._silence_timeout_s = silence_timeout_s
         self._token = secrets.token_bytes(_TOKEN_SIZE_BYTES)
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((host, 0), family=family, backlog=4)
@@ -133,7 +140,7 @@ class _PendingTcpLink:
             return None
         if is_local:
             return _announced(SharedMemoryLink(ByteStream(connection), pool_bytes(self._kv_cache)))
-        return _tcp_link(connection)
+        return _tcp_link(connection, self._silence_timeout_s)
 
     def _greet(self, connection: socket.socket, deadline_s: float, *, is_local: bool) -> bool:
         """Whether it is the consumer that has connected, and it can do what this kind of link needs."""
@@ -158,18 +165,23 @@ class _PendingTcpLink:
 
 
 class TcpTransport:
-    """A Transport of CPU memory. host: this end's own address, as its peers reach it."""
+    """A Transport of CPU memory."""
 
     name = "tcp"
 
-    def __init__(self, host: str, kv_cache: Tensor) -> None:
+    def __init__(self, host: str, kv_cache: Tensor, silence_timeout_s: float = 10.0) -> None:
+        """host: this end's own address, as its peers reach it
+
+        silence_timeout_s: how long a connection may be without a sign of the peer's host, moving or not
+        """
         self._host = host
         self._kv_cache = kv_cache
+        self._silence_timeout_s = silence_timeout_s
 
     def listen(self) -> _PendingTcpLink:
         """Open the listening sockets."""
         try:
-            return _PendingTcpLink(self._host, self._kv_cache)
+            return _PendingTcpLink(self._host, self._kv_cache, self._silence_timeout_s)
         except OSError as error:
             raise LinkLost(f"no rendezvous can be opened at {self._host}: {error}") from error
 
@@ -178,12 +190,26 @@ class TcpTransport:
         opening, deadline_s = opening or Opening(), time.monotonic() + timeout_s
         host, port, token_hex = rendezvous.split("|")
         token = bytes.fromhex(token_hex)
-        return _connect_locally(token, deadline_s, opening) or _connect(host, int(port), token, deadline_s, opening)
+        local = _connect_locally(token, deadline_s, opening)
+        if local is not None:
+            return local
+        return _tcp_link(_connect(host, int(port), token, deadline_s, opening), self._silence_timeout_s)
 
 
-def _tcp_link(connection: socket.socket) -> TcpLink:
+def _tcp_link(connection: socket.socket, silence_timeout_s: float) -> TcpLink:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _watch_for_silence(connection, silence_timeout_s)
     return _announced(TcpLink(ByteStream(connection)))
+
+
+def _watch_for_silence(connection: socket.socket, timeout_s: float) -> None:
+    """Let the kernel end the connection if nothing is heard of the peer's host: of what was sent, or of its probes."""
+    probe_s = max(1, round(timeout_s / _NUM_PROBES))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe_s)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe_s)
+    # It decides on unanswered probes as well: how many there are does not count then.
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(timeout_s * 1000))
 
 
 _Link = TypeVar("_Link", TcpLink, SharedMemoryLink)
@@ -210,7 +236,7 @@ def _listen_locally(token: bytes) -> socket.socket | None:
     return listener
 
 
-def _connect(host: str, port: int, token: bytes, deadline_s: float, opening: Opening) -> TcpLink:
+def _connect(host: str, port: int, token: bytes, deadline_s: float, opening: Opening) -> socket.socket:
     connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         with opening.waking(connection):
@@ -223,7 +249,7 @@ def _connect(host: str, port: int, token: bytes, deadline_s: float, opening: Ope
         connection.close()
         opening.check()
         raise LinkLost(f"no rendezvous at {host}:{port}: {error}") from error
-    return _tcp_link(connection)
+    return connection
 
 
 def _connect_locally(token: bytes, deadline_s: float, opening: Opening) -> SharedMemoryLink | None:

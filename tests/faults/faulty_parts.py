@@ -38,6 +38,9 @@ class FaultyLink:
     def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
         self._move(lambda: self._link.receive(blocks, timeout_s, after), blocks)
 
+    def is_cut(self) -> bool:
+        return self._link.is_cut()
+
     def abort(self) -> None:
         self._link.abort()
 

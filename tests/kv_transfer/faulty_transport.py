@@ -35,7 +35,7 @@ class _FaultyLink:
     def __init__(self, link: DataLink, faults: Faults) -> None:
         self._link = link
         self._faults = faults
-        self.abort, self.close = link.abort, link.close
+        self.is_cut, self.abort, self.close = link.is_cut, link.abort, link.close
 
     def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
         self._faults.before_send()

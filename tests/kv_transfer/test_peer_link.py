@@ -111,10 +111,11 @@ def test_what_is_said_before_a_link_is_open_goes_out_in_order_and_what_is_said_t
     link.say(second)
     assert stream.said == []
     data = DataThread("test-link", lambda opening: Pipe(), NoEvents(), is_sender=False, chunk_timeout_s=1.0)
-    link.open(data)
+    link.open(data, now_s=4.0)
     link.say(third)
     assert stream.said == [first, second, third]
     assert link.deadline_s is None, "the handshake is over"
+    assert link.heard_s == 4.0
     link.state = LinkState.CLOSING
     link.say(lost)
     assert stream.said == [first, second, third]
