@@ -78,7 +78,7 @@ class ControllerView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """Everything, as of now_s (Unix time)."""
+    """Everything, as of now_s (Unix time). num_moves: of preempted requests to other decode engines, by its ingress."""
 
     model: str
     now_s: float
@@ -87,6 +87,7 @@ class ClusterView:
     requests: tuple[RequestView, ...]
     controller: ControllerView = field(default_factory=ControllerView)
     refused_pairs: tuple[RefusedPair, ...] = ()
+    num_moves: int = 0
 
 
 def merge_engines(

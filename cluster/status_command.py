@@ -47,7 +47,10 @@ async def show_status(
 def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
     """Everything that there is to see; what there is none of is left out."""
     head = f"model [bold]{status.model}[/]  raypd {status.server_version}  membership {status.membership_version}"
-    parts: list[RenderableType] = [f"{head}  requests in flight {len(status.requests)}", _engines(status.engines)]
+    head += f"  requests in flight {len(status.requests)}"
+    if status.moves:
+        head += f"  moved for lack of blocks {status.moves}"
+    parts: list[RenderableType] = [head, _engines(status.engines)]
     if status.controller_error:
         parts.append(f"[red]the controller does not answer: {status.controller_error}[/]")
     parts += [f"[red]{engine.engine_id}: {engine.last_error}[/]" for engine in status.engines if engine.last_error]
@@ -241,7 +244,7 @@ def _ingresses(ingresses: Iterable[admin_pb2.IngressStatus]) -> _Table:
 
 
 def _requests(requests: Sequence[admin_pb2.RequestInFlight]) -> _Table:
-    columns = (" request", "age", " phase", " prefill", " decode", "prompt", "output", "attempt")
+    columns = (" request", "age", " phase", " prefill", " decode", "prompt", "output", "attempt", "moves")
     rows = [
         [
             request.request_id,
@@ -252,6 +255,7 @@ def _requests(requests: Sequence[admin_pb2.RequestInFlight]) -> _Table:
             request.prompt_tokens,
             request.output_tokens,
             request.attempt,
+            request.moves,
         ]
         for request in requests[:_MAX_REQUESTS]
     ]

@@ -108,6 +108,7 @@ class IngressProcess:
             requests=serving.requests_in_flight(),
             controller=controller,
             refused_pairs=refused_pairs(membership.engines),
+            num_moves=serving.num_moves,
         )
 
     async def drain(self, grace_s: float) -> None:

@@ -23,6 +23,7 @@ def status_to_proto(view: ClusterView) -> admin_pb2.GetStatusResponse:
             for decision in view.controller.decisions
         ],
         controller_error=view.controller.error,
+        moves=view.num_moves,
         ingresses=[_ingress(ingress) for ingress in view.controller.ingresses],
         refused_pairs=[
             admin_pb2.RefusedPair(prefill_engine=pair.prefill, decode_engine=pair.decode, reason=pair.reason)
@@ -144,6 +145,7 @@ def _request(request: RequestView, now_s: float) -> admin_pb2.RequestInFlight:
         prompt_tokens=request.num_prompt_tokens,
         output_tokens=request.num_output_tokens,
         attempt=request.attempt,
+        moves=request.num_moves,
     )
 
 

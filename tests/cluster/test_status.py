@@ -64,9 +64,10 @@ VIEW = ClusterView(
         ),
         EngineView("prefill-1", 1, "prefill", "starting", model_version=2),
     ),
-    requests=(RequestView("r1", NOW_S - 12, "decode", "prefill-0", "decode-0", 40, 5, 2),),
+    requests=(RequestView("r1", NOW_S - 12, "decode", "prefill-0", "decode-0", 40, 5, 2, num_moves=1),),
     controller=ControllerView(decisions=(Decision(NOW_S - 30, "start prefill-1, incarnation 1: its slot is empty"),)),
     refused_pairs=(RefusedPair("prefill-0", "decode-1", "dtype: 'float32' at prefill-0, 'bfloat16' at decode-1"),),
+    num_moves=3,
 )
 
 
@@ -89,6 +90,7 @@ def test_every_number_has_its_place() -> None:
     assert engine.stores.saved_blocks == 9
     assert not status.engines[1].HasField("load")
     assert status.requests[0].age_seconds == 12
+    assert (status.requests[0].moves, status.moves) == (1, 3)
     assert status.decisions[0].age_seconds == 30
 
 
@@ -105,6 +107,8 @@ def test_tables_show_all_of_it() -> None:
         "cut",
         "r1",
         "100.0 ms",
+        "moves",
+        "moved for lack of blocks 3",
     ):
         assert word in text, word
     assert "out of memory" in text

@@ -76,7 +76,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses")
+    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses", "moves")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class GetStatusResponse(_message.Message):
     CONTROLLER_ERROR_FIELD_NUMBER: _ClassVar[int]
     REFUSED_PAIRS_FIELD_NUMBER: _ClassVar[int]
     INGRESSES_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     model: str
     server_version: str
     membership_version: int
@@ -95,7 +96,8 @@ class GetStatusResponse(_message.Message):
     controller_error: str
     refused_pairs: _containers.RepeatedCompositeFieldContainer[RefusedPair]
     ingresses: _containers.RepeatedCompositeFieldContainer[IngressStatus]
-    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ...) -> None: ...
+    moves: int
+    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ..., moves: _Optional[int] = ...) -> None: ...
 
 class IngressStatus(_message.Message):
     __slots__ = ("number", "incarnation", "state", "address", "node", "last_error", "requests")
@@ -269,7 +271,7 @@ class StoreStatus(_message.Message):
     def __init__(self, saved_blocks: _Optional[int] = ..., unsaved_blocks: _Optional[int] = ..., loaded_blocks: _Optional[int] = ..., missing_blocks: _Optional[int] = ...) -> None: ...
 
 class RequestInFlight(_message.Message):
-    __slots__ = ("request_id", "age_seconds", "phase", "prefill_engine", "decode_engine", "prompt_tokens", "output_tokens", "attempt")
+    __slots__ = ("request_id", "age_seconds", "phase", "prefill_engine", "decode_engine", "prompt_tokens", "output_tokens", "attempt", "moves")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +280,7 @@ class RequestInFlight(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     age_seconds: float
     phase: str
@@ -286,7 +289,8 @@ class RequestInFlight(_message.Message):
     prompt_tokens: int
     output_tokens: int
     attempt: int
-    def __init__(self, request_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., phase: _Optional[str] = ..., prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
+    moves: int
+    def __init__(self, request_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., phase: _Optional[str] = ..., prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., attempt: _Optional[int] = ..., moves: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("age_seconds", "text")
