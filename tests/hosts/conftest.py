@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from tests.faults.two_hosts import NoNamespaces
 from tests.hosts.network import Cable, bridged
-from tests.hosts.ray_hosts import free_directory
-from tests.hosts.served import Served, served_on
+from tests.hosts.served import Layout, Served, served_on
 
 
 @pytest.fixture(scope="package")
@@ -24,10 +24,13 @@ def cables() -> Iterator[tuple[Cable, ...]]:
 
 
 @pytest.fixture(scope="module")
-def served(
+def serving(
     cables: tuple[Cable, ...], checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    """A prefill engine on one host, two decode engines on two others, the driver on the head's."""
-    directory = free_directory()
-    with served_on(cables, directory, checkpoint("llama"), tmp_path_factory.mktemp("served")) as started:
-        yield started
+) -> Callable[..., AbstractContextManager[Served]]:
+    """served_on() but for the layout, and settings if any."""
+    model, directory = checkpoint("llama"), tmp_path_factory.mktemp("served")
+
+    def on(layout: Layout, **settings: Mapping[str, str]) -> AbstractContextManager[Served]:
+        return served_on(cables, layout, model, directory, **settings)
+
+    return on

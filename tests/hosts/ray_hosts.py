@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +17,6 @@ from tests.hosts.host import Host, HostProcess
 from tests.hosts.network import Cable
 
 ROOT: Final = Path(__file__).parents[2]
-INGRESS_PORT: Final = 50051
 RAY_PORT: Final = 6379
 NODE_DEATH_S: Final = 20.0
 """Within so long Ray calls a node dead that is cut off, by the settings below; it takes 65 s without them."""
@@ -43,9 +41,9 @@ _RAY_SETTINGS: Final = {
 class RayHosts:
     """hosts: the first is the head's, and has no resources. Nothing is ever ended by `ray stop`."""
 
-    def __init__(self, cables: Sequence[Cable], directory: Path, settings: Mapping[str, str] | None = None) -> None:
-        """directory: at a short path, as Ray's sockets are in it; settings: further environment of every process."""
-        self.hosts = [Host(cable, directory) for cable in cables]
+    def __init__(self, hosts: list[Host], directory: Path, settings: Mapping[str, str]) -> None:
+        """directory: of the hosts' own file systems; settings: further environment of every process."""
+        self.hosts = hosts
         self._directory = directory
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self._environment = {
@@ -55,10 +53,38 @@ class RayHosts:
             "COLUMNS": "200",
             "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
-            **(settings or {}),
+            **settings,
         }
         self._resources: dict[int, Mapping[str, float]] = {}
         self.ray_processes: dict[int, HostProcess] = {}
+
+    @classmethod
+    @contextmanager
+    def started(
+        cls,
+        cables: Sequence[Cable],
+        resources: Mapping[int, Mapping[str, float]],
+        settings: Mapping[str, str] | None = None,
+        head_settings: Mapping[str, str] | None = None,
+    ) -> Iterator[RayHosts]:
+        """A head and the nodes that have resources; nothing of them is left afterwards.
+
+        resources: custom ones of each host, by its number
+        settings: further environment of every process; head_settings: of the head's node alone
+        """
+        # Ray's sockets are in it, so its path must be short.
+        directory = Path(f"/tmp/rph{os.getpid()}")
+        ray = cls([Host(cable, directory) for cable in cables], directory, settings or {})
+        try:
+            ray.start_head(head_settings)
+            ray.wait_started()
+            for number, of_host in resources.items():
+                ray.start_node(number, of_host)
+            ray.wait_started()
+            yield ray
+        finally:
+            ray.switch_off()
+            directory.rmdir()
 
     @property
     def ray_address(self) -> str:
@@ -109,11 +135,6 @@ class RayHosts:
         process.wait_for_line("ready ", _SERVE_TIMEOUT_S)
         return process
 
-    def find_ingress(self) -> str:
-        """host:port of whatever host the ingress is on."""
-        addresses = [host.address for host in self.hosts]
-        return next(f"{address}:{INGRESS_PORT}" for address in addresses if _answers(address, INGRESS_PORT))
-
     def stop(self, serve: HostProcess) -> None:
         """End `raypd serve` as an operator does; it must end well."""
         serve.send_signal(signal.SIGTERM)
@@ -124,16 +145,3 @@ class RayHosts:
         """Everything on every host ends."""
         for host in self.hosts:
             host.switch_off()
-
-
-def _answers(address: str, port: int) -> bool:
-    try:
-        socket.create_connection((address, port), timeout=2.0).close()
-    except OSError:
-        return False
-    return True
-
-
-def free_directory() -> Path:
-    """Where the hosts have file systems of their own; the path itself must be short."""
-    return Path(f"/tmp/rph{os.getpid()}-{time.monotonic_ns() % 1000}")

@@ -1,8 +1,9 @@
-"""1P+2D on four hosts: the head and `raypd serve`, a prefill engine, two decode engines."""
+"""1P+2D on four hosts: the head and `raypd serve`; the ingress and a prefill engine; two decode engines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,60 +11,64 @@ from typing import Final
 
 from tests.hosts.host import Host, HostProcess
 from tests.hosts.network import Cable
-from tests.hosts.ray_hosts import INGRESS_PORT, RayHosts
+from tests.hosts.ray_hosts import RayHosts
 
-ROLE_OF_HOST: Final = {1: "prefill", 2: "decode", 3: "decode"}
 ENGINE_TIMEOUT_S: Final = 2.0
 HEARTBEAT_TIMEOUT_S: Final = 8.0
+DECODE_HOSTS: Final = (2, 3)
+
+Layout = Mapping[int, Mapping[str, float]]
+"""Ray resources by the host's number."""
+
+FULL: Final[Layout] = {1: {"prefill": 1, "ingress": 1}, 2: {"decode": 1}, 3: {"decode": 1}}
+"""A decode engine has room on its own host only."""
+ROOMY: Final[Layout] = {1: {"prefill": 1, "ingress": 1}, 2: {"decode": 2}, 3: {"decode": 2}}
+"""A decode host has room for both decode engines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """directory: the model's."""
+    """address: the ingress's; directory: the model's."""
 
     ray: RayHosts
     process: HostProcess
+    address: str
     directory: Path
-
-    @property
-    def ingress_address(self) -> str:
-        """host:port."""
-        return self.ray.find_ingress()
 
     def host_at(self, address: str) -> Host:
         """The one with this IP address, or with this host:port on it."""
         return next(host for host in self.ray.hosts if host.address == address.partition(":")[0])
 
-    def victim_number(self) -> int:
-        """A decode engine's host on which there is neither the ingress nor the controller."""
-        ingress = self.host_at(self.ingress_address)
-        return next(
-            number
-            for number, role in ROLE_OF_HOST.items()
-            if role == "decode"
-            and self.ray.hosts[number] is not ingress
-            and not self.ray.hosts[number].processes("ray::Controller")
-        )
+    def number_of_controller(self) -> int:
+        """The number of the host that the controller is on."""
+        return next(number for number, host in enumerate(self.ray.hosts) if host.processes("ray::Controller"))
+
+    def victim(self) -> int:
+        """The number of a host with a decode engine and without the controller."""
+        return next(number for number in DECODE_HOSTS if number != self.number_of_controller())
 
 
 @contextmanager
-def served_on(cables: Sequence[Cable], directory: Path, model: Path, config_directory: Path) -> Iterator[Served]:
-    """Start everything, and end everything whatever happens."""
-    ray = RayHosts(cables, directory)
-    try:
-        ray.start_head()
-        ray.wait_started()
-        for number, role in ROLE_OF_HOST.items():
-            ray.start_node(number, {role: 1})
-        ray.wait_started()
-        process = ray.serve(_config(model), config_directory / "cluster.yaml")
-        yield Served(ray, process, model)
+def served_on(
+    cables: Sequence[Cable],
+    layout: Layout,
+    model: Path,
+    directory: Path,
+    settings: Mapping[str, str] | None = None,
+    head_settings: Mapping[str, str] | None = None,
+) -> Iterator[Served]:
+    """Start everything, and end everything whatever happens.
+
+    settings: further environment of every process on every host; head_settings: of the head's node alone
+    """
+    with RayHosts.started(cables, layout, settings, head_settings) as ray:
+        process = ray.serve(_config(model), directory / "cluster.yaml")
+        found = re.search(r"ready .* at (\S+:\d+)", process.lines[-1])
+        assert found is not None, process.lines
+        yield Served(ray, process, found.group(1), model)
         ray.stop(process)
         for host in ray.hosts:
             assert not host.processes("ray::EngineActor"), "an engine is left over"
-    finally:
-        ray.switch_off()
-        directory.rmdir()
 
 
 def _config(model: Path) -> dict[str, object]:
@@ -74,7 +79,7 @@ def _config(model: Path) -> dict[str, object]:
         "parallel": {"num_threads": 1},
         "prefill": {"count": 1, "num_cpus": 0, "resources": {"prefill": 1}},
         "decode": {"count": 2, "num_cpus": 0, "resources": {"decode": 1}},
-        "ingress": {"host": "0.0.0.0", "port": INGRESS_PORT, "engine_timeout_s": ENGINE_TIMEOUT_S},
+        "ingress": {"host": "0.0.0.0", "engine_timeout_s": ENGINE_TIMEOUT_S, "resources": {"ingress": 1}},
         "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S,
         "drain_timeout_s": 5,
     }

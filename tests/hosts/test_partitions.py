@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -12,7 +14,7 @@ from cluster.ingress.protos.raypd.v1 import admin_pb2
 from tests.hosts.host import Host
 from tests.hosts.load import NUM_TOKENS, NUM_WORKERS, Load, load
 from tests.hosts.ray_hosts import NODE_DEATH_S
-from tests.hosts.served import ENGINE_TIMEOUT_S, HEARTBEAT_TIMEOUT_S, Served
+from tests.hosts.served import ENGINE_TIMEOUT_S, FULL, HEARTBEAT_TIMEOUT_S, Served
 from tests.hosts.watching import is_idle, states, status_becomes
 
 logger = logging.getLogger(__name__)
@@ -27,12 +29,18 @@ _IDLE_TIMEOUT_S = 20.0
 _START_TIMEOUT_S = 60.0
 
 
+@pytest.fixture(scope="module")
+def served(serving: Callable[..., AbstractContextManager[Served]]) -> Iterator[Served]:
+    with serving(FULL) as started:
+        yield started
+
+
 async def test_prefill_and_decode_on_two_hosts_hand_over_by_tcp(served: Served) -> None:
     def has_handed_over(status: admin_pb2.GetStatusResponse) -> bool:
         decoding = [engine for engine in status.engines if engine.role == "decode"]
         return sum(engine.transfers.completed for engine in decoding) >= len(decoding) + NUM_WORKERS
 
-    async with GenerateClient(served.ingress_address) as client:
+    async with GenerateClient(served.address) as client:
         async with load(client, served.directory):
             pass
         status = await status_becomes(client, has_handed_over, 10.0)
@@ -46,8 +54,8 @@ async def test_prefill_and_decode_on_two_hosts_hand_over_by_tcp(served: Served) 
 
 
 async def test_after_a_short_cut_the_same_engine_serves_again(served: Served) -> None:
-    victim = served.ray.hosts[served.victim_number()]
-    async with GenerateClient(served.ingress_address) as client:
+    victim = served.ray.hosts[served.victim()]
+    async with GenerateClient(served.address) as client:
         before = states(await client.status())
         async with load(client, served.directory) as seen:
             await _cut(victim, seen, _SHORT_S)
@@ -60,9 +68,9 @@ async def test_after_a_short_cut_the_same_engine_serves_again(served: Served) ->
 
 async def test_an_engine_that_was_given_up_ends_when_the_network_is_back(served: Served) -> None:
     """The controller has replaced it, but Ray has not missed its node yet."""
-    victim = served.ray.hosts[served.victim_number()]
+    victim = served.ray.hosts[served.victim()]
     [old] = victim.processes("ray::EngineActor")
-    async with GenerateClient(served.ingress_address) as client:
+    async with GenerateClient(served.address) as client:
         [engine] = [e for e in (await client.status()).engines if served.host_at(e.address) is victim]
         async with load(client, served.directory) as seen:
             await _cut(victim, seen, HEARTBEAT_TIMEOUT_S + 1.0)
@@ -75,10 +83,10 @@ async def test_an_engine_that_was_given_up_ends_when_the_network_is_back(served:
 
 
 async def test_a_node_that_ray_has_given_up_ends_and_joins_again(served: Served) -> None:
-    number = served.victim_number()
+    number = served.victim()
     victim = served.ray.hosts[number]
     [old] = victim.processes("ray::EngineActor")
-    async with GenerateClient(served.ingress_address) as client:
+    async with GenerateClient(served.address) as client:
         [engine] = [e for e in (await client.status()).engines if served.host_at(e.address) is victim]
         async with load(client, served.directory) as seen:
             await seen.flows(NUM_WORKERS * NUM_TOKENS // 4)

@@ -1,0 +1,64 @@
+"""Whole nodes are lost, and Ray takes its time to notice, as it does by default: our own heartbeats do not wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+
+import pytest
+
+from cluster.client import GenerateClient
+from tests.hosts.load import NUM_TOKENS, NUM_WORKERS, load
+from tests.hosts.served import ENGINE_TIMEOUT_S, HEARTBEAT_TIMEOUT_S, ROOMY, Served
+from tests.hosts.watching import is_idle, states, status_becomes
+
+logger = logging.getLogger(__name__)
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(280)]
+
+_REPLACED_S = HEARTBEAT_TIMEOUT_S + 15.0
+_IDLE_TIMEOUT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def served(serving: Callable[..., AbstractContextManager[Served]]) -> Iterator[Served]:
+    with serving(ROOMY, settings={"RAY_health_check_failure_threshold": "40"}) as started:
+        yield started
+
+
+async def test_a_cut_off_engine_is_replaced_on_another_host_while_its_own_is_away(served: Served) -> None:
+    victim = served.ray.hosts[served.victim()]
+    [old] = victim.processes("ray::EngineActor")
+    async with GenerateClient(served.address) as client:
+        [engine] = [e for e in (await client.status()).engines if served.host_at(e.address) is victim]
+        successor = {engine.engine_id: (engine.incarnation + 1, "ready")}
+        async with load(client, served.directory) as seen:
+            await seen.flows(NUM_WORKERS * NUM_TOKENS // 4)
+            with victim.cable.cut_off():
+                status = await status_becomes(client, lambda s: states(s).items() >= successor.items(), _REPLACED_S)
+            await asyncio.to_thread(old.wait, 30.0)
+            await seen.flows(NUM_WORKERS * NUM_TOKENS)
+        logger.info("%s", seen.report())
+        assert max(seen.pauses_s) < ENGINE_TIMEOUT_S + 1.0
+        [address] = [e.address for e in status.engines if e.engine_id == engine.engine_id]
+        assert served.host_at(address) is not victim
+        await status_becomes(client, is_idle, _IDLE_TIMEOUT_S)
+    assert not victim.processes("ray::EngineActor")
+
+
+async def test_a_dead_nodes_engines_are_replaced_and_what_has_no_room_says_so_until_a_node_comes(
+    served: Served,
+) -> None:
+    async with GenerateClient(served.address) as client:
+        await client.scale(decode=1)
+        status = await status_becomes(client, lambda s: len(s.engines) == 2, 30.0)
+        [decode] = [e for e in status.engines if e.role == "decode"]
+        number = served.ray.hosts.index(served.host_at(decode.address))
+        async with load(client, served.directory) as seen:
+            await seen.flows(NUM_WORKERS * NUM_TOKENS // 4)
+            served.ray.hosts[number].switch_off()
+            successor = {decode.engine_id: (decode.incarnation + 1, "ready")}
+            await status_becomes(client, lambda s: states(s).items() >= successor.items(), _REPLACED_S)
+        logger.info("%s", seen.report())
