@@ -24,6 +24,8 @@ from cluster.router.base import candidates
 
 _MAX_MOVES: Final = 3
 _MIN_FREE: Final = 0.1
+_MAX_WAITING: Final = 4
+"""A few may just have come; if more wait, there is no place for them."""
 _START_UP_STEPS: Final = 4
 """Until a moved request computes: the messages there, the reservation, READY."""
 _TOKENS_PER_STEP: Final = 256
@@ -71,9 +73,12 @@ class Target:
         return -(-(request.num_tokens + 1) // self.block_size)
 
     def free_part_after(self, request: PreemptedRequest) -> float:
-        """The part of its blocks that is free beside the request; below 0 if it does not fit."""
-        num_free_blocks = self.num_free_blocks - self.num_promised_blocks - self.num_blocks_for(request)
-        return num_free_blocks / self.num_blocks
+        """The part of its blocks that is free beside the request; below 0 if it does not fit.
+
+        Those that wait there come first, and are taken to be as long as it.
+        """
+        num_wanted_blocks = (1 + self.num_waiting_reqs) * self.num_blocks_for(request)
+        return (self.num_free_blocks - self.num_promised_blocks - num_wanted_blocks) / self.num_blocks
 
 
 def choose_target(request: PreemptedRequest, targets: Sequence[Target]) -> Target | None:
@@ -85,7 +90,7 @@ def choose_target(request: PreemptedRequest, targets: Sequence[Target]) -> Targe
         target
         for target in targets
         if target.stats_age_s <= _MAX_STATS_AGE_S
-        and not target.num_waiting_reqs
+        and target.num_waiting_reqs <= _MAX_WAITING
         and target.free_part_after(request) >= _MIN_FREE
     ]
     return min(fit, key=lambda target: (-target.free_part_after(request), target.key), default=None)

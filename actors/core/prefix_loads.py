@@ -88,8 +88,11 @@ class PrefixLoads:
 
     # -- what is lent --------------------------------------------------------------------------------------------
 
-    def lend(self, wants: Iterable[WantedPrefix]) -> None:
-        """Send other engines what is cached here of prefixes, as far as not too much is lent already."""
+    def lend(self, wants: Iterable[WantedPrefix], num_spare_blocks: int) -> None:
+        """Send other engines what is cached here of prefixes, as far as not too much is lent already.
+
+        num_spare_blocks: free ones that are needed here meanwhile: nobody is to be preempted for a loan
+        """
         sources = self._sources
         if sources is None:
             return  # Who asks has a deadline.
@@ -99,6 +102,7 @@ class PrefixLoads:
             if name in self.lent:
                 continue  # A peer that repeats itself.
             blocks = self._kv.block_pool.find_longest_prefix(want.block_hashes, max(0, max_num_blocks))
+            blocks = _cut(blocks, self._kv.block_pool.num_free_blocks - num_spare_blocks)
             sources.lend(want, [block.block_id for block in blocks])
             self._kv.lend(name, blocks)
             self.lent.add(name)
@@ -132,3 +136,13 @@ class PrefixLoads:
         if num_tokens:
             self._sources.observe_step(num_tokens, now_s - max(begun_s, self._last_step_s))
         self._last_step_s = now_s
+
+
+def _cut(blocks: Sequence[KVCacheBlock], max_num_free: int) -> Sequence[KVCacheBlock]:
+    """The first ones, with so many at most among them that nobody holds."""
+    num_free = 0
+    for index, block in enumerate(blocks):
+        num_free += block.ref_cnt == 0
+        if num_free > max(0, max_num_free):
+            return blocks[:index]
+    return blocks

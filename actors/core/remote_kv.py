@@ -29,6 +29,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from actors.core.block_pool import KVCacheBlock
 from actors.core.kv_cache_manager import KVCacheManager
@@ -55,6 +56,9 @@ from kv_transfer.prefix_fetch import is_fetch, request_of
 from kv_transfer.prefix_sources import PrefixSources
 from kv_transfer.stats import TransferStats
 from kv_transfer.stores.messages import StoreStats
+
+_LOAN_STEPS: Final = 8
+"""About how long a loan takes."""
 
 
 class LoadDecision(enum.Enum):
@@ -252,7 +256,8 @@ class RemoteKV:
         self.prefix_loads.end_step(now_s)
         for request_id, num_tokens in self.prefix_loads.take_over(output):
             self._finish_prefix_load(request_id, num_tokens, places, now_s)
-        self.prefix_loads.lend(output.wanted_prefixes)
+        if output.wanted_prefixes:
+            self.prefix_loads.lend(output.wanted_prefixes, places.running.num_blocks_due(_LOAN_STEPS))
         self.connector.update_connector_output(output)
         self.transfer_stats = output.stats or self.transfer_stats
         self.store_stats = output.store_stats or self.store_stats

@@ -143,6 +143,10 @@ class RunningRows:
         """How many tokens the longest of the other requests may have in the end."""
         return int(self.max_num_tokens[~self.is_producer].max(initial=0))
 
+    def num_blocks_due(self, num_steps: int) -> int:
+        """How many blocks those that decode will need within so many steps, if no more than one each."""
+        return int(((self.epochs > 0) & (self.num_slots - self.num_computed < num_steps)).sum())
+
     def num_steps_until_free(self, num_blocks: int, num_free_blocks: int) -> int:
         """How many steps until so many blocks are free, if each request takes all the tokens that it may have.
 

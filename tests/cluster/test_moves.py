@@ -31,7 +31,14 @@ ROOMY = Target(("d1", 7), block_size=16, num_blocks=100, num_free_blocks=60, num
         pytest.param(REQUEST, replace(ROOMY, num_free_blocks=5), False, id="no room at all"),
         pytest.param(REQUEST, replace(ROOMY, num_promised_blocks=39), True, id="just enough that is not promised"),
         pytest.param(REQUEST, replace(ROOMY, num_promised_blocks=40), False, id="promised to others"),
-        pytest.param(REQUEST, replace(ROOMY, num_waiting_reqs=1), False, id="others wait there"),
+        pytest.param(REQUEST, replace(ROOMY, num_waiting_reqs=3), True, id="some have just come, and there is room"),
+        pytest.param(REQUEST, replace(ROOMY, num_waiting_reqs=4), False, id="some have just come, and take the room"),
+        pytest.param(
+            REQUEST, replace(ROOMY, num_blocks=200, num_free_blocks=200, num_waiting_reqs=4), True, id="room for all"
+        ),
+        pytest.param(
+            REQUEST, replace(ROOMY, num_blocks=200, num_free_blocks=200, num_waiting_reqs=5), False, id="others wait"
+        ),
         pytest.param(REQUEST, replace(ROOMY, stats_age_s=2.0), True, id="heard of it lately"),
         pytest.param(REQUEST, replace(ROOMY, stats_age_s=2.1), False, id="not heard of it lately"),
         pytest.param(REQUEST, replace(ROOMY, block_size=160), True, id="large blocks: two of them"),

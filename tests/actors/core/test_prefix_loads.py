@@ -228,15 +228,15 @@ def test_a_store_that_writes_through_has_what_no_step_has_evicted() -> None:
     assert len(driver.stored) == (len(FIRST) + 3) // BLOCK_SIZE
 
 
-def test_what_is_asked_for_twice_is_lent_once_and_comes_back() -> None:
+def make_lender(**options: Any) -> StoringDriver:
     clock, connector = Clock(), FakeConnector()
     sources = PrefixSources(None, PrefixFetches("me", BLOCK_SIZE, max_fetches=0))
-    driver = StoringDriver(
-        make_scheduler(num_blocks=40, connector=connector, prefix_sources=sources, clock=clock),
-        connector,
-        clock,
-        StoreSet([]),
-    )
+    scheduler = make_scheduler(connector=connector, prefix_sources=sources, clock=clock, **options)
+    return StoringDriver(scheduler, connector, clock, StoreSet([]))
+
+
+def test_what_is_asked_for_twice_is_lent_once_and_comes_back() -> None:
+    driver = make_lender(num_blocks=40)
     request = make_request("first", FIRST)
     driver.scheduler.add_request(request)
     driver.run()
@@ -251,6 +251,29 @@ def test_what_is_asked_for_twice_is_lent_once_and_comes_back() -> None:
     driver.step()
     assert driver.is_whole()
     assert not driver.scheduler.has_requests()
+
+
+@pytest.mark.parametrize(("num_running", "num_lent"), [(0, 6), (1, 5), (2, 4)])
+def test_nobody_is_preempted_for_a_loan(num_running: int, num_lent: int) -> None:
+    driver = make_lender(num_blocks=24, max_model_len=128, max_num_batched_tokens=96)
+    request = make_request("first", 24, max_tokens=1)
+    driver.scheduler.add_request(request)
+    driver.run()
+    # The cached blocks are all that is free, and those that run want some of them soon.
+    for index in range(num_running):
+        length = 18 * BLOCK_SIZE // num_running - 1
+        driver.scheduler.add_request(make_request(f"r{index}", length, max_tokens=9, ignore_eos=True))
+    driver.step()
+    want = WantedPrefix("fetch-1", 0, EngineAddress("peer", 1, ""), tuple(request.block_hashes))
+    driver.news.wanted_prefixes.append(want)
+    driver.step()
+    kv = driver.scheduler.kv_cache_manager
+    assert kv.num_blocks_of(name_of_loan(want)) == num_lent
+    driver.step()
+    assert driver.scheduler.make_stats().num_preemptions == 0
+    driver.news.finished_sending.add(name_of_loan(want))
+    driver.run()
+    assert driver.is_whole()
 
 
 TURNS = st.lists(
