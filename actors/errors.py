@@ -6,8 +6,23 @@ EngineError
 `-- IntegrityError     block or queue accounting contradicts itself: the engine must die and be replaced
 """
 
+from collections.abc import Callable
 
-class EngineError(Exception):
+
+class TravellingError(Exception):
+    """Can be sent to another process whatever its __init__ wants: it is put together there without a call of it."""
+
+    def __reduce__(self) -> tuple[Callable[..., Exception], tuple[object, ...]]:
+        return _put_together, (type(self), self.args, self.__dict__)
+
+
+def _put_together(kind: type[Exception], arguments: tuple[object, ...], state: dict[str, object]) -> Exception:
+    error: Exception = kind.__new__(kind, *arguments)
+    error.__dict__.update(state)
+    return error
+
+
+class EngineError(TravellingError):
     """The root of this floor's errors."""
 
 

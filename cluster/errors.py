@@ -25,8 +25,10 @@ ClusterError
 
 from dataclasses import dataclass
 
+from actors.errors import TravellingError
 
-class ClusterError(Exception):
+
+class ClusterError(TravellingError):
     """The root of this floor's errors."""
 
 

@@ -10,8 +10,10 @@ ModelError
 `-- RanksDisagree      a bug of ours: two ranks of an engine sampled different tokens
 """
 
+from actors.errors import TravellingError
 
-class ModelError(Exception):
+
+class ModelError(TravellingError):
     """The root of the errors of model execution."""
 
 

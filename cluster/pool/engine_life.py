@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from actors.engine_actor import EngineActor, EngineHealth, EngineReady, RankResources
 from cluster.config import ClusterConfig
@@ -117,7 +117,7 @@ class EngineLife:
         watch = asyncio.create_task(self._report_progress(say))
         try:
             self.ready = await self._actor.start.remote(self._config.engine_host)
-        except (RayActorError, RayTaskError) as error:
+        except RayError as error:
             raise CannotStart(f"{self.engine_id}: {one_line(error)}") from error
         finally:
             watch.cancel()

@@ -13,12 +13,10 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from ray.exceptions import RayActorError, RayTaskError
-
 from actors.config import ModelFacts
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.errors import CannotStart, UnknownEngine
+from cluster.errors import UnknownEngine
 from cluster.pool.engine_life import EngineLife, SavedEngine
 from cluster.pool.ingresses import Ingresses
 from cluster.pool.journal import Journal
@@ -135,7 +133,9 @@ class Fleet:
             async with asyncio.timeout(self._config.start_timeout_s):
                 await self._prove(engine)
             await self._admit(engine)
-        except (CannotStart, RayActorError, RayTaskError, TimeoutError) as error:
+        except Exception as error:
+            # Whatever it is: an engine that did not come up is given up, and nobody waits for it.
+            logger.debug("an engine did not come up", exc_info=True)
             self._mark_dead(engine, one_line(error))
 
     async def drain(self, engine: EngineLife, reason: str) -> None:
