@@ -138,7 +138,7 @@ class PrefixLoads:
         self._last_step_s = now_s
 
 
-def _cut(blocks: Sequence[KVCacheBlock], max_num_free: int) -> Sequence[KVCacheBlock]:
+def _cut(blocks: list[KVCacheBlock], max_num_free: int) -> list[KVCacheBlock]:
     """The first ones, with so many at most among them that nobody holds."""
     num_free = 0
     for index, block in enumerate(blocks):
