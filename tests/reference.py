@@ -14,7 +14,8 @@ from tests.checkpoints import VOCAB_SIZE
 
 
 @functools.cache
-def _model(directory: Path) -> Any:  # a class that transformers chooses at run time
+def load_model(directory: Path) -> Any:  # a class that transformers chooses at run time
+    """The stock model, once for each checkpoint."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     model.generation_config.eos_token_id = None
     return model
@@ -23,7 +24,7 @@ def _model(directory: Path) -> Any:  # a class that transformers chooses at run 
 @functools.cache
 def greedy_tokens(directory: Path, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
     """The next tokens after a prompt, end-of-sequence ignored."""
-    tokens = _model(directory).generate(
+    tokens = load_model(directory).generate(
         torch.tensor([prompt]),
         attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
         max_new_tokens=num_tokens,

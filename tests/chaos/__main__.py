@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tests.chaos.answers import learn_answers
 from tests.chaos.chaos_run import Chaos, chaos_cluster, check_report, possible_kinds, run_chaos
 from tests.chaos.faults import FaultKind
+from tests.chaos.visits import draw_questions
 from tests.checkpoints import make_checkpoint
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
@@ -24,6 +26,7 @@ def run(
     requests: Annotated[int, typer.Option(envvar="RAYPD_CHAOS_REQUESTS", help="At least.")] = 600,
     rate: Annotated[float, typer.Option(envvar="RAYPD_CHAOS_RATE", help="Requests per second.")] = 5.0,
     delay: Annotated[float, typer.Option(help="Mean seconds between the end of a fault and the next.")] = 1.5,
+    questions: Annotated[int, typer.Option(help="That differ; every request asks one of them.")] = 24,
     only: Annotated[list[FaultKind] | None, typer.Option(help="Kinds of faults; default: all.")] = None,
     report_file: Annotated[Path, typer.Option(help="Where the report goes, as JSON.")] = Path("chaos.json"),
 ) -> None:
@@ -35,8 +38,9 @@ def run(
     chaos = Chaos(seed, requests, faults, rate, delay, kinds=kinds & frozenset(only or FaultKind))
     with tempfile.TemporaryDirectory(prefix="raypd-chaos-") as directory:
         model_directory = make_checkpoint("llama", Path(directory) / "llama")
+        asked = learn_answers(draw_questions(seed, questions), model_directory)
         with chaos_cluster(model_directory, Path(directory)) as (address, processes):
-            report = asyncio.run(run_chaos(chaos, address, processes, model_directory))
+            report = asyncio.run(run_chaos(chaos, asked, address, processes))
             report.write(report_file)
             report.show(console)
             check_report(report)

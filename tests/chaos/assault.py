@@ -12,6 +12,7 @@ from typing import Final
 
 import psutil
 
+from cluster.ingress.protos.raypd.v1 import admin_pb2
 from tests.chaos.cuts import cut_local_links, cut_tcp
 from tests.chaos.faults import DEATHS, ENGINE_IDS, HEARTBEAT_TIMEOUT_S, Fault, FaultKind
 from tests.chaos.processes import CONTROLLER, INGRESS, MarkedProcesses
@@ -50,27 +51,32 @@ class Assault:
         await asyncio.sleep(fault.delay_s)
         if fault.needs_calm or self._watch.latest is None:
             await self._watch.until_calm(_CALM_TIMEOUT_S)
+        if fault.engine_id:
+            await self._hit_engine(fault)
+            return
+        title = CONTROLLER if fault.kind is FaultKind.KILL_CONTROLLER else INGRESS
+        victims = await asyncio.to_thread(self._processes.titled, title)
+        self.records.append(FaultRecord(fault, time.monotonic(), len(victims)))
+        for victim in victims:
+            victim.kill()
+
+    async def _hit_engine(self, fault: Fault) -> None:
+        engine = self._watch.engine(fault.engine_id)
+        try:
+            process = await asyncio.to_thread(self._processes.engine_at, engine.address)
+        except LookupError:
+            # It is on its way out, or on its way in.
+            self.records.append(FaultRecord(fault, time.monotonic(), 0, engine.incarnation))
+            return
         if fault.engine_id.startswith("decode"):
             await self._watch.until_busy(fault.engine_id, _BUSY_TIMEOUT_S)
         at_s = time.monotonic()
-        if fault.engine_id:
-            engine = self._watch.engine(fault.engine_id)
-            num_hit = await self._hit_engine(fault, engine.address, engine.incarnation)
-            self.records.append(FaultRecord(fault, at_s, num_hit, engine.incarnation))
-        else:
-            title = CONTROLLER if fault.kind is FaultKind.KILL_CONTROLLER else INGRESS
-            victims = await asyncio.to_thread(self._processes.titled, title)
-            for victim in victims:
-                victim.kill()
-            self.records.append(FaultRecord(fault, at_s, len(victims)))
+        num_hit = await self._hit(fault, engine, process)
+        self.records.append(FaultRecord(fault, at_s, num_hit, engine.incarnation))
 
-    async def _hit_engine(self, fault: Fault, address: str, incarnation: int) -> int:
-        try:
-            process = await asyncio.to_thread(self._processes.engine_at, address)
-        except LookupError:
-            return 0  # It is on its way out, or on its way in.
+    async def _hit(self, fault: Fault, engine: admin_pb2.EngineStatus, process: psutil.Process) -> int:
         if fault.kind in DEATHS:
-            self._watch.expect_new_life(fault.engine_id, incarnation)
+            self._watch.expect_new_life(engine.engine_id, engine.incarnation)
         match fault.kind:
             case FaultKind.KILL_PREFILL | FaultKind.KILL_DECODE:
                 process.kill()
@@ -80,10 +86,10 @@ class Assault:
                     await asyncio.sleep(fault.stopped_s)
                 return 1
             case FaultKind.STOP_UNTIL_REPLACED:
-                await self._stop_until_replaced(fault.engine_id, incarnation, process)
+                await self._stop_until_replaced(engine.engine_id, engine.incarnation, process)
                 return 1
             case _:
-                return await asyncio.to_thread(self._cut, fault, process, address)
+                return await asyncio.to_thread(self._cut, fault, process, engine.address)
 
     async def _stop_until_replaced(self, engine_id: str, incarnation: int, process: psutil.Process) -> None:
         """The old life has to end by itself when it can go on: it is fenced, and has no place any more."""

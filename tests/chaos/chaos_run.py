@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +12,15 @@ from typing import Final
 
 import psutil
 
-from cluster.client import GenerateClient
+from tests.chaos.answers import Asked
 from tests.chaos.assault import Assault
-from tests.chaos.clients import FAULTS_OF_OURS, Clients, learn_answers
+from tests.chaos.clients import FAULTS_OF_OURS, Clients
 from tests.chaos.cuts import CannotCut, check_can_cut
 from tests.chaos.faults import CUTS, ENGINE_TIMEOUT_S, HEARTBEAT_TIMEOUT_S, FaultKind, draw_faults
 from tests.chaos.processes import CONTROLLER, ENGINE, INGRESS, MarkedProcesses
 from tests.chaos.ray_head import RayHead
 from tests.chaos.report import ChaosReport, make_report
-from tests.chaos.visits import PATIENCE_S, draw_questions, draw_visits
+from tests.chaos.visits import PATIENCE_S, draw_visits
 from tests.chaos.watch import StatusWatch
 from tests.integration.served import ServeProcess
 
@@ -41,7 +41,6 @@ class Chaos:
     num_faults: int
     requests_per_s: float = 5.0
     mean_delay_s: float = 1.5
-    num_questions: int = 24
     kinds: Collection[FaultKind] = field(default_factory=lambda: frozenset(FaultKind))
 
 
@@ -74,18 +73,15 @@ def chaos_cluster(model_directory: Path, directory: Path) -> Iterator[tuple[str,
     assert not left_files, f"left behind: {left_files}"
 
 
-async def run_chaos(chaos: Chaos, address: str, processes: MarkedProcesses, model_directory: Path) -> ChaosReport:
+async def run_chaos(chaos: Chaos, asked: Sequence[Asked], address: str, processes: MarkedProcesses) -> ChaosReport:
     """Let clients and faults come, and wait until the cluster is whole and at rest. Raises AssertionError."""
     faults = draw_faults(chaos.seed, chaos.num_faults, chaos.mean_delay_s, chaos.kinds)
-    questions = draw_questions(chaos.seed, chaos.num_questions)
+    visits = draw_visits(chaos.seed, chaos.requests_per_s, len(asked))
     watch, is_over = StatusWatch(address), asyncio.Event()
     assault = Assault(processes, watch)
     async with watch.watching():
-        async with GenerateClient(address) as client:
-            answers = await learn_answers(client, questions, model_directory)
         started_s = time.monotonic()
-        clients = Clients(address, questions, answers, f"chaos-{chaos.seed}")
-        visits = draw_visits(chaos.seed, chaos.requests_per_s, questions)
+        clients = Clients(address, asked, f"chaos-{chaos.seed}")
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(clients.come(visits, chaos.num_requests, is_over))
             for fault in faults:

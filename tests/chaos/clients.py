@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Final
 
 import grpc
 
-from cluster.client import CallFailed, GenerateClient
+from cluster.client import CallFailed
 from cluster.ingress.protos.raypd.v1 import generate_pb2
+from tests.chaos.answers import Asked
 from tests.chaos.resuming import send_and_resume
 from tests.chaos.visits import PATIENCE_S, Question, Visit
-from tests.reference import greedy_tokens
 
 _GRACE_S: Final = 5.0
 """A call that has not ended so long after its deadline hangs."""
@@ -45,13 +43,15 @@ FAULTS_OF_OURS: Final = (Outcome.FAILED, Outcome.WRONG, Outcome.HUNG)
 
 @dataclass(slots=True)
 class VisitResult:
-    """One visit as its client saw it.
+    """One visit as its client saw it. Times are monotonic seconds.
 
     longest_pause_s:     between two responses, or before the first
     num_computed_tokens: tokens whose KV was computed for its last attempt
     """
 
     request_id: str
+    sent_s: float
+    ended_s: float = 0.0
     outcome: Outcome | None = None
     error: str = ""
     num_tokens: int = 0
@@ -60,15 +60,12 @@ class VisitResult:
 
 
 class Clients:
-    """Clients of one ingress; answers[i] is the right answer to questions[i]."""
+    """Clients of one ingress."""
 
-    def __init__(
-        self, address: str, questions: Sequence[Question], answers: Sequence[Sequence[int]], name: str
-    ) -> None:
+    def __init__(self, address: str, asked: Sequence[Asked], name: str) -> None:
         """name: begins the ids of their requests."""
         self._address = address
-        self._questions = questions
-        self._answers = answers
+        self._asked = asked
         self._name = name
         self.results: list[VisitResult] = []
 
@@ -79,7 +76,7 @@ class Clients:
                 if visit.number >= num_visits and is_over.is_set():
                     return
                 await asyncio.sleep(visit.after_s)
-                result = VisitResult(f"{self._name}-{visit.number}")
+                result = VisitResult(f"{self._name}-{visit.number}", time.monotonic())
                 self.results.append(result)
                 tasks.create_task(self._pay(visit, result))
 
@@ -97,45 +94,27 @@ class Clients:
             result.outcome, result.error = _outcome_of(error, visit), str(error)
         except AssertionError as error:
             result.outcome, result.error = Outcome.WRONG, str(error)
+        result.ended_s = time.monotonic()
 
     async def _read(self, visit: Visit, result: VisitResult) -> None:
-        question, answer = self._questions[visit.question], self._answers[visit.question]
-        message = request_for(question, result.request_id, salt="" if visit.shares_prefix else result.request_id)
+        asked = self._asked[visit.question]
+        message = _request(asked.question, result.request_id, salt="" if visit.shares_prefix else result.request_id)
         last, last_s = generate_pb2.GenerateResponse(), time.monotonic()
         async with aclosing(send_and_resume(self._address, message, visit.deadline_s)) as responses:
             async for last in responses:
                 now_s = time.monotonic()
                 result.longest_pause_s, last_s = max(result.longest_pause_s, now_s - last_s), now_s
-                _check(last, result.num_tokens, answer)
+                _check(last, result.num_tokens, asked.answer)
                 result.num_tokens += len(last.token_ids)
         assert last.finish_reason == generate_pb2.FINISH_REASON_LENGTH, f"the stream ended without a reason: {last}"
-        assert result.num_tokens == len(answer), f"{result.num_tokens} tokens, not {len(answer)}"
+        assert result.num_tokens == len(asked.answer), f"{result.num_tokens} tokens, not {len(asked.answer)}"
         timings = last.timings
         result.num_computed_tokens = (
             timings.prefill_engine.computed_prompt_tokens + timings.decode_engine.computed_prompt_tokens
         )
 
-    def count_outcomes(self) -> Counter[Outcome]:
-        """How many visits ended in each way; all of them have ended."""
-        return Counter(result.outcome for result in self.results if result.outcome is not None)
 
-
-async def learn_answers(
-    client: GenerateClient, questions: Sequence[Question], model_directory: Path
-) -> list[list[int]]:
-    """The right answers: greedy ones by transformers' generate(), sampled ones by the cluster, while all is well."""
-    sampled = [question for question in questions if question.sampling_seed is not None]
-    told = await asyncio.gather(*(_ask(client, question) for question in sampled))
-    answers = dict(zip(sampled, told, strict=True))
-    for question in questions:
-        if question.sampling_seed is None:
-            answers[question] = await asyncio.to_thread(
-                greedy_tokens, model_directory, question.prompt, question.num_tokens
-            )
-    return [answers[question] for question in questions]
-
-
-def request_for(question: Question, request_id: str, salt: str) -> generate_pb2.GenerateRequest:
+def _request(question: Question, request_id: str, salt: str) -> generate_pb2.GenerateRequest:
     """The question as a message. salt: keeps it from the cached KV of requests with another one."""
     return generate_pb2.GenerateRequest(
         request_id=request_id,
@@ -143,15 +122,6 @@ def request_for(question: Question, request_id: str, salt: str) -> generate_pb2.
         sampling_params=generate_pb2.SamplingParams(**question.sampling),
         cache_salt=salt,
     )
-
-
-async def _ask(client: GenerateClient, question: Question) -> list[int]:
-    token_ids: list[int] = []
-    async with aclosing(client.send(request_for(question, "", ""), PATIENCE_S)) as responses:
-        async for response in responses:
-            token_ids.extend(response.token_ids)
-    assert len(token_ids) == question.num_tokens
-    return token_ids
 
 
 def _check(response: generate_pb2.GenerateResponse, position: int, answer: Sequence[int]) -> None:

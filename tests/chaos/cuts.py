@@ -52,7 +52,6 @@ def cut_local_links(process: psutil.Process) -> int:
     """Cut the links on which the process lends its KV pool to consumers of this host; returns how many there were."""
     num_cut = 0
     for connection in process.net_connections("unix"):
-        # Not the listeners: they are gone before the link is used.
         if str(connection.laddr).startswith(_LOCAL_LINK_PREFIX):
             num_cut += _cut(process.pid, connection.fd)
     return num_cut
@@ -61,8 +60,9 @@ def cut_local_links(process: psutil.Process) -> int:
 def _cut(pid: int, fd: int) -> int:
     # Closed meanwhile, by an end of its own: then there is nothing to cut.
     with contextlib.suppress(OSError), _copy_of(pid, fd) as copy:
-        copy.shutdown(socket.SHUT_RDWR)
-        return 1
+        if not copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # A listener has the same name.
+            copy.shutdown(socket.SHUT_RDWR)
+            return 1
     return 0
 
 

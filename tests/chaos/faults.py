@@ -88,9 +88,10 @@ def draw_faults(seed: int, num_faults: int, mean_delay_s: float, kinds: Collecti
     allowed = [kind for kind in FaultKind if kind in kinds]
     drawn = rng.sample(allowed, min(num_faults, len(allowed)))
     drawn += rng.choices(allowed, [_WEIGHTS[kind] for kind in allowed], k=num_faults - len(drawn))
-    rng.shuffle(drawn)
     deaths: Counter[str] = Counter()
-    return [_draw_fault(rng, kind, mean_delay_s, deaths) for kind in drawn]
+    faults = [_draw_fault(rng, kind, mean_delay_s, deaths) for kind in drawn]
+    rng.shuffle(faults)
+    return faults
 
 
 def _draw_fault(rng: random.Random, kind: FaultKind, mean_delay_s: float, deaths: Counter[str]) -> Fault:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from tests.chaos.assault import FaultRecord
 from tests.chaos.clients import Outcome, VisitResult
-from tests.chaos.faults import DEATHS
+from tests.chaos.faults import DEATHS, FaultKind
 from tests.chaos.watch import StatusWatch
 
 
@@ -34,9 +34,9 @@ class ChaosReport:
 
     faults:            how many hit something, by kind
     outcomes:          of requests
-    num_affected:      requests that needed more than one attempt, as GetStatus showed
+    num_affected:      requests of more than one attempt, as GetStatus showed, or under way when an ingress was killed
     pauses:            the longest pause of each of these
-    recomputed_tokens: whose KV was computed for their last attempts
+    recomputed_tokens: whose KV was computed for the last attempt of each of these
     replacements:      from an engine's death, or its stop, to its next life's being ready
     errors:            of requests that ended as none may
     """
@@ -63,7 +63,7 @@ class ChaosReport:
         for outcome, count in self.outcomes.items():
             table.add_row(f"requests: {outcome}", str(count))
         table.add_section()
-        table.add_row("requests affected (more than one attempt)", str(self.num_affected))
+        table.add_row("requests affected", str(self.num_affected))
         table.add_row("longest pause of an affected request", _cell(self.pauses))
         table.add_row("tokens computed again", str(self.recomputed_tokens))
         table.add_row("from an engine's death to its next life's being ready", _cell(self.replacements))
@@ -80,7 +80,7 @@ def make_report(
     seed: int, duration_s: float, records: Sequence[FaultRecord], results: Sequence[VisitResult], watch: StatusWatch
 ) -> ChaosReport:
     """Put together what assault, clients and watch have seen."""
-    affected = [result for result in results if watch.attempts.get(result.request_id, 1) > 1]
+    affected = [result for result in results if _is_affected(result, records, watch)]
     outcomes = Counter(result.outcome for result in results)
     replacements = [
         ready_s - record.at_s
@@ -99,6 +99,13 @@ def make_report(
         recomputed_tokens=sum(result.num_computed_tokens for result in affected),
         replacements=_quantiles(replacements),
         errors=tuple(f"{result.request_id}: {result.outcome}: {result.error}" for result in results if result.error),
+    )
+
+
+def _is_affected(result: VisitResult, records: Sequence[FaultRecord], watch: StatusWatch) -> bool:
+    return watch.attempts.get(result.request_id, 1) > 1 or any(
+        record.fault.kind is FaultKind.KILL_INGRESS and result.sent_s <= record.at_s <= result.ended_s
+        for record in records
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,9 +18,9 @@ PATIENCE_S: Final = 60.0
 """How long a client waits that is in no hurry. Nothing may take so long."""
 
 _PROMPT_LENGTHS: Final = (3, 16, 40, 90, 150, 220)
-_ANSWER_LENGTHS: Final = (1, 8, 40, 100, 200)
+_ANSWER_LENGTHS: Final = (1, 8, 60, 200, 200)
 _PREFIX_LENGTH: Final = 64
-_TEMPERATURE: Final = 0.9
+TEMPERATURE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Question:
         common = {"max_tokens": self.num_tokens, "ignore_eos": True}
         if self.sampling_seed is None:
             return common | {"temperature": 0.0}
-        return common | {"temperature": _TEMPERATURE, "seed": self.sampling_seed}
+        return common | {"temperature": TEMPERATURE, "seed": self.sampling_seed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def draw_questions(seed: int, num_questions: int) -> list[Question]:
     return questions
 
 
-def draw_visits(seed: int, requests_per_s: float, questions: Sequence[Question]) -> Iterator[Visit]:
+def draw_visits(seed: int, requests_per_s: float, num_questions: int) -> Iterator[Visit]:
     """A Poisson process without an end."""
     rng = random.Random(f"visits {seed}")
     for number in itertools.count():
@@ -80,7 +80,7 @@ def draw_visits(seed: int, requests_per_s: float, questions: Sequence[Question])
         yield Visit(
             number=number,
             after_s=rng.expovariate(requests_per_s),
-            question=rng.randrange(len(questions)),
+            question=rng.randrange(num_questions),
             shares_prefix=rng.random() < 0.4,
             leaves_after_s=rng.choice((0.0, 0.02, 0.1, 0.5)) if leaves else None,
             deadline_s=rng.choice((0.05, 0.2, 0.6, 1.5)) if hurries else PATIENCE_S,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Final
 
 from cluster.client import CallFailed, GenerateClient
@@ -29,12 +29,13 @@ class StatusWatch:
         self._address = address
         self.latest: admin_pb2.GetStatusResponse | None = None
         self._asked_s = 0.0
+        self._interval_s = _INTERVAL_S
         self._news = asyncio.Event()
         self._incarnations = dict.fromkeys(ENGINE_IDS, 1)
         self.attempts: dict[str, int] = {}
         self.ready_since: dict[tuple[str, int], float] = {}
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Asks within the block."""
         task = asyncio.create_task(self._ask_forever())
@@ -71,8 +72,8 @@ class StatusWatch:
 
         return await self._until(has_begun, timeout_s, f"{engine_id} begins life {incarnation}")
 
-    async def until_busy(self, engine_id: str, timeout_s: float) -> bool:
-        """Until a request that has had output is on this engine; False if none was for so long."""
+    async def until_busy(self, engine_id: str, timeout_s: float) -> None:
+        """Until a request that has had output is on this engine, or for so long; asks without a pause meanwhile."""
 
         def is_busy(status: admin_pb2.GetStatusResponse) -> bool:
             return any(
@@ -80,11 +81,10 @@ class StatusWatch:
                 for request in status.requests
             )
 
-        try:
+        self._interval_s = 0.0
+        with contextlib.suppress(AssertionError):
             await self._until(is_busy, timeout_s, f"{engine_id} has a request")
-        except AssertionError:
-            return False
-        return True
+        self._interval_s = _INTERVAL_S
 
     async def _until(self, holds: Callable[[admin_pb2.GetStatusResponse], bool], timeout_s: float, what: str) -> float:
         since_s = time.monotonic()
@@ -103,7 +103,7 @@ class StatusWatch:
                     while True:
                         asked_s = time.monotonic()
                         self._take(asked_s, await client.status(timeout_s=_CALL_TIMEOUT_S))
-                        await asyncio.sleep(_INTERVAL_S)
+                        await asyncio.sleep(self._interval_s)
                 except CallFailed:
                     self._take(asked_s, None)
             # A connection of its own for each try: gRPC would wait longer and longer to dial a dead ingress again.

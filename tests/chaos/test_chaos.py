@@ -1,0 +1,48 @@
+"""A served cluster under load and under fire. Whatever failed is played again by its seed: RAYPD_CHAOS_SEED."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.answers import learn_answers
+from tests.chaos.chaos_run import Chaos, chaos_cluster, check_report, possible_kinds, run_chaos
+from tests.chaos.report import ChaosReport
+from tests.chaos.visits import draw_questions
+
+pytestmark = pytest.mark.ray
+
+SEED = int(os.environ.get("RAYPD_CHAOS_SEED", "1"))
+
+
+async def run_and_check(chaos: Chaos, num_questions: int, model_directory: Path, directory: Path) -> ChaosReport:
+    asked = learn_answers(draw_questions(chaos.seed, num_questions), model_directory)
+    with chaos_cluster(model_directory, directory) as (address, processes):
+        report = await run_chaos(chaos, asked, address, processes)
+        check_report(report)
+    return report
+
+
+@pytest.mark.timeout(300)
+async def test_no_fault_loses_or_changes_a_token_or_leaves_anything_behind(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    kinds, _ = possible_kinds()
+    chaos = Chaos(SEED, num_requests=60, num_faults=len(kinds), requests_per_s=4.0, mean_delay_s=0.5, kinds=kinds)
+    report = await run_and_check(chaos, 10, checkpoint("llama"), tmp_path)
+    assert set(report.faults) == {kind.value for kind in kinds}
+    assert report.num_affected > 0, "this seed is too quiet"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_a_hundred_faults_lose_or_change_no_token_of_two_thousand_requests(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    kinds, _ = possible_kinds()
+    chaos = Chaos(SEED, num_requests=2000, num_faults=100, kinds=kinds)
+    report = await run_and_check(chaos, 48, checkpoint("llama"), tmp_path)
+    assert sum(report.outcomes.values()) >= 2000

@@ -1,0 +1,59 @@
+"""What is drawn from a seed: faults, visits, questions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.chaos.answers import draw_by, learn_answers
+from tests.chaos.faults import DEATHS, ENGINE_IDS, MAX_DEATHS_OF_A_SLOT, FaultKind, draw_faults
+from tests.chaos.visits import TEMPERATURE, draw_questions, draw_visits
+from tests.reference import load_model
+
+ALL = frozenset(FaultKind)
+
+
+def test_a_seed_draws_the_same_again() -> None:
+    assert draw_faults(7, 50, 1.0, ALL) == draw_faults(7, 50, 1.0, ALL) != draw_faults(8, 50, 1.0, ALL)
+    assert draw_questions(7, 20) == draw_questions(7, 20) != draw_questions(8, 20)
+    first, again, other = (list(islice(draw_visits(seed, 5.0, 20), 50)) for seed in (7, 7, 8))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_kind_of_fault_comes_and_no_slot_dies_too_often(seed: int) -> None:
+    faults = draw_faults(seed, 100, 1.0, ALL)
+    assert len(faults) == 100
+    assert {fault.kind for fault in faults} == ALL
+    deaths = Counter(fault.engine_id for fault in faults if fault.kind in DEATHS)
+    assert set(deaths) <= set(ENGINE_IDS)
+    assert max(deaths.values()) <= MAX_DEATHS_OF_A_SLOT
+
+
+def test_only_the_kinds_that_are_possible_come() -> None:
+    kinds = {FaultKind.KILL_DECODE, FaultKind.SHORT_STOP}
+    assert {fault.kind for fault in draw_faults(1, 30, 1.0, kinds)} == kinds
+
+
+def test_visits_come_at_the_rate_that_was_asked_for() -> None:
+    visits = list(islice(draw_visits(1, 5.0, 20), 2000))
+    assert sum(visit.after_s for visit in visits) == pytest.approx(2000 / 5.0, rel=0.1)
+    assert {visit.question for visit in visits} == set(range(20))
+
+
+def test_a_draw_that_rounding_could_turn_has_no_answer(checkpoint: Callable[[str], Path]) -> None:
+    prompt = [5, 6, 7]
+    logits = load_model(checkpoint("llama"))(torch.tensor([prompt])).logits[0, -1].double()
+    boundary = torch.softmax(logits / TEMPERATURE, dim=-1).cumsum(dim=-1)[100].item()
+    assert draw_by([boundary + 1e-8], prompt, checkpoint("llama")) is None
+    assert draw_by([boundary - 1e-8], prompt, checkpoint("llama")) is None
+
+
+def test_every_question_has_an_answer_of_its_length(checkpoint: Callable[[str], Path]) -> None:
+    for asked in learn_answers(draw_questions(1, 4), checkpoint("llama")):
+        assert len(asked.answer) == asked.question.num_tokens
