@@ -74,6 +74,7 @@ class GenerateRequest:
     prompt:           None if the client gave none
     model:            "" asks for the one that is served
     output_token_ids: the output that the client already has; the answer goes on at the next position
+    model_version:    the one that made output_token_ids: no other goes on with them; 0: whichever serves
     timeout_s:        how long the client will wait from now on, or None
     """
 
@@ -83,6 +84,7 @@ class GenerateRequest:
     sampling: SamplingOptions = SamplingOptions()
     priority: int = 0
     output_token_ids: tuple[int, ...] = ()
+    model_version: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
 
@@ -137,6 +139,7 @@ class GenerateChunk:
     first_position: output position of token_ids[0], counted over the request's whole life
     logprobs:       parallel to token_ids, if asked for
     seed:           in the first chunk only
+    model_version:  in the first chunk only
     end:            in the last chunk only
     """
 
@@ -145,4 +148,5 @@ class GenerateChunk:
     first_position: int
     logprobs: list[TokenLogprobs] | None = None
     seed: int | None = None
+    model_version: int | None = None
     end: GenerateEnd | None = None

@@ -62,8 +62,11 @@ class Serving:
                 engines = in_flight.engines = self._choose_version(request)
                 try:
                     async with aclosing(self._generate_on(engines, request, in_flight)) as chunks:
+                        first = await anext(chunks)
+                        engines.is_bound = True
+                        # A request can only be resumed with the seed, and on the model version, that it began with.
+                        yield replace(first, seed=in_flight.seed, model_version=engines.model.version)
                         async for chunk in chunks:
-                            engines.is_bound = True
                             yield chunk
                     return
                 except ModelVersionLeft as left:
@@ -83,23 +86,32 @@ class Serving:
             model.router, engines, engine_request, in_flight.deadline_s, self._recovery_policy, self._moves
         )
         in_flight.recovery = recovery
-        # Told to the client in its first chunk: a request can only be resumed with the seed that it began with.
-        seed: int | None = engine_request.sampling_params.seed
+        in_flight.seed = engine_request.sampling_params.seed
         async with aclosing(recovery.outputs()) as outputs:
             async for output in outputs:
                 processed = output_processor.process(output)
                 stopwatch.count(len(processed.token_ids))
                 if processed.finish_reason is not None:
                     break
-                yield _chunk(processed, seed)
-                seed = None
+                yield _chunk(processed)
         # The engines are free of the request before its client has read the end.
-        yield _chunk(processed, seed, _end(processed, output_processor.num_output_tokens, recovery, stopwatch))
+        yield _chunk(processed, _end(processed, output_processor.num_output_tokens, recovery, stopwatch))
 
     def _choose_version(self, request: GenerateRequest) -> EnginesOfVersion:
+        if request.model_version:
+            return self._engines_of(request.model_version, request.request_id)
         versions_in_flight = (one.engines.model.version for one in self._in_flight.values() if one.engines is not None)
         model = self._versions.choose(self._engines.snapshot(), versions_in_flight)
         return EnginesOfVersion(self._engines, self._versions, model, is_bound=bool(request.output_token_ids))
+
+    def _engines_of(self, version: int, request_id: str) -> EnginesOfVersion:
+        """For a request that belongs to this model version already. Raises EngineFailed if it is not served."""
+        model = self._versions.get(version)
+        if model is not None:
+            return EnginesOfVersion(self._engines, self._versions, model, is_bound=True)
+        is_yet_to_come = version > self._versions.newest(()).version
+        reason = f"model version {version} is yet to come here" if is_yet_to_come else str(ModelVersionLeft(version))
+        raise EngineFailed(request_id, reason, num_new_tokens=0, can_resume=is_yet_to_come)
 
     def newest_model(self) -> ModelVersion:
         """The newest version of the model that has engines; the newest one if none has."""
@@ -136,13 +148,14 @@ class Serving:
 
 @dataclass(slots=True)
 class _InFlight:
-    """deadline_s: on the event loop's clock. recovery: from when its prompt is processed."""
+    """deadline_s: on the event loop's clock. seed, recovery: from when its prompt is processed."""
 
     request_id: str
     arrived_at_s: float
     stopwatch: _Stopwatch
     deadline_s: float | None
     engines: EnginesOfVersion | None = None
+    seed: int | None = None
     recovery: Recovery | None = None
 
     @property
@@ -212,13 +225,12 @@ def _begin_again(request: GenerateRequest, deadline_s: float | None) -> Generate
     return replace(request, timeout_s=max(0.0, deadline_s - asyncio.get_running_loop().time()))
 
 
-def _chunk(processed: ProcessedOutput, seed: int | None, end: GenerateEnd | None = None) -> GenerateChunk:
+def _chunk(processed: ProcessedOutput, end: GenerateEnd | None = None) -> GenerateChunk:
     return GenerateChunk(
         text=processed.text,
         token_ids=processed.token_ids,
         first_position=processed.first_position,
         logprobs=processed.logprobs,
-        seed=seed,
         end=end,
     )
 

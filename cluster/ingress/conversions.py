@@ -56,6 +56,7 @@ def request_from_proto(
         sampling=_sampling(message.sampling_params),
         priority=message.priority,
         output_token_ids=tuple(message.output_token_ids),
+        model_version=message.model_version,
         cache_salt=message.cache_salt,
         timeout_s=timeout_s,
     )
@@ -70,6 +71,7 @@ def response_to_proto(request_id: str, chunk: GenerateChunk) -> generate_pb2.Gen
         first_position=chunk.first_position,
         logprobs=_logprobs(chunk.logprobs or ()),
         seed=chunk.seed,
+        model_version=chunk.model_version,
     )
     if chunk.end is not None:
         _set_end(message, chunk.end)

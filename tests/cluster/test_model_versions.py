@@ -303,6 +303,40 @@ async def test_a_resumed_request_is_never_continued_by_another_version_than_it_w
     assert cluster["new_a"].submitted == []
 
 
+async def test_the_first_chunk_says_which_version_answers() -> None:
+    cluster = make_cluster(new_a=BOTH)
+    answer = cluster.begin()
+    request = await cluster["new_a"].next_request()
+    cluster["new_a"].send(request, 0, "a")
+    await settle()
+    cluster["new_a"].send(request, 1, "b", finish_reason=LENGTH)
+    assert [(chunk.seed, chunk.model_version) for chunk in await answer] == [(3, 2), (None, None)]
+
+
+async def test_a_resumed_request_goes_to_the_version_that_it_began_on() -> None:
+    cluster = make_cluster(old_a=BOTH, new_a=BOTH)
+    for version, name in ((1, "old_a"), (2, "new_a")):
+        request = replace(HELLO, output_token_ids=(97,), model_version=version)
+        answer = asyncio.create_task(collect(cluster.serving.generate(request)))
+        resumed = await cluster[name].next_request()
+        cluster[name].send(resumed, 1, "b", finish_reason=LENGTH)
+        assert (await answer)[0].model_version == version
+
+
+async def test_a_resumed_request_is_not_begun_on_another_version() -> None:
+    cluster = make_cluster(new_a=BOTH)
+    cluster.versions.keep({2})
+    request = replace(HELLO, output_token_ids=(97,), model_version=1)
+    with pytest.raises(EngineFailed, match="its model version 1 has left the cluster") as raised:
+        await collect(cluster.serving.generate(request))
+    assert not raised.value.can_resume
+    with pytest.raises(EngineFailed, match="model version 3 is yet to come here") as raised:
+        await collect(cluster.serving.generate(replace(request, model_version=3)))
+    assert raised.value.can_resume, "another ingress may have heard of it before"
+    assert cluster["new_a"].submitted == []
+    assert cluster.serving.num_requests_in_flight == 0
+
+
 async def test_without_engines_of_any_version_a_request_does_not_wait() -> None:
     cluster = make_cluster()
     with pytest.raises(NoEngineAvailable):

@@ -62,6 +62,7 @@ async def test_tokens_stream_as_they_come_and_the_last_response_tells_everything
             token_ids=[97],
             first_position=0,
             seed=3,
+            model_version=1,
             logprobs=[
                 generate_pb2.TokenLogprobs(
                     logprob=-0.5,
