@@ -29,7 +29,7 @@ _CONTROLLER_TIMEOUT_S = 2.0
 
 
 class IngressProcess:
-    """Lives on one event loop. prove() and update_membership() work before start() opens the door."""
+    """Lives on one event loop. prepare(), prove() and update_membership() work before start() opens the door."""
 
     def __init__(self, config: ClusterConfig, admin: ClusterAdmin) -> None:
         """admin: the controller."""
@@ -52,6 +52,10 @@ class IngressProcess:
             raise CanaryFailed(str(error)) from error
         finally:
             await asyncio.gather(*(session.close() for session in sessions))
+
+    async def prepare(self, model: ServedModel) -> None:
+        """Load what requests of this model need, before its first engine serves. Raises TokenizerUnusable."""
+        await self._loader.load(model)
 
     async def update_membership(self, membership: Membership) -> None:
         """Follow a newer snapshot, once requests of every model version in it can be understood."""

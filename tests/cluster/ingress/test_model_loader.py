@@ -112,6 +112,14 @@ async def test_an_ingress_that_comes_late_needs_only_the_models_that_still_serve
         await process.drain(0)
 
 
+async def test_a_model_can_be_tried_before_any_engine_serves_it(tmp_path: Path) -> None:
+    process = make_process()
+    await process.prepare(FIRST)
+    with pytest.raises(TokenizerUnusable, match="no tokenizer can be loaded"):
+        await process.prepare(ServedModel(2, str(tmp_path), FACTS))
+    await process.drain(0)
+
+
 async def test_the_newest_model_is_described_and_an_older_snapshot_forgets_none() -> None:
     process = make_process()
     old = Membership(0, ()).with_model(FIRST)
