@@ -1,0 +1,63 @@
+"""How a call to an ingress fails, as its caller sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # it ships no types
+
+from cluster.errors import ClusterError
+from cluster.ingress.statuses import STATUS_DETAILS_KEY
+
+_PASSING: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.CANCELLED})
+"""CANCELLED: by the server, which ends; who cancels a call himself is not told by an error."""
+
+
+class CallFailed(ClusterError):
+    """A call to an ingress failed.
+
+    code:          gRPC's
+    violations:    what is wrong with the request, by field
+    retry_delay_s: when to try again, if the ingress said so
+    """
+
+    def __init__(
+        self,
+        code: grpc.StatusCode,
+        message: str,
+        violations: dict[str, str] | None = None,
+        retry_delay_s: float | None = None,
+    ) -> None:
+        super().__init__(f"{code.name}: {message}")
+        self.code = code
+        self.violations = violations or {}
+        self.retry_delay_s = retry_delay_s
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether the same request may go well elsewhere, or a little later: it was not the request's own fault."""
+        return self.code in _PASSING or self.retry_delay_s is not None
+
+
+def call_failed(error: grpc.aio.AioRpcError) -> CallFailed:
+    """What gRPC raised, with the details that the ingress sent."""
+    violations: dict[str, str] = {}
+    retry_delay_s = None
+    for detail in _details(error):
+        bad_request, retry_info = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        if detail.Unpack(bad_request):
+            violations = {violation.field: violation.description for violation in bad_request.field_violations}
+        elif detail.Unpack(retry_info):
+            retry_delay_s = retry_info.retry_delay.ToMilliseconds() / 1000
+    return CallFailed(error.code(), error.details() or "no message", violations, retry_delay_s)
+
+
+def _details(error: grpc.aio.AioRpcError) -> Sequence[Any]:
+    for key, value in error.trailing_metadata() or ():
+        if key == STATUS_DETAILS_KEY and isinstance(value, bytes):
+            status = status_pb2.Status.FromString(value)
+            return list(status.details)
+    return ()
