@@ -5,7 +5,7 @@ ClusterError
 |-- ModelNotFound         no such model here
 |-- Overloaded            the queue is full: try again after a delay
 |-- DeadlineExceeded      the client's deadline passed before the request was through
-|-- NoEngineAvailable     no engine serves in a role that the request needs
+|-- NoEngineAvailable     no engine serves
 |-- ModelVersionLeft      the model version that the request began on has no engines any more
 |-- Draining              this ingress takes no new requests
 |-- EngineFailed          the request was admitted, and an engine could not finish it
@@ -79,11 +79,10 @@ class DeadlineExceeded(ClusterError):
 
 
 class NoEngineAvailable(ClusterError):
-    """No engine serves in the roles that are named. It may be there a moment later."""
+    """No engine serves, in whatever role. One may be there a moment later."""
 
-    def __init__(self, missing_roles: tuple[str, ...]) -> None:
-        super().__init__(f"no engine serves in role {' or '.join(missing_roles)}; retry when one is ready")
-        self.missing_roles = missing_roles
+    def __init__(self) -> None:
+        super().__init__("no engine serves; retry when one is ready")
 
 
 class ModelVersionLeft(ClusterError):

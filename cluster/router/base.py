@@ -85,7 +85,7 @@ def candidates(engines: Sequence[EngineT]) -> list[Candidates[EngineT]]:
             return groups
     alone = by_role[EngineRole.BOTH] or decode or prefill
     if not alone:
-        raise NoEngineAvailable((EngineRole.PREFILL.value, EngineRole.DECODE.value))
+        raise NoEngineAvailable
     return [Candidates([], alone)]
 
 

@@ -112,7 +112,7 @@ async def test_a_wait_for_engines_ends() -> None:
     answer, _ = await cluster.begin(cluster.decodes[0])
     await settle()
     cluster.lose_all()
-    with pytest.raises(EngineFailed, match=r"engine d0 is lost.*no engine serves in role prefill or decode") as raised:
+    with pytest.raises(EngineFailed, match=r"engine d0 is lost.*no engine serves") as raised:
         await answer
     assert (raised.value.can_resume, raised.value.num_new_tokens) == (True, 2)
     assert cluster.serving.num_requests_in_flight == 0
