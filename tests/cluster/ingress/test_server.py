@@ -264,7 +264,7 @@ async def test_a_full_house_is_resource_exhausted_with_a_delay() -> None:
 async def test_a_lost_decode_engine_can_be_retried_or_resumed(num_tokens: int, code: str) -> None:
     pair = make_pair()
     async with _client(pair.serving) as client:
-        responses = client.generate("x")
+        responses = client.generate("x", resume=False)
         reading = asyncio.ensure_future(anext(responses))
         producer, _ = await pair.next_requests()
         if num_tokens:
@@ -383,7 +383,7 @@ async def test_requests_that_outlast_the_grace_are_aborted() -> None:
     server = make_ingress_server(pair.serving)
     port = await server.start()
     async with GenerateClient(f"127.0.0.1:{port}") as client:
-        first = asyncio.ensure_future(anext(client.generate("hello")))
+        first = asyncio.ensure_future(anext(client.generate("hello", resume=False)))
         await pair.next_requests()
 
         await server.drain(grace_s=0)
