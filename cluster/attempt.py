@@ -55,7 +55,8 @@ class EngineStream:
                     break
         except EngineLost as exc:
             self.is_open, self.was_lost, self.failure = False, True, str(exc)
-            self.has_died = not exc.has_left
+            # A host that is cut off takes all its engines out of sight at once: that is no request's doing.
+            self.has_died = not (exc.has_left or exc.is_silent)
             return None
         if output is None or output.finished:
             self.is_open = False

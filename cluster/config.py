@@ -79,6 +79,23 @@ class IngressConfig(_Settings):
     )
 
 
+class RestartConfig(_Settings):
+    """How often an engine, or an ingress, that dies is tried again; see RestartPolicy. Times are in seconds."""
+
+    window_s: float = Field(600.0, gt=0, description="Deaths longer ago do not count.")
+    first_backoff_s: float = Field(1.0, ge=0, description="Wait before the second restart; it doubles from there.")
+    max_backoff_s: float = Field(60.0, ge=0, description="The longest such wait.")
+    max_deaths: int = Field(5, ge=1, description="So many deaths within the window put it into quarantine.")
+    quarantine_s: float = Field(600.0, ge=0, description="How long.")
+
+
+class ControllerConfig(_Settings):
+    """Where the controller may be. Kept off Ray's head node, it lives on when that dies."""
+
+    resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources that it needs.")
+    labels: dict[str, str] = Field(default_factory=dict, description="Ray labels of the nodes where it may be.")
+
+
 class RayConfig(_Settings):
     """Which Ray cluster."""
 
@@ -101,6 +118,8 @@ class ClusterConfig(_Settings):
     decode: EngineGroupConfig = EngineGroupConfig(count=1)
     both: EngineGroupConfig = EngineGroupConfig(count=0)
     ingress: IngressConfig = IngressConfig()
+    controller: ControllerConfig = ControllerConfig()
+    restarts: RestartConfig = RestartConfig()
     engine_host: str | None = Field(
         None,
         description="Address that engines listen on, for ingresses and each other; default: their node's as Ray knows "

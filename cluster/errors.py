@@ -118,12 +118,17 @@ class OutputsDiverged(EngineFailed):
 
 
 class EngineLost(ClusterError):
-    """The session with an engine broke. has_left: it was drained, and told us to go on without it."""
+    """The session with an engine broke.
 
-    def __init__(self, engine_id: str, reason: str, *, has_left: bool = False) -> None:
+    has_left:  it was drained, and told us to go on without it
+    is_silent: it may live, but nothing was heard from it
+    """
+
+    def __init__(self, engine_id: str, reason: str, *, has_left: bool = False, is_silent: bool = False) -> None:
         super().__init__(f"engine {engine_id} is lost: {reason}")
         self.engine_id = engine_id
         self.has_left = has_left
+        self.is_silent = is_silent
 
 
 class ControllerUnavailable(ClusterError):

@@ -17,6 +17,8 @@ from cluster.errors import ClusterError, ControllerUnavailable
 from cluster.pool.membership import Membership
 from cluster.status import ControllerView
 
+_CONTROLLER_TIMEOUT_S = 30.0
+
 
 class RemoteController:
     """A ClusterAdmin: the controller's actor, by its name in this actor's namespace."""
@@ -54,9 +56,12 @@ class RemoteController:
 
     async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         try:
-            # Looked up each time: it may have been restarted meanwhile.
-            controller: Any = await asyncio.to_thread(ray.get_actor, self._name)
-            return await getattr(controller, method).remote(*arguments, **options)
+            async with asyncio.timeout(_CONTROLLER_TIMEOUT_S):
+                # Looked up each time: it may have been restarted meanwhile.
+                controller: Any = await asyncio.to_thread(ray.get_actor, self._name)
+                return await getattr(controller, method).remote(*arguments, **options)
+        except TimeoutError as error:
+            raise ControllerUnavailable(f"no answer within {_CONTROLLER_TIMEOUT_S:g} s") from error
         except RayTaskError as error:
             if isinstance(error.cause, ClusterError):
                 raise error.cause from error

@@ -194,7 +194,13 @@ def _make_controller(config: ClusterConfig, *, needs_driver: bool) -> Any:  # Ra
     actor: Any = ray.remote(Controller)
     try:
         return actor.options(
-            name=CONTROLLER_NAME, lifetime="detached", max_restarts=-1, num_cpus=0, max_concurrency=1000
+            name=CONTROLLER_NAME,
+            lifetime="detached",
+            max_restarts=-1,
+            num_cpus=0,
+            resources=dict(config.controller.resources) or None,
+            label_selector=dict(config.controller.labels) or None,
+            max_concurrency=1000,
         ).remote(config, needs_driver=needs_driver)
     except ValueError as error:
         namespace = config.ray.namespace

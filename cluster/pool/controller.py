@@ -21,6 +21,7 @@ from ray.exceptions import RayError
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import CannotPlace, CannotStart, InvalidConfig, UnknownNode
+from cluster.pool.engine_life import EngineLife
 from cluster.pool.fleet import Fleet
 from cluster.pool.ingresses import Ingresses
 from cluster.pool.journal import Journal
@@ -28,6 +29,7 @@ from cluster.pool.leftovers import sweep
 from cluster.pool.models import Models
 from cluster.pool.names import engine_actor_name, ingress_actor_name, placement_group_name
 from cluster.pool.placement import Node, alive_nodes
+from cluster.pool.ray_calls import HeadProbe
 from cluster.pool.reconciler import EngineState, RestartPolicy, reconcile, scaled_slots, wanted_slots
 from cluster.pool.saved_state import SavedState, StateStore
 from cluster.status import ControllerView, EngineView
@@ -37,6 +39,7 @@ logger = logging.getLogger(__name__)
 _PLACE_TIMEOUT_S: Final = 60.0
 _DRIVER_TIMEOUT_S: Final = 15.0
 _LAST_WORD_S: Final = 1.0
+_MISSING_TIMEOUT_S: Final = 1.0
 
 
 class Controller:
@@ -48,14 +51,15 @@ class Controller:
         self._needs_driver = needs_driver
         self._store = StateStore(config.ray.namespace)
         self._wanted = wanted_slots({role: config.group(role).count for role in EngineRole})
-        self._policy = RestartPolicy()
+        self._policy = RestartPolicy(**config.restarts.model_dump())
         self._journal = Journal()
         self._models = Models(config)
         self._is_stopping = asyncio.Event()
         self._has_news = asyncio.Event()
-        self._ingresses = Ingresses(config, self._journal, self._policy)
+        head = HeadProbe()
+        self._ingresses = Ingresses(config, self._journal, self._policy, head)
         self._fleet = Fleet(
-            config, self._models, self._ingresses, self._journal, self._policy, self._save, self._has_news.set
+            config, self._models, self._ingresses, self._journal, self._policy, head, self._save, self._has_news.set
         )
         self._is_open = False
         self._is_saved = True
@@ -197,7 +201,7 @@ class Controller:
         engines = []
         for engine in self._fleet:
             is_pending = engine.state is EngineState.PENDING
-            missing = await asyncio.to_thread(engine.missing) if is_pending else ""
+            missing = await self._missing(engine) if is_pending else ""
             engines.append(engine.view(self._fleet.history(engine.slot).last_error, missing))
         filled = {engine.slot for engine in self._fleet}
         for slot in self._wanted:
@@ -207,6 +211,13 @@ class Controller:
                 incarnation = history.last_incarnation
                 engines.append(EngineView(slot.engine_id, incarnation, slot.role.value, state, "", history.last_error))
         return ControllerView(tuple(engines), self._journal.decisions, self._ingresses.views())
+
+    async def _missing(self, engine: EngineLife) -> str:
+        try:
+            async with asyncio.timeout(_MISSING_TIMEOUT_S):
+                return await asyncio.to_thread(engine.missing)
+        except (TimeoutError, RayError):
+            return "Ray's head does not answer"
 
     async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
         """Want so many engines of these roles from now on; returns the ids of all that are wanted then."""

@@ -18,7 +18,7 @@ from cluster.engine_connection import EngineDescriptor, EngineKey, EngineRole
 from cluster.errors import CannotStart
 from cluster.pool.names import engine_actor_name, placement_group_name
 from cluster.pool.placement import EnginePlacement
-from cluster.pool.ray_calls import one_line, remote_class, within
+from cluster.pool.ray_calls import HeadProbe, end_actor, one_line, remote_class, within
 from cluster.pool.reconciler import EngineState, Slot
 from cluster.status import EngineView
 
@@ -68,6 +68,7 @@ class EngineLife:
         self._health: EngineHealth | None = None
         self._health_at_s = 0.0
         self._first_silent_s: float | None = None
+        self._wished_node_id = ""
         self._ending: asyncio.Future[str] | None = None
         self._placement: EnginePlacement | None = None
         self._actor: Any = None  # Ray's handle: its methods come into being at run time.
@@ -84,8 +85,8 @@ class EngineLife:
 
     @property
     def node_id(self) -> str:
-        """Ray's id of the node where it is; empty before it has loaded."""
-        return "" if self.ready is None else self.ready.node_id
+        """Ray's id of the node where it is, or, before it has loaded, where it would best be."""
+        return self._wished_node_id if self.ready is None else self.ready.node_id
 
     async def bring_up(self, node_id: str | None, avoided: Iterable[str], say: Callable[[str], None]) -> None:
         """Reserve resources, start the actor, load the model. Raises CannotStart.
@@ -93,6 +94,7 @@ class EngineLife:
         node_id: where it would best be
         avoided: ids of nodes where it must not be
         """
+        self._wished_node_id = node_id or ""
         config, group = self._config, self._config.group(self.slot.role)
         name = placement_group_name(config.ray.namespace, self.key)
         self._placement = await EnginePlacement.reserve(config, self.slot.role, name, node_id, avoided)
@@ -115,10 +117,14 @@ class EngineLife:
     async def wait_loaded(self, say: Callable[[str], None]) -> None:
         """Until its actor has loaded the model. Raises CannotStart."""
         watch = asyncio.create_task(self._report_progress(say))
+        timeout_s = self._config.start_timeout_s
         try:
-            self.ready = await self._actor.start.remote(self._config.engine_host)
+            async with asyncio.timeout(timeout_s):
+                self.ready = await self._actor.start.remote(self._config.engine_host)
         except RayError as error:
             raise CannotStart(f"{self.engine_id}: {one_line(error)}") from error
+        except TimeoutError:
+            raise CannotStart(f"{self.engine_id}: it has not loaded within {timeout_s:g} s") from None
         finally:
             watch.cancel()
         address, facts = self.ready.address, self.ready.facts
@@ -159,14 +165,19 @@ class EngineLife:
                 say(f"{self.engine_id}: {now}")
             last = now
 
-    async def look(self) -> str | None:
+    async def look(self, head: HeadProbe) -> str | None:
         """Wait for its end, or for the next look at it; returns why it has to be given up, if it has to."""
         if self._ending is None:
             self._ending = asyncio.ensure_future(_ending_of(self._actor))
         done, _ = await asyncio.wait({self._ending}, timeout=self._config.heartbeat_interval_s)
         if done:
             return self._ending.result()
-        return await self._ask()
+        fault = await self._ask()
+        if fault is not None and self.is_silent and not await head.answers():
+            # It is this controller that is cut off, or Ray's head is away: the clock begins anew.
+            self._first_silent_s = None
+            return None
+        return fault
 
     async def _ask(self) -> str | None:
         loop = asyncio.get_running_loop()
@@ -191,6 +202,11 @@ class EngineLife:
         return None
 
     @property
+    def is_silent(self) -> bool:
+        """Whether it has not answered since it was last asked."""
+        return self._first_silent_s is not None
+
+    @property
     def is_asked_to_end(self) -> bool:
         """Whether its process has been told to end (SIGTERM), by whoever runs its node."""
         return self._health is not None and self._health.is_asked_to_end
@@ -213,15 +229,15 @@ class EngineLife:
         if self._actor is not None:
             await within(self._actor.stop.remote(), _STOP_TIMEOUT_S)
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """Nothing of it is left afterwards."""
         for task in (self.task, self._ending):
             if task is not None:
                 task.cancel()
         if self._actor is not None:
-            ray.kill(self._actor)
+            await end_actor(self._actor)
         if self._placement is not None:
-            self._placement.release()
+            await self._placement.release()
 
     def view(self, last_error: str, missing: str = "") -> EngineView:
         """For people. missing: see there."""

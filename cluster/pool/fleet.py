@@ -20,11 +20,11 @@ from cluster.errors import UnknownEngine
 from cluster.pool.engine_life import EngineLife, SavedEngine
 from cluster.pool.ingresses import Ingresses
 from cluster.pool.journal import Journal
-from cluster.pool.membership import Membership
+from cluster.pool.membership import Membership, ServedModel
 from cluster.pool.models import Models
 from cluster.pool.placement import alive_nodes, choose_node
 from cluster.pool.progress import ProgressLog
-from cluster.pool.ray_calls import one_line
+from cluster.pool.ray_calls import HeadProbe, one_line
 from cluster.pool.reconciler import (
     DrainEngine,
     EngineState,
@@ -39,6 +39,8 @@ from cluster.pool.reconciler import (
 logger = logging.getLogger(__name__)
 
 Pair = tuple[EngineDescriptor | None, EngineDescriptor]
+_SILENT_NODE_S: Final = 90.0
+"""Longer than Ray takes by default (65 s) to miss a node."""
 _WATCHED: Final = frozenset({EngineState.READY, EngineState.DRAINING})
 
 
@@ -52,6 +54,7 @@ class Fleet:
         ingresses: Ingresses,
         journal: Journal,
         policy: RestartPolicy,
+        head: HeadProbe,
         save: Callable[[], Awaitable[None]],
         on_change: Callable[[], None],
     ) -> None:
@@ -61,10 +64,13 @@ class Fleet:
         self._ingresses = ingresses
         self._journal = journal
         self._policy = policy
+        self._head = head
         self._save = save
         self._on_change = on_change
         self._engines: dict[Slot, EngineLife] = {}
         self._watches: set[asyncio.Task[None]] = set()
+        self._silent_until_s: dict[str, float] = {}
+        """Of nodes where an engine fell silent: until when others are preferred, on the event loop's clock."""
         self.histories: dict[Slot, SlotHistory] = {}
         self.roles: dict[Slot, EngineRole] = {}
         """Of slots whose engines serve in another role than the one that they began in."""
@@ -117,11 +123,17 @@ class Fleet:
         engine.task = asyncio.create_task(self._bring_in(engine, self._bring_up(engine)))
 
     async def _bring_up(self, engine: EngineLife) -> None:
+        """Where it fits and is least crowded; a node that has just fallen silent comes last, whatever Ray says."""
+        nodes = [node for node in await alive_nodes() if node.node_id not in self.cordoned]
+        fitting = [node.node_id for node in nodes if node.can_hold(self._config, engine.slot.role)]
+        now_s = asyncio.get_running_loop().time()
+        answering = [node for node in fitting if now_s >= self._silent_until_s.get(node, 0.0)]
+        # Nothing is awaited from here on: of engines that start at the same time each sees where those before it go.
         crowd: dict[str, list[EngineRole]] = {}
         for other in self:
             crowd.setdefault(other.node_id, []).append(other.role)
-        nodes = [node.node_id for node in await alive_nodes() if node.node_id not in self.cordoned]
-        await engine.bring_up(choose_node(engine.role, nodes, crowd), self.cordoned, self.progress.say)
+        node_id = choose_node(engine.role, answering or fitting, crowd)
+        await engine.bring_up(node_id, self.cordoned, self.progress.say)
 
     async def _bring_in(self, engine: EngineLife, bring_up: Awaitable[None]) -> None:
         """Wait for an engine, prove it, then let it serve; if it fails, its slot is tried again, later each time."""
@@ -159,7 +171,7 @@ class Fleet:
         await self._publish(self.membership.without_engine(*engine.key))
         if engine.state is EngineState.DRAINED:
             await engine.stop()
-        engine.kill()
+        await engine.kill()
 
     def _mark_dead(self, engine: EngineLife, error: str) -> None:
         if engine.state is EngineState.DEAD:
@@ -168,6 +180,8 @@ class Fleet:
         engine.state = EngineState.DEAD
         history, now_s = self.history(engine.slot), time.time()
         history.add_death(now_s, error)
+        if engine.is_silent:
+            self._silent_until_s[engine.node_id] = asyncio.get_running_loop().time() + _SILENT_NODE_S
         self._journal.add(f"give up {engine.engine_id}, incarnation {engine.incarnation}: {error}")
         if history.is_quarantined(now_s, self._policy):
             self._journal.add(f"quarantine {engine.engine_id}: it died {len(history.deaths_s)} times, last of: {error}")
@@ -204,7 +218,9 @@ class Fleet:
         engine.state = EngineState.READY
         self._journal.add(f"let {engine.engine_id}, incarnation {engine.incarnation} serve: its canary was right")
         self._watch(engine)
-        await self._publish(self.membership.with_engine(engine.descriptor))
+        version = engine.model_version
+        model = ServedModel(version, self._models.directories[version], self.facts(version))
+        await self._publish(self.membership.with_model(model).with_engine(engine.descriptor))
         self._on_change()
 
     async def catch_up_with(self, version: int) -> None:
@@ -232,7 +248,7 @@ class Fleet:
 
     async def _keep_looking(self, engine: EngineLife) -> None:
         while engine.state in _WATCHED:
-            fault = await engine.look()
+            fault = await engine.look(self._head)
             if engine.state not in _WATCHED:
                 return
             if fault is not None:
@@ -286,5 +302,4 @@ class Fleet:
             if engine.task is not None:
                 engine.task.cancel()
         await asyncio.gather(*(engine.stop() for engine in engines if engine.state in _WATCHED))
-        for engine in engines:
-            engine.kill()
+        await asyncio.gather(*(engine.kill() for engine in engines))

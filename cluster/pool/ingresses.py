@@ -24,7 +24,7 @@ from cluster.ingress_actor import IngressActor, IngressHealth
 from cluster.pool.journal import Journal
 from cluster.pool.membership import Membership
 from cluster.pool.names import CONTROLLER_NAME, ingress_actor_name
-from cluster.pool.ray_calls import one_line, remote_class, within
+from cluster.pool.ray_calls import HeadProbe, end_actor, one_line, remote_class, within
 from cluster.pool.reconciler import RestartPolicy, SlotHistory
 from cluster.status import IngressView
 
@@ -66,10 +66,11 @@ class _Ingress:
 class Ingresses:
     """Lives on the controller's event loop."""
 
-    def __init__(self, config: ClusterConfig, journal: Journal, policy: RestartPolicy) -> None:
+    def __init__(self, config: ClusterConfig, journal: Journal, policy: RestartPolicy, head: HeadProbe) -> None:
         self._config = config
         self._journal = journal
         self._policy = policy
+        self._head = head
         self._lives: dict[int, _Ingress] = {}
         self._ports: dict[int, int] = {}
         self._histories: dict[int, SlotHistory] = {n: SlotHistory() for n in range(config.ingress.count)}
@@ -114,7 +115,7 @@ class Ingresses:
                 try:
                     await self._begin(number, history, avoided)
                 except (RayActorError, RayTaskError, TimeoutError) as error:
-                    self._give_up(number, one_line(error), now_s)
+                    await self._give_up(number, one_line(error), now_s)
 
     async def open(self, facts: ModelFacts, now_s: float) -> None:
         """Open the doors that are still shut. Raises nothing: one that cannot open is tried again later."""
@@ -125,7 +126,7 @@ class Ingresses:
                 async with asyncio.timeout(_CALL_TIMEOUT_S):
                     self._ports[life.number] = await life.actor.start.remote(facts)
             except (RayActorError, RayTaskError, TimeoutError) as error:
-                self._give_up(life.number, one_line(error), now_s)
+                await self._give_up(life.number, one_line(error), now_s)
                 continue
             life.is_open = True
             self._journal.add(f"open ingress {life.number}, incarnation {life.incarnation}, at {self._address(life)}")
@@ -148,7 +149,7 @@ class Ingresses:
                     raise CannotStart(one_line(failed)) from failed
                 except (RayActorError, TimeoutError) as died:
                     error = died
-                    self._give_up(life.number, one_line(died), now_s)
+                    await self._give_up(life.number, one_line(died), now_s)
         raise CannotStart(f"no ingress could try {decode.engine_id}: {error and one_line(error)}")
 
     async def publish(self, membership: Membership) -> None:
@@ -173,7 +174,7 @@ class Ingresses:
         lives, self._lives = list(self._lives.values()), {}
         await asyncio.gather(*(within(life.actor.drain.remote(grace_s), grace_s + 10) for life in lives))
         for life in lives:
-            ray.kill(life.actor)
+            await end_actor(life.actor)
 
     def saved(self) -> tuple[SavedIngress, ...]:
         """For a later controller."""
@@ -199,7 +200,7 @@ class Ingresses:
                 continue
             if not ingress.is_open:
                 # Nobody knows how far it has come.
-                ray.kill(actor)
+                await end_actor(actor)
                 continue
             place = ingress.node_id, ingress.node_address
             self._lives[ingress.number] = _Ingress(ingress.number, ingress.incarnation, actor, *place, is_open=True)
@@ -247,9 +248,10 @@ class Ingresses:
             async with asyncio.timeout(timeout_s):
                 life.health = await life.actor.health.remote()
         except TimeoutError:
-            self._give_up(life.number, f"it has not answered for {timeout_s:.0f} s", now_s)
+            if await self._head.answers():
+                await self._give_up(life.number, f"it has not answered for {timeout_s:.0f} s", now_s)
         except (RayActorError, RayTaskError) as died:
-            self._give_up(life.number, one_line(died), now_s)
+            await self._give_up(life.number, one_line(died), now_s)
         else:
             if life.is_behind or life.health.membership_version < self._membership.version:
                 await self._send_membership(life)
@@ -268,14 +270,14 @@ class Ingresses:
         del self._lives[life.number]
         grace_s = self._config.drain_timeout_s
         await within(life.actor.drain.remote(grace_s), grace_s + 10)
-        ray.kill(life.actor)
+        await end_actor(life.actor)
         # Its next life is on another node, where the port may be another's.
         self._ports.pop(life.number, None)
 
-    def _give_up(self, number: int, error: str, now_s: float) -> None:
+    async def _give_up(self, number: int, error: str, now_s: float) -> None:
         life = self._lives.pop(number, None)
         if life is not None:
-            ray.kill(life.actor)
+            await end_actor(life.actor)
         self._histories[number].add_death(now_s, error)
         self._journal.add(f"give up ingress {number}: {error}")
         logger.error("an ingress died", extra={"ingress": number, "error": error})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import ray
@@ -17,12 +17,12 @@ from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
     placement_group,
-    remove_placement_group,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineRole
+from cluster.pool.ray_calls import release_group
 
 
 class EnginePlacement:
@@ -80,11 +80,11 @@ class EnginePlacement:
             f"{_rounded(ray.available_resources())}"  # type: ignore[no-untyped-call]  # ray
         )
 
-    def release(self) -> None:
+    async def release(self) -> None:
         """Give the resources back."""
-        if self._group is not None:
-            remove_placement_group(self._group)
-            self._group = None
+        group, self._group = self._group, None
+        if group is not None:
+            await release_group(group)
 
 
 def engine_bundle(config: ClusterConfig, role: EngineRole) -> dict[str, float]:
@@ -119,11 +119,18 @@ def choose_node(role: EngineRole, nodes: Sequence[str], engines: Mapping[str, Se
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the Ray cluster. address: as the other nodes reach it."""
+    """A node of the Ray cluster. address: as the other nodes reach it; resources: all that it has, free or not."""
 
     node_id: str
     address: str
     hostname: str
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def can_hold(self, config: ClusterConfig, role: EngineRole) -> bool:
+        """Whether an engine of this role fits on it if it is empty."""
+        fits = all(self.resources.get(name, 0) >= amount for name, amount in engine_bundle(config, role).items())
+        return fits and all(self.labels.get(name) == value for name, value in config.group(role).labels.items())
 
     def is_called(self, name: str) -> bool:
         """Whether an operator may mean it: by its address, its hostname, or the begin of its id."""
@@ -133,7 +140,11 @@ class Node:
 async def alive_nodes() -> list[Node]:
     """The Ray cluster's nodes."""
     nodes = await asyncio.to_thread(ray.nodes)
-    alive = [Node(str(n["NodeID"]), n["NodeManagerAddress"], n["NodeManagerHostname"]) for n in nodes if n["Alive"]]
+    alive = [
+        Node(str(n["NodeID"]), n["NodeManagerAddress"], n["NodeManagerHostname"], n["Resources"], n["Labels"])
+        for n in nodes
+        if n["Alive"]
+    ]
     return sorted(alive, key=lambda node: node.node_id)
 
 

@@ -185,7 +185,7 @@ class EngineSession:
                     self._distribute(message.batch)
             self._lose("it closed the session")
         except TimeoutError:
-            self._lose(f"it was silent for {self._timeout_s:.1f} s")
+            self._lose(f"it was silent for {self._timeout_s:.1f} s", is_silent=True)
         except grpc.aio.AioRpcError as error:
             self._lose(f"the session broke: {error.details()}")
 
@@ -202,10 +202,10 @@ class EngineSession:
         for request_id in batch.finished_req_ids & self._streams.keys():
             self._streams.pop(request_id).end()
 
-    def _lose(self, reason: str, *, has_left: bool = False) -> None:
+    def _lose(self, reason: str, *, has_left: bool = False, is_silent: bool = False) -> None:
         if self._lost is not None:
             return
-        self._lost = EngineLost(self._descriptor.engine_id, reason, has_left=has_left)
+        self._lost = EngineLost(self._descriptor.engine_id, reason, has_left=has_left, is_silent=is_silent)
         self._is_over.set()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
