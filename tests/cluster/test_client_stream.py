@@ -141,6 +141,18 @@ async def test_a_request_whose_ingress_dies_before_its_first_token_is_asked_agai
     assert answer.text == "ab"
 
 
+async def test_a_request_that_an_ingress_had_taken_on_waits_for_it_to_come_back() -> None:
+    async with doors(1) as (door,), GenerateClient(door.address) as client:
+        answer = Answer(client)
+        await door.pair.next_requests()
+        await door.die()
+        door.server = make_ingress_server(door.pair.serving, port=int(door.address.rpartition(":")[2]))
+        await door.server.start()
+        await door.finish("ab")
+        await answer.wait_over()
+    assert answer.text == "ab"
+
+
 @pytest.mark.parametrize(("after", "text"), [("d", "ab"), ("x", "abcx")])
 async def test_a_stop_string_may_begin_before_the_cut_and_end_after_it(after: str, text: str) -> None:
     async with doors(2) as (first, second), GenerateClient([first.address, second.address]) as client:

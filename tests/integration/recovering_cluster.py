@@ -21,7 +21,7 @@ from actors.core.outputs import EngineCoreOutput, SchedulerOutput
 from actors.core.request import EngineCoreRequest
 from actors.engine_server import EngineServer
 from actors.executor import Executor, RunningStep
-from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineRole
+from cluster.engine_connection import EngineConnection, EngineDescriptor, EnginePool, EngineRole
 from cluster.errors import EngineLost
 from cluster.generation import GenerateChunk, GenerateRequest
 from cluster.input_processor import InputProcessor, ModelDescription
@@ -178,11 +178,22 @@ class RecoveringCluster:
         facts = next(iter(self.engines.values())).facts
         description = ModelDescription("test", facts.max_model_len, facts.vocab_size, facts.eos_token_ids)
         tokenizer = ModelTokenizer.from_directory(Path(self._config.model.model))
-        self.serving = Serving(
-            ModelVersions(ModelVersion(1, InputProcessor(description, tokenizer), LeastLoadedPair())),
-            _TappedPool(self.pool, self.tap),
-            recovery_policy=self._policy,
-        )
+        self._input_processor = InputProcessor(description, tokenizer)
+        self.serving = self._make_serving(_TappedPool(self.pool, self.tap))
+
+    def _make_serving(self, engines: EnginePool) -> Serving:
+        versions = ModelVersions(ModelVersion(1, self._input_processor, LeastLoadedPair()))
+        return Serving(versions, engines, recovery_policy=self._policy)
+
+    @asynccontextmanager
+    async def another_door(self) -> AsyncIterator[Serving]:
+        """One with sessions of its own, with the engines that are members now, and without a tap."""
+        pool = SessionPool()
+        await pool.update(self._membership)
+        try:
+            yield self._make_serving(pool)
+        finally:
+            await pool.close()
 
     async def _start(self, engine_id: str) -> None:
         engine = self.engines[engine_id] = EngineServer(self._config, engine_id, 1)

@@ -1,0 +1,117 @@
+"""Requests that ask for everything that a fault could break, and their answers where nothing fails."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from actors.config import EngineConfig
+from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
+from kv_transfer.config import KVTransferConfig
+from tests.engine_pair import engine_config
+from tests.integration.recovering_cluster import RecoveringCluster, collect, recovering_cluster
+from tests.reference import greedy_tokens, random_prompt
+
+NUM_TOKENS: Final = 16
+CUT: Final = 6
+"""Positions that the client has when something dies in the middle of its answer."""
+
+Answers = dict[str, list[GenerateChunk]]
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """directory: of the checkpoint; requests, answers: by name"""
+
+    directory: Path
+    requests: dict[str, GenerateRequest]
+    answers: Answers
+
+
+@functools.cache
+def expected_answers(directory: Path) -> Expected:
+    """The requests, and what a cluster answers where nothing fails."""
+    return asyncio.run(_answer(directory))
+
+
+async def _answer(directory: Path) -> Expected:
+    async with recovering_cluster(engines_config(directory), ["prefill-0", "decode-0"]) as cluster:
+        await cluster.join("prefill-0", "decode-0")
+        sampling = SamplingOptions(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+        prompt = random_prompt(44)
+        plain = await collect(cluster.serving, GenerateRequest(prompt=TokenPrompt(prompt), sampling=sampling))
+        assert token_ids_of(plain) == greedy_tokens(directory, tuple(prompt), NUM_TOKENS)
+        requests = _requests(plain)
+        return Expected(directory, requests, await ask_all(cluster, requests))
+
+
+async def ask_all(cluster: RecoveringCluster, requests: dict[str, GenerateRequest]) -> Answers:
+    """All of them at once."""
+    async with asyncio.TaskGroup() as tasks:
+        answers = {name: tasks.create_task(collect(cluster.serving, request)) for name, request in requests.items()}
+    return {name: answer.result() for name, answer in answers.items()}
+
+
+def engines_config(directory: Path) -> EngineConfig:
+    """Small steps: the prompts of all requests take many of them."""
+    transfer = KVTransferConfig(transport="tcp")
+    return engine_config(directory, block_size=8, num_blocks=384, max_num_batched_tokens=64, transfer=transfer)
+
+
+def token_ids_of(chunks: list[GenerateChunk]) -> list[int]:
+    return [token_id for chunk in chunks for token_id in chunk.token_ids]
+
+
+def text_of(chunks: list[GenerateChunk]) -> str:
+    return "".join(chunk.text for chunk in chunks)
+
+
+def _requests(plain: list[GenerateChunk]) -> dict[str, GenerateRequest]:
+    """One for each promise. plain: a greedy answer to the prompt that most of them have."""
+    prompt, token_ids = random_prompt(44), token_ids_of(plain)
+    greedy = SamplingOptions(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    sampled = SamplingOptions(
+        temperature=0.9, top_k=50, top_p=0.95, min_p=0.02, seed=7, max_tokens=NUM_TOKENS, ignore_eos=True
+    )
+    likely = dict.fromkeys(token_ids[1:4], 3.0)
+    asked: dict[str, tuple[SamplingOptions, tuple[int, ...]]] = {
+        "greedy": (greedy, ()),
+        "sampled": (sampled, ()),
+        "short": (replace(sampled, seed=8, max_tokens=CUT + 2), ()),
+        "stop string": (replace(greedy, stop=(_text_around_cut(plain),)), ()),
+        "kept stop string": (replace(greedy, stop=(_text_around_cut(plain),), include_stop_str_in_output=True), ()),
+        "held text": (replace(greedy, stop=(_text_around_cut(plain) + "never",)), ()),
+        "stop token": (replace(sampled, stop_token_ids=tuple(range(3, 63)), min_tokens=CUT + 3), ()),
+        "eos": (replace(sampled, ignore_eos=False, min_tokens=CUT + 1, logit_bias={0: 12.0}), ()),
+        "ignored eos": (replace(sampled, logit_bias={0: 4.0}), ()),
+        "logprobs": (replace(sampled, logprobs=3), ()),
+        "repetition": (replace(greedy, repetition_penalty=1.8), ()),
+        "presence": (replace(greedy, presence_penalty=1.9, logit_bias=likely), ()),
+        "frequency": (replace(sampled, frequency_penalty=1.7, logit_bias=likely), ()),
+        "resumed": (replace(greedy, logprobs=0), tuple(token_ids[:3])),
+    }
+    return {
+        # Salted: each of them is computed and moved for itself, though they begin alike.
+        name: GenerateRequest(
+            prompt=TokenPrompt(prompt),
+            request_id=name,
+            sampling=sampling,
+            output_token_ids=output_token_ids,
+            cache_salt=name,
+        )
+        for name, (sampling, output_token_ids) in asked.items()
+    }
+
+
+def _text_around_cut(chunks: list[GenerateChunk]) -> str:
+    """Text that begins before the cut, ends behind it, and is nowhere before."""
+    before = "".join(chunk.text for chunk in chunks[:CUT])
+    whole = text_of(chunks)
+    for num_chars in range(1, len(before)):
+        found = whole[len(before) - num_chars : len(before) + 2]
+        if whole.find(found) == len(before) - num_chars:
+            return found
+    raise AssertionError(f"no such text in {whole!r}")
