@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -56,7 +57,7 @@ class Controller:
         self._models = Models(config)
         self._is_stopping = asyncio.Event()
         self._has_news = asyncio.Event()
-        head = HeadProbe()
+        self._head = head = HeadProbe()
         self._ingresses = Ingresses(config, self._journal, self._policy, head)
         self._fleet = Fleet(
             config, self._models, self._ingresses, self._journal, self._policy, head, self._save, self._has_news.set
@@ -67,7 +68,7 @@ class Controller:
         loop = asyncio.get_running_loop()
         self._attended_at_s = loop.time()
         has_died = ray.get_runtime_context().was_current_actor_reconstructed
-        self._going_on = loop.create_task(self._go_on()) if has_died else None
+        self._going_on = loop.create_task(self._go_on_or_die()) if has_died else None
 
     # -- from the start to the end -------------------------------------------------------------------------------
 
@@ -126,6 +127,15 @@ class Controller:
         await self._ingresses.open(self._fleet.facts(version), time.time())
         await self._save()
 
+    async def _go_on_or_die(self) -> None:
+        try:
+            await self._go_on()
+        except Exception:
+            # Half of what is there, taken for all, would be worse than another try by Ray's next life of this actor.
+            logger.exception("the controller could not go on from what was saved")
+            await asyncio.sleep(_LAST_WORD_S)
+            os._exit(1)
+
     async def _go_on(self) -> None:
         """Find again what an earlier life of this controller has left, and reconcile from there."""
         state = await self._load()
@@ -142,6 +152,7 @@ class Controller:
         self._fleet.cordoned = set(state.cordoned)
         self._fleet.may_prove.set()
         await self._fleet.restore(state.engines, state.histories, state.roles, state.membership)
+        await self._ingresses.publish(self._fleet.membership)
         kept = [engine.key for engine in self._fleet]
         actors = {engine_actor_name(key) for key in kept}
         actors |= {ingress_actor_name(one.number, one.incarnation) for one in state.ingresses}
@@ -317,7 +328,8 @@ class Controller:
             return
 
     async def _look_after_engines(self) -> None:
-        if self._needs_driver and asyncio.get_running_loop().time() > self._attended_at_s + _DRIVER_TIMEOUT_S:
+        is_alone = asyncio.get_running_loop().time() > self._attended_at_s + _DRIVER_TIMEOUT_S
+        if self._needs_driver and is_alone and await self._head.answers():
             self._journal.add("stop: whoever started this cluster is gone")
             self._stopping = asyncio.create_task(self.stop())
             return

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 _PROGRESS_INTERVAL_S = 1.0
 _STOP_TIMEOUT_S = 30.0
 _REASK_DELAY_S = 0.5
+_ANSWER_TIMEOUT_S = 3.0
 _ENDING_WAIT_S = 60.0
 """Bounds how long the call of a controller that has died keeps its place among the engine's control calls."""
 
@@ -200,6 +201,15 @@ class EngineLife:
         if health.seconds_in_step > deadline_s:
             return f"a step has taken {health.seconds_in_step:.0f} s (step_deadline_s is {deadline_s:g})"
         return None
+
+    async def answers(self) -> bool:
+        """Whether it says that it is well, now."""
+        try:
+            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
+                health: EngineHealth = await self._actor.health.remote()
+        except (TimeoutError, RayError):
+            return False
+        return health.error is None
 
     @property
     def is_silent(self) -> bool:

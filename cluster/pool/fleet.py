@@ -16,7 +16,7 @@ from typing import Final
 from actors.config import ModelFacts
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.errors import UnknownEngine
+from cluster.errors import CannotStart, UnknownEngine
 from cluster.pool.engine_life import EngineLife, SavedEngine
 from cluster.pool.ingresses import Ingresses
 from cluster.pool.journal import Journal
@@ -69,6 +69,7 @@ class Fleet:
         self._on_change = on_change
         self._engines: dict[Slot, EngineLife] = {}
         self._watches: set[asyncio.Task[None]] = set()
+        self._endings: set[asyncio.Task[None]] = set()
         self._silent_until_s: dict[str, float] = {}
         """Of nodes where an engine fell silent: until when others are preferred, on the event loop's clock."""
         self.histories: dict[Slot, SlotHistory] = {}
@@ -169,9 +170,10 @@ class Fleet:
         engine = self._engines.pop(action.slot)
         self._journal.add(f"remove {engine.engine_id}, incarnation {engine.incarnation}: {action.reason}")
         await self._publish(self.membership.without_engine(*engine.key))
-        if engine.state is EngineState.DRAINED:
-            await engine.stop()
-        await engine.kill()
+        # Its slot need not wait for that: Ray keeps the resources until they are given back.
+        ending = asyncio.create_task(_end(engine))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
 
     def _mark_dead(self, engine: EngineLife, error: str) -> None:
         if engine.state is EngineState.DEAD:
@@ -190,18 +192,25 @@ class Fleet:
     # -- who serves ----------------------------------------------------------------------------------------------
 
     async def _prove(self, engine: EngineLife) -> None:
-        prefill, decode = self._pair_of(engine)
-        names = decode.engine_id if prefill is None else f"{prefill.engine_id} -> {decode.engine_id}"
-        self.progress.say(f"{names}: canary request")
-        await self._ingresses.prove(prefill, decode, self.facts(engine.model_version), time.time())
+        """In a real pair if there can be one. A partner that dies meanwhile says nothing about this engine."""
+        while True:
+            partner = self._partner_of(engine)
+            prefill, decode = _pair(engine, partner)
+            names = decode.engine_id if prefill is None else f"{prefill.engine_id} -> {decode.engine_id}"
+            self.progress.say(f"{names}: canary request")
+            try:
+                facts = self.facts(engine.model_version)
+                return await self._ingresses.prove(prefill, decode, facts, time.time())
+            except CannotStart as error:
+                if partner is None or await partner.answers():
+                    raise
+                self._mark_dead(partner, one_line(error))
 
-    def _pair_of(self, engine: EngineLife) -> Pair:
-        """A pair that proves this engine: with the partner of the same number, going round; alone if it has none."""
-        assert engine.descriptor is not None
-        is_prefill = engine.role is EngineRole.PREFILL
-        wanted = EngineRole.DECODE if is_prefill else EngineRole.PREFILL
+    def _partner_of(self, engine: EngineLife) -> EngineLife | None:
+        """The one of the same number, going round; None if the engine has none, or needs none."""
+        wanted = EngineRole.DECODE if engine.role is EngineRole.PREFILL else EngineRole.PREFILL
         partners = [
-            other.descriptor
+            other
             for other in self
             if other.role is wanted
             and other.descriptor is not None
@@ -209,9 +218,8 @@ class Fleet:
             and other.model_version == engine.model_version
         ]
         if engine.role is EngineRole.BOTH or not partners:
-            return None, engine.descriptor
-        partner = partners[engine.slot.number % len(partners)]
-        return (engine.descriptor, partner) if is_prefill else (partner, engine.descriptor)
+            return None
+        return partners[engine.slot.number % len(partners)]
 
     async def _admit(self, engine: EngineLife) -> None:
         assert engine.descriptor is not None
@@ -301,5 +309,19 @@ class Fleet:
         for engine in engines:
             if engine.task is not None:
                 engine.task.cancel()
-        await asyncio.gather(*(engine.stop() for engine in engines if engine.state in _WATCHED))
-        await asyncio.gather(*(engine.kill() for engine in engines))
+        await asyncio.gather(*(_end(engine) for engine in engines), *self._endings)
+
+
+async def _end(engine: EngineLife) -> None:
+    if engine.state in {EngineState.DRAINED, *_WATCHED}:
+        await engine.stop()
+    await engine.kill()
+
+
+def _pair(engine: EngineLife, partner: EngineLife | None) -> Pair:
+    assert engine.descriptor is not None
+    if partner is None:
+        return None, engine.descriptor
+    assert partner.descriptor is not None
+    is_prefill = engine.role is EngineRole.PREFILL
+    return (engine.descriptor, partner.descriptor) if is_prefill else (partner.descriptor, engine.descriptor)

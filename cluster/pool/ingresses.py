@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -58,6 +59,7 @@ class _Ingress:
     node_id: str = ""
     node_address: str = ""
     is_open: bool = False
+    is_asked: bool = False
     is_behind: bool = True
     """Whether it may lack the newest membership."""
     health: IngressHealth = field(default_factory=IngressHealth)
@@ -76,6 +78,7 @@ class Ingresses:
         self._histories: dict[int, SlotHistory] = {n: SlotHistory() for n in range(config.ingress.count)}
         self._membership = Membership(0, ())
         self._facts: ModelFacts | None = None
+        self._acting: set[asyncio.Task[None]] = set()
 
     @property
     def addresses(self) -> list[str]:
@@ -115,7 +118,7 @@ class Ingresses:
                 try:
                     await self._begin(number, history, avoided)
                 except (RayActorError, RayTaskError, TimeoutError) as error:
-                    await self._give_up(number, one_line(error), now_s)
+                    await self._give_up(self._lives[number], one_line(error), now_s)
 
     async def open(self, facts: ModelFacts, now_s: float) -> None:
         """Open the doors that are still shut. Raises nothing: one that cannot open is tried again later."""
@@ -126,7 +129,7 @@ class Ingresses:
                 async with asyncio.timeout(_CALL_TIMEOUT_S):
                     self._ports[life.number] = await life.actor.start.remote(facts)
             except (RayActorError, RayTaskError, TimeoutError) as error:
-                await self._give_up(life.number, one_line(error), now_s)
+                await self._give_up(life, one_line(error), now_s)
                 continue
             life.is_open = True
             self._journal.add(f"open ingress {life.number}, incarnation {life.incarnation}, at {self._address(life)}")
@@ -149,7 +152,7 @@ class Ingresses:
                     raise CannotStart(one_line(failed)) from failed
                 except (RayActorError, TimeoutError) as died:
                     error = died
-                    await self._give_up(life.number, one_line(died), now_s)
+                    await self._give_up(life, one_line(died), now_s)
         raise CannotStart(f"no ingress could try {decode.engine_id}: {error and one_line(error)}")
 
     async def publish(self, membership: Membership) -> None:
@@ -157,13 +160,22 @@ class Ingresses:
         self._membership = membership
         for life in self._lives.values():
             life.is_behind = True
-        await asyncio.gather(*(self._send_membership(life) for life in self._lives.values()), return_exceptions=True)
+        await self._for_all(self._send_membership)
+
+    async def _for_all(self, act: Callable[[_Ingress], Coroutine[None, None, None]]) -> None:
+        """Do it with every ingress; those that take long go on with it while the others are not kept."""
+        tasks = [asyncio.create_task(act(life)) for life in self._lives.values()]
+        self._acting.update(tasks)
+        for task in tasks:
+            task.add_done_callback(self._acting.discard)
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._config.heartbeat_interval_s)
 
     async def look(self, now_s: float, avoided: Collection[str] = ()) -> int:
         """Look after all of them: replace who died, tell who is behind. Returns the newest membership version seen."""
-        await asyncio.gather(*(self._look_at(life, now_s) for life in list(self._lives.values())))
+        await self._for_all(self._look_at)
         for life in [life for life in self._lives.values() if life.node_id in avoided]:
-            await self._leave(life)
+            self._leave(life)
         await self.begin(now_s, avoided)
         if self._facts is not None:
             await self.open(self._facts, now_s)
@@ -172,9 +184,7 @@ class Ingresses:
     async def stop(self, grace_s: float) -> None:
         """Drain and end all of them."""
         lives, self._lives = list(self._lives.values()), {}
-        await asyncio.gather(*(within(life.actor.drain.remote(grace_s), grace_s + 10) for life in lives))
-        for life in lives:
-            await end_actor(life.actor)
+        await asyncio.gather(*(self._end(life, grace_s) for life in lives), *self._acting, return_exceptions=True)
 
     def saved(self) -> tuple[SavedIngress, ...]:
         """For a later controller."""
@@ -242,16 +252,25 @@ class Ingresses:
         self._ports[life.number] = port
         return port
 
-    async def _look_at(self, life: _Ingress, now_s: float) -> None:
+    async def _look_at(self, life: _Ingress) -> None:
+        if life.is_asked:
+            return
+        life.is_asked = True
+        try:
+            await self._ask(life)
+        finally:
+            life.is_asked = False
+
+    async def _ask(self, life: _Ingress) -> None:
         timeout_s = self._config.heartbeat_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 life.health = await life.actor.health.remote()
         except TimeoutError:
             if await self._head.answers():
-                await self._give_up(life.number, f"it has not answered for {timeout_s:.0f} s", now_s)
+                await self._give_up(life, f"it has not answered for {timeout_s:.0f} s", time.time())
         except (RayActorError, RayTaskError) as died:
-            await self._give_up(life.number, one_line(died), now_s)
+            await self._give_up(life, one_line(died), time.time())
         else:
             if life.is_behind or life.health.membership_version < self._membership.version:
                 await self._send_membership(life)
@@ -265,22 +284,27 @@ class Ingresses:
             return
         life.is_behind = False
 
-    async def _leave(self, life: _Ingress) -> None:
+    def _leave(self, life: _Ingress) -> None:
         self._journal.add(f"drain ingress {life.number}, incarnation {life.incarnation}: its node is drained")
-        del self._lives[life.number]
-        grace_s = self._config.drain_timeout_s
+        # Its next life is on another node, where the port may be another's.
+        del self._lives[life.number], self._ports[life.number]
+        task = asyncio.create_task(self._end(life, self._config.drain_timeout_s))
+        self._acting.add(task)
+        task.add_done_callback(self._acting.discard)
+
+    @staticmethod
+    async def _end(life: _Ingress, grace_s: float) -> None:
         await within(life.actor.drain.remote(grace_s), grace_s + 10)
         await end_actor(life.actor)
-        # Its next life is on another node, where the port may be another's.
-        self._ports.pop(life.number, None)
 
-    async def _give_up(self, number: int, error: str, now_s: float) -> None:
-        life = self._lives.pop(number, None)
-        if life is not None:
-            await end_actor(life.actor)
-        self._histories[number].add_death(now_s, error)
-        self._journal.add(f"give up ingress {number}: {error}")
-        logger.error("an ingress died", extra={"ingress": number, "error": error})
+    async def _give_up(self, life: _Ingress, error: str, now_s: float) -> None:
+        if self._lives.get(life.number) is not life:
+            return
+        del self._lives[life.number]
+        self._histories[life.number].add_death(now_s, error)
+        self._journal.add(f"give up ingress {life.number}, incarnation {life.incarnation}: {error}")
+        logger.error("an ingress died", extra={"ingress": life.number, "error": error})
+        await end_actor(life.actor)
 
     def _address(self, life: _Ingress) -> str:
         host = self._config.ingress.host

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from actors.config import ModelFacts
@@ -42,7 +41,7 @@ class Membership:
             return self
         others = [known for known in self.models if known.version != model.version]
         models = sorted([*others, model], key=lambda known: known.version)
-        return self._next(self.engines, self.draining, models)
+        return replace(self, version=self.version + 1, models=tuple(models))
 
     def with_engine(self, engine: EngineDescriptor) -> Membership:
         """The next version, in which this engine serves (instead of an older incarnation of it)."""
@@ -68,14 +67,8 @@ class Membership:
         rest = tuple(member for member in self.engines if member.key != (engine_id, incarnation))
         return self if len(rest) == len(self.engines) else self._next(rest, self.draining)
 
-    def _next(
-        self,
-        engines: tuple[EngineDescriptor, ...],
-        draining: frozenset[EngineKey],
-        models: Iterable[ServedModel] | None = None,
-    ) -> Membership:
+    def _next(self, engines: tuple[EngineDescriptor, ...], draining: frozenset[EngineKey]) -> Membership:
         served = {engine.model_version for engine in engines}
         newest = max(served, default=0)
-        known = self.models if models is None else models
-        kept = tuple(model for model in known if model.version in served or model.version > newest)
-        return Membership(self.version + 1, engines, draining & {engine.key for engine in engines}, kept)
+        models = tuple(model for model in self.models if model.version in served or model.version > newest)
+        return Membership(self.version + 1, engines, draining & {engine.key for engine in engines}, models)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from cluster.client import CallFailed, GenerateClient
-from cluster.ingress.protos.raypd.v1 import admin_pb2
+from tests.integration.cluster_load import engines_become, load
 from tests.integration.served import ServeProcess
-from tests.reference import greedy_tokens, random_prompt
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
-_NUM_TOKENS = 40
 _CHANGE_TIMEOUT_S = 120.0
 
 
@@ -37,41 +34,6 @@ def served(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         assert process.stop() == 0, "\n".join(process.lines)
     finally:
         process.kill_if_alive()
-
-
-@asynccontextmanager
-async def load(client: GenerateClient, directory: Path) -> AsyncIterator[None]:
-    """Requests all the time, four at once; at the end every answer has been right."""
-    is_over = asyncio.Event()
-
-    async def ask_on(worker: int) -> int:
-        count = 0
-        while not is_over.is_set() or not count:
-            prompt = random_prompt(20 + 11 * worker, seed=worker)
-            token_ids: list[int] = []
-            async for response in client.generate(prompt, max_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True):
-                assert response.first_position == len(token_ids)
-                token_ids.extend(response.token_ids)
-            assert token_ids == greedy_tokens(directory, tuple(prompt), _NUM_TOKENS)
-            count += 1
-        return count
-
-    async with asyncio.TaskGroup() as tasks:
-        workers = [tasks.create_task(ask_on(worker)) for worker in range(4)]
-        yield
-        is_over.set()
-    assert all(worker.result() for worker in workers)
-
-
-async def engines_become(client: GenerateClient, expected: set[tuple[str, int, str]]) -> None:
-    """Wait until exactly these engines are ready, as (id, incarnation, role), and nothing else is there."""
-    async with asyncio.timeout(_CHANGE_TIMEOUT_S):
-        while True:
-            status: admin_pb2.GetStatusResponse = await client.status()
-            ready = {(e.engine_id, e.incarnation, e.role) for e in status.engines if e.state == "ready"}
-            if ready == expected and len(status.engines) == len(expected):
-                return
-            await asyncio.sleep(0.2)
 
 
 async def test_engines_come_and_go_under_load(served: str, checkpoint: Callable[[str], Path]) -> None:

@@ -68,6 +68,12 @@ def test_a_model_without_engines_leaves_once_engines_of_a_newer_one_serve() -> N
     assert both.with_engine(engine("a", 2, 2)).models == (model(2),), "an engine's next life may serve the newer one"
 
 
+def test_an_engine_of_an_older_model_may_come_late() -> None:
+    newer = Membership(0, ()).with_model(model(2)).with_engine(engine("b", 1, 2))
+    both = newer.with_model(model(1)).with_engine(engine("a"))
+    assert both.models == (model(1), model(2))
+
+
 def test_what_is_known_of_a_model_may_change() -> None:
     members = Membership(0, ()).with_model(model(2)).with_model(model(1))
     assert members.with_model(model(2, max_model_len=32)).models == (model(1), model(2, max_model_len=32))

@@ -136,3 +136,36 @@ def test_time_and_removals_lead_to_what_is_wanted(
         }
         now_s += 60.0
     assert engines.keys() == wanted
+
+
+P0_OLD, D0_OLD, P1_OLD, D1_OLD = (
+    ObservedEngine(slot, 1, EngineState.READY, 1) for slot in (P0, D0, P1, Slot(EngineRole.DECODE, 1))
+)
+
+
+def test_an_update_replaces_one_engine_after_the_other_group_by_group() -> None:
+    engines = {engine.slot: engine for engine in (D1_OLD, P1_OLD, D0_OLD, P0_OLD)}
+    drained = []
+    while actions := reconcile(engines, engines.values(), {}, POLICY, 1000.0, model_version=2):
+        [action] = actions
+        assert isinstance(action, DrainEngine)
+        assert action.reason == "model version 2 replaces version 1"
+        drained.append(action.slot.engine_id)
+        engines[action.slot] = ObservedEngine(action.slot, 2, EngineState.READY, 2)
+    assert drained == ["prefill-0", "decode-0", "prefill-1", "decode-1"]
+
+
+@pytest.mark.parametrize("state", set(EngineState) - {EngineState.READY, EngineState.DEAD, EngineState.DRAINED})
+def test_an_update_waits_until_what_it_has_begun_serves(state: EngineState) -> None:
+    updated = ObservedEngine(P0, 2, state, 2)
+    assert reconcile([P0, D0], [updated, D0_OLD], {}, POLICY, 1000.0, model_version=2) == []
+
+
+def test_an_update_whose_new_model_does_not_come_up_goes_no_further() -> None:
+    history = SlotHistory(6, [996.0, 997.0, 998.0, 999.0], "the checkpoint is incomplete")
+    assert reconcile([P0, D0], [D0_OLD], {P0: history}, POLICY, 1000.0, model_version=2) == []
+
+
+def test_what_is_scaled_away_leaves_before_an_update_goes_on() -> None:
+    actions = reconcile([P0, D0], [P0_OLD, D0_OLD, D1_OLD], {}, POLICY, 1000.0, model_version=2)
+    assert actions == [DrainEngine(D1_OLD.slot, 1, "it is not wanted any more")]
