@@ -84,6 +84,10 @@ class FakeEngine:
         if output.finished:
             del self._streams[request.request_id]
 
+    def has(self, request: EngineCoreRequest) -> bool:
+        """Whether it works on a request."""
+        return request.request_id in self._streams
+
     def preempt(self, request: EngineCoreRequest, position: int, preemption: Preemption) -> None:
         """A request that has so many output tokens loses its blocks."""
         if (queue := self._streams.get(request.request_id)) is not None:
@@ -102,10 +106,10 @@ class FakeEngine:
         if (queue := self._streams.pop(request.request_id, None)) is not None:
             queue.put_nowait(None)
 
-    def lose(self) -> None:
-        """Break the session."""
+    def lose(self, *, has_left: bool = False) -> None:
+        """Break the session. has_left: after it was drained."""
         for queue in self._streams.values():
-            queue.put_nowait(EngineLost(self._descriptor.engine_id, "connection reset"))
+            queue.put_nowait(EngineLost(self._descriptor.engine_id, "connection reset", has_left=has_left))
         self._streams.clear()
 
     @staticmethod
