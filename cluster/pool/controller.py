@@ -58,7 +58,7 @@ class Controller:
         self._is_stopping = asyncio.Event()
         self._has_news = asyncio.Event()
         self._head = head = HeadProbe()
-        self._ingresses = Ingresses(config, self._journal, self._policy, head)
+        self._ingresses = Ingresses(config, self._journal, self._policy, head, self._save)
         self._fleet = Fleet(
             config, self._models, self._ingresses, self._journal, self._policy, head, self._save, self._has_news.set
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -68,11 +68,20 @@ class _Ingress:
 class Ingresses:
     """Lives on the controller's event loop."""
 
-    def __init__(self, config: ClusterConfig, journal: Journal, policy: RestartPolicy, head: HeadProbe) -> None:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        journal: Journal,
+        policy: RestartPolicy,
+        head: HeadProbe,
+        save: Callable[[], Awaitable[None]],
+    ) -> None:
+        """save: keeps for a later controller what it has to know."""
         self._config = config
         self._journal = journal
         self._policy = policy
         self._head = head
+        self._save = save
         self._lives: dict[int, _Ingress] = {}
         self._ports: dict[int, int] = {}
         self._histories: dict[int, SlotHistory] = {n: SlotHistory() for n in range(config.ingress.count)}
@@ -132,6 +141,7 @@ class Ingresses:
                 await self._give_up(life, one_line(error), now_s)
                 continue
             life.is_open = True
+            await self._save()
             self._journal.add(f"open ingress {life.number}, incarnation {life.incarnation}, at {self._address(life)}")
 
     async def prove(
@@ -219,6 +229,8 @@ class Ingresses:
 
     async def _begin(self, number: int, history: SlotHistory, avoided: Collection[str]) -> None:
         history.last_incarnation += 1
+        # First of all: a later controller must neither miss it nor give its name to another one.
+        await self._save()
         ingress = self._config.ingress
         selector = dict(ingress.labels)
         if avoided:

@@ -155,6 +155,7 @@ async def test_every_answer_is_one_models_own_and_load_goes_over_to_the_new_one(
         assert versions[-3:] == [2, 2, 2]
         assert sorted(versions[2:-3]) == [1, 1, 1, 2, 2, 2], "both have one decode engine"
         assert [engine.model_version for engine in status.engines] == [2, 2]
+        assert [(model.version, model.engines, model.requests) for model in status.models] == [(2, 2, 0)]
 
 
 async def test_streams_of_a_model_that_leaves_end_and_are_never_continued_by_the_other(
@@ -175,7 +176,9 @@ async def test_streams_of_a_model_that_leaves_end_and_are_never_continued_by_the
             # Asked after them: they are at the first model's engines when its answer is here.
             assert len((await client.status()).engines) == 2
             await models.let_in(2)
-            pairs = (await client.status()).refused_pairs
+            status = await client.status()
+            pairs = status.refused_pairs
+            assert {request.model_version for request in status.requests} <= {1, 2}
             await models.drain(1)
             await models.remove(1)
 

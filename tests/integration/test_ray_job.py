@@ -1,7 +1,8 @@
-"""`ray job submit --working-dir . -- python -m cluster serve …` on a cluster that `ray start --head` made."""
+"""raypd in a Ray cluster that is there before and after it: as a job, attached, detached."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import psutil
 import pytest
 
 from cluster.client import GenerateClient
+from cluster.ingress.protos.raypd.v1 import generate_pb2
 from tests.integration.served import ROOT
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -39,6 +41,7 @@ class RayHead:
 
     def __init__(self, directory: Path) -> None:
         gcs_port, dashboard_port = _free_port(), _free_port()
+        self.address = f"127.0.0.1:{gcs_port}"
         self.dashboard = f"http://127.0.0.1:{dashboard_port}"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self.environment = environment | {
@@ -94,7 +97,7 @@ class RayHead:
             process.kill()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def head() -> Iterator[RayHead]:
     # Ray's socket paths must be short.
     directory = Path(f"/tmp/raypd-test-{os.getpid()}")
@@ -151,3 +154,62 @@ async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(head: RayHe
 
     head.run("ray", "job", "stop", job)
     _wait_until_gone(head)
+
+
+def _serve(head: RayHead, *arguments: str) -> subprocess.Popen[str]:
+    command = (sys.executable, "-m", "cluster", "serve", "--ray-address", head.address, "--port", "0", *arguments)
+    environment = head.environment | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def _read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if (found := re.search(pattern, line)) is not None:
+            return found
+    raise AssertionError("".join(lines))
+
+
+async def _ask(address: str) -> generate_pb2.GenerateResponse:
+    """The last response to a request."""
+    async with GenerateClient(address) as client:
+        return [response async for response in client.generate("def f(n):", max_tokens=4, temperature=0.0)][-1]
+
+
+def _placement_groups(head: RayHead) -> list[str]:
+    answer = head.get("/api/v0/placement_groups")
+    assert isinstance(answer, dict)
+    return [group["name"] for group in answer["data"]["result"]["result"] if group["state"] != "REMOVED"]
+
+
+def test_a_detached_cluster_stays_until_it_is_stopped_and_there_is_only_one(head: RayHead) -> None:
+    starting = _serve(head, "--detach")
+    address = _read_until(starting, r"ready .* at (\S+:\d+)").group(1)
+    assert starting.wait(60) == 0
+    assert asyncio.run(_ask(address)).timings.transfer.kv_bytes > 0
+    second = _serve(head)
+    _read_until(
+        second, "a raypd cluster runs in namespace 'raypd' of this Ray cluster already: end it with `raypd stop`"
+    )
+    assert second.wait(60) == 1
+    assert sorted(_alive_actors(head)) == ["Controller", "EngineActor", "EngineActor", "IngressActor"]
+    stopping = (sys.executable, "-m", "cluster", "stop", "--ray-address", head.address)
+    stopped = subprocess.run(
+        stopping, cwd=ROOT, env=head.environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (stopped.returncode, stopped.stdout.strip()) == (0, "stopped"), stopped.stderr
+    _wait_until_gone(head)
+    assert not _placement_groups(head)
+
+
+def test_an_attached_cluster_ends_when_whoever_started_it_is_killed(head: RayHead) -> None:
+    driver = _serve(head)
+    _read_until(driver, "ready")
+    driver.kill()
+    driver.wait(60)
+    _wait_until_gone(head)
+    assert not _placement_groups(head)
