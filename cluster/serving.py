@@ -163,9 +163,10 @@ class _InFlight:
         return 0 if self.recovery is None else self.recovery.num_moves
 
     def view(self) -> RequestView:
+        model_version = 0 if self.engines is None else self.engines.model.version
         attempt = None if self.recovery is None else self.recovery.attempt
         if self.recovery is None or attempt is None:
-            return RequestView(self.request_id, self.arrived_at_s, "admitted")
+            return RequestView(self.request_id, self.arrived_at_s, "admitted", model_version=model_version)
         prefill, decode = attempt.prefill_report, attempt.decode_report
         return RequestView(
             request_id=self.request_id,
@@ -177,6 +178,7 @@ class _InFlight:
             num_output_tokens=len(attempt.token_ids),
             attempt=self.recovery.num_attempts,
             num_moves=self.recovery.num_moves,
+            model_version=model_version,
         )
 
 

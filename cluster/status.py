@@ -45,6 +45,7 @@ class RequestView:
     """A request in flight. phase: admitted, prefill or decode; attempt: 1 for the first.
 
     num_moves: how often another decode engine has taken it over after a preemption
+    model_version: 0 before it is chosen
     """
 
     request_id: str
@@ -56,6 +57,18 @@ class RequestView:
     num_output_tokens: int = 0
     attempt: int = 0
     num_moves: int = 0
+    model_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelView:
+    """A version of the model. num_engines: that get new requests; last_error: why the ingress gives them none."""
+
+    version: int
+    directory: str
+    num_engines: int = 0
+    num_requests: int = 0
+    last_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +100,7 @@ class ClusterView:
     requests: tuple[RequestView, ...]
     controller: ControllerView = field(default_factory=ControllerView)
     refused_pairs: tuple[RefusedPair, ...] = ()
+    models: tuple[ModelView, ...] = ()
     num_moves: int = 0
 
 

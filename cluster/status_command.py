@@ -54,6 +54,11 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
     if status.controller_error:
         parts.append(f"[red]the controller does not answer: {status.controller_error}[/]")
     parts += [f"[red]{engine.engine_id}: {engine.last_error}[/]" for engine in status.engines if engine.last_error]
+    parts += [
+        f"[red]model version {model.version}: {model.last_error}[/]" for model in status.models if model.last_error
+    ]
+    if status.models:
+        parts.append(_models(status.models))
     if status.refused_pairs:
         parts.append(_refused_pairs(status.refused_pairs))
     if any(engine.HasField("transfers") for engine in status.engines):
@@ -155,6 +160,11 @@ def _engine_row(engine: admin_pb2.EngineStatus) -> list[object]:
         load.output_tokens,
         _age(engine.age_seconds),
     ]
+
+
+def _models(models: Iterable[admin_pb2.ModelVersionStatus]) -> _Table:
+    rows = [[model.version, model.engines, model.requests, model.directory] for model in models]
+    return _Table("models", ("version", "engines", "requests", " directory"), rows)
 
 
 def _refused_pairs(pairs: Sequence[admin_pb2.RefusedPair]) -> _Table:

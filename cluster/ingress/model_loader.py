@@ -28,6 +28,8 @@ class ModelLoader:
         self._config = config
         self._versions = versions
         self._loaded: dict[int, ServedModel] = {}
+        self.errors: dict[int, str] = {}
+        """Why a version could not be loaded when it was last tried."""
         self._lock = asyncio.Lock()
 
     @property
@@ -41,6 +43,7 @@ class ModelLoader:
             known, loaded = self._loaded.get(model.version), self._versions.get(model.version)
             if known == model and loaded is not None:
                 return
+            self.errors.pop(model.version, None)
             if known is not None and loaded is not None and known.directory == model.directory:
                 tokenizer, router = loaded.input_processor.tokenizer, loaded.router
             else:
@@ -59,6 +62,7 @@ class ModelLoader:
             try:
                 await self.load(model)
             except TokenizerUnusable as error:
+                self.errors[model.version] = str(error)
                 logger.error("a model version gets no requests", extra={"version": model.version, "error": str(error)})
 
     def _make_router(self, model: ServedModel) -> Router:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from collections import Counter
+from collections.abc import Iterable
 
 from actors.config import ModelFacts
 from cluster.admin import ClusterAdmin
@@ -22,7 +24,7 @@ from cluster.pool.session import EngineSession
 from cluster.pool.session_pool import SessionPool
 from cluster.recovery import RecoveryPolicy
 from cluster.serving import Serving
-from cluster.status import ClusterView, ControllerView, merge_engines
+from cluster.status import ClusterView, ControllerView, ModelView, RequestView, merge_engines
 
 _CANARY_TIMEOUT_S = 60.0
 _CONTROLLER_TIMEOUT_S = 2.0
@@ -104,15 +106,31 @@ class IngressProcess:
         except (ControllerUnavailable, TimeoutError) as error:
             controller = ControllerView(error=str(error) or f"no answer within {_CONTROLLER_TIMEOUT_S:g} s")
         membership, stats = self._sessions().membership, self._sessions().stats()
+        requests = serving.requests_in_flight()
         return ClusterView(
             model=self._config.model_name,
             now_s=time.time(),
             membership_version=membership.version,
             engines=merge_engines(controller.engines, membership.engines, stats),
-            requests=serving.requests_in_flight(),
+            requests=requests,
             controller=controller,
             refused_pairs=refused_pairs(membership.engines),
+            models=self._model_views(requests),
             num_moves=serving.num_moves,
+        )
+
+    def _model_views(self, requests: Iterable[RequestView]) -> tuple[ModelView, ...]:
+        num_engines = Counter(engine.descriptor.model_version for engine in self._sessions().snapshot())
+        num_requests = Counter(request.model_version for request in requests)
+        return tuple(
+            ModelView(
+                version=model.version,
+                directory=model.directory,
+                num_engines=num_engines[model.version],
+                num_requests=num_requests[model.version],
+                last_error=self._loader.errors.get(model.version, ""),
+            )
+            for model in self._sessions().membership.models
         )
 
     async def drain(self, grace_s: float) -> None:

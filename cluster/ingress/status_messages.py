@@ -5,7 +5,7 @@ from __future__ import annotations
 from actors.core.stats import SchedulerStats
 from cluster.ingress.protos.raypd.v1 import admin_pb2
 from cluster.ingress.version import server_version
-from cluster.status import ClusterView, EngineView, IngressView, RequestView
+from cluster.status import ClusterView, EngineView, IngressView, ModelView, RequestView
 from kv_transfer.stats import LinkStats, TransferStats
 from kv_transfer.stores.messages import StoreStats
 
@@ -24,11 +24,22 @@ def status_to_proto(view: ClusterView) -> admin_pb2.GetStatusResponse:
         ],
         controller_error=view.controller.error,
         moves=view.num_moves,
+        models=[_model(model) for model in view.models],
         ingresses=[_ingress(ingress) for ingress in view.controller.ingresses],
         refused_pairs=[
             admin_pb2.RefusedPair(prefill_engine=pair.prefill, decode_engine=pair.decode, reason=pair.reason)
             for pair in view.refused_pairs
         ],
+    )
+
+
+def _model(model: ModelView) -> admin_pb2.ModelVersionStatus:
+    return admin_pb2.ModelVersionStatus(
+        version=model.version,
+        directory=model.directory,
+        engines=model.num_engines,
+        requests=model.num_requests,
+        last_error=model.last_error,
     )
 
 
@@ -144,6 +155,7 @@ def _request(request: RequestView, now_s: float) -> admin_pb2.RequestInFlight:
         decode_engine=request.decode_engine,
         prompt_tokens=request.num_prompt_tokens,
         output_tokens=request.num_output_tokens,
+        model_version=request.model_version,
         attempt=request.attempt,
         moves=request.num_moves,
     )

@@ -15,7 +15,7 @@ from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.ingress.protos.raypd.v1 import admin_pb2
 from cluster.ingress.status_messages import status_to_proto
 from cluster.pairing import RefusedPair
-from cluster.status import ClusterView, ControllerView, Decision, EngineView, RequestView, merge_engines
+from cluster.status import ClusterView, ControllerView, Decision, EngineView, ModelView, RequestView, merge_engines
 from cluster.status_command import render_status
 from kv_transfer.params import TransferRole
 from kv_transfer.stats import LinkState, LinkStats, TransferStats
@@ -66,6 +66,10 @@ VIEW = ClusterView(
     ),
     requests=(RequestView("r1", NOW_S - 12, "decode", "prefill-0", "decode-0", 40, 5, 2, num_moves=1),),
     controller=ControllerView(decisions=(Decision(NOW_S - 30, "start prefill-1, incarnation 1: its slot is empty"),)),
+    models=(
+        ModelView(1, "checkpoints/old", num_engines=2, num_requests=1),
+        ModelView(2, "checkpoints/new", last_error="no tokenizer can be loaded"),
+    ),
     refused_pairs=(RefusedPair("prefill-0", "decode-1", "dtype: 'float32' at prefill-0, 'bfloat16' at decode-1"),),
     num_moves=3,
 )
@@ -140,6 +144,16 @@ def test_each_engine_is_shown_with_the_version_of_its_model() -> None:
     member = EngineDescriptor("decode-0", 1, EngineRole.DECODE, "host:2", model_version=3)
     [view] = merge_engines((), (member,), {})
     assert view.model_version == 3
+
+
+def test_models_are_shown_with_what_keeps_them_from_serving() -> None:
+    [old, new] = status_to_proto(VIEW).models
+    assert (old.version, old.engines, old.requests, old.last_error) == (1, 2, 1, "")
+    assert (new.version, new.directory) == (2, "checkpoints/new")
+    text = rendered(VIEW)
+    assert "model version 2: no tokenizer can be loaded" in text
+    assert ["1", "2", "1", "checkpoints/old"] in [line.split() for line in text.splitlines()]
+    assert "checkpoints" not in rendered(replace(VIEW, models=()))
 
 
 @pytest.mark.parametrize("width", [60, 70, 80, 100, 120])

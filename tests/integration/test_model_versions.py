@@ -178,7 +178,7 @@ async def test_streams_of_a_model_that_leaves_end_and_are_never_continued_by_the
             await models.let_in(2)
             status = await client.status()
             pairs = status.refused_pairs
-            assert {request.model_version for request in status.requests} <= {1, 2}
+            assert sum(request.model_version == 1 for request in status.requests) >= len(cut)
             await models.drain(1)
             await models.remove(1)
 

@@ -76,7 +76,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses", "moves")
+    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses", "moves", "models")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class GetStatusResponse(_message.Message):
     REFUSED_PAIRS_FIELD_NUMBER: _ClassVar[int]
     INGRESSES_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
     model: str
     server_version: str
     membership_version: int
@@ -97,7 +98,22 @@ class GetStatusResponse(_message.Message):
     refused_pairs: _containers.RepeatedCompositeFieldContainer[RefusedPair]
     ingresses: _containers.RepeatedCompositeFieldContainer[IngressStatus]
     moves: int
-    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ..., moves: _Optional[int] = ...) -> None: ...
+    models: _containers.RepeatedCompositeFieldContainer[ModelVersionStatus]
+    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ..., moves: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelVersionStatus, _Mapping]]] = ...) -> None: ...
+
+class ModelVersionStatus(_message.Message):
+    __slots__ = ("version", "directory", "engines", "requests", "last_error")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    directory: str
+    engines: int
+    requests: int
+    last_error: str
+    def __init__(self, version: _Optional[int] = ..., directory: _Optional[str] = ..., engines: _Optional[int] = ..., requests: _Optional[int] = ..., last_error: _Optional[str] = ...) -> None: ...
 
 class IngressStatus(_message.Message):
     __slots__ = ("number", "incarnation", "state", "address", "node", "last_error", "requests")
@@ -271,7 +287,7 @@ class StoreStatus(_message.Message):
     def __init__(self, saved_blocks: _Optional[int] = ..., unsaved_blocks: _Optional[int] = ..., loaded_blocks: _Optional[int] = ..., missing_blocks: _Optional[int] = ...) -> None: ...
 
 class RequestInFlight(_message.Message):
-    __slots__ = ("request_id", "age_seconds", "phase", "prefill_engine", "decode_engine", "prompt_tokens", "output_tokens", "attempt", "moves")
+    __slots__ = ("request_id", "age_seconds", "phase", "prefill_engine", "decode_engine", "prompt_tokens", "output_tokens", "attempt", "moves", "model_version")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +297,7 @@ class RequestInFlight(_message.Message):
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     age_seconds: float
     phase: str
@@ -290,7 +307,8 @@ class RequestInFlight(_message.Message):
     output_tokens: int
     attempt: int
     moves: int
-    def __init__(self, request_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., phase: _Optional[str] = ..., prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., attempt: _Optional[int] = ..., moves: _Optional[int] = ...) -> None: ...
+    model_version: int
+    def __init__(self, request_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., phase: _Optional[str] = ..., prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., attempt: _Optional[int] = ..., moves: _Optional[int] = ..., model_version: _Optional[int] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("age_seconds", "text")
