@@ -8,9 +8,10 @@ stand for, demand is a must.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Final, Self
 
 import ray
 from ray.util.placement_group import (
@@ -117,6 +118,9 @@ def choose_node(role: EngineRole, nodes: Sequence[str], engines: Mapping[str, Se
     return min(nodes, key=crowd, default=None)
 
 
+_SELECTOR: Final = re.compile(r"^!|\(")
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A node of the Ray cluster. address: as the other nodes reach it; resources: all that it has, free or not."""
@@ -130,7 +134,9 @@ class Node:
     def can_hold(self, config: ClusterConfig, role: EngineRole) -> bool:
         """Whether an engine of this role fits on it if it is empty."""
         fits = all(self.resources.get(name, 0) >= amount for name, amount in engine_bundle(config, role).items())
-        return fits and all(self.labels.get(name) == value for name, value in config.group(role).labels.items())
+        labels = config.group(role).labels.items()
+        # Other selectors, such as in(a,b) and !a, are Ray's to judge.
+        return fits and all(self.labels.get(name) == value for name, value in labels if not _SELECTOR.search(value))
 
     def is_called(self, name: str) -> bool:
         """Whether an operator may mean it: by its address, its hostname, or the begin of its id."""

@@ -26,6 +26,7 @@ def served(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         "parallel": {"num_threads": 1},
         "prefill": {"count": 1, "num_cpus": 0.2},
         "decode": {"count": 1, "num_cpus": 0.8},
+        "ingress": {"count": 2},
         "drain_timeout_s": 5,
     }
     process = ServeProcess(config, tmp_path_factory.mktemp("changes"))
@@ -84,3 +85,22 @@ async def test_an_engine_that_is_not_there_cannot_be_drained(served: str) -> Non
     async with GenerateClient(served) as client:
         with pytest.raises(CallFailed, match="no engine 'decode-9' serves; these do: decode-0, prefill-0"):
             await client.drain("decode-9")
+
+
+async def test_every_ingress_knows_who_serves(served: str, checkpoint: Callable[[str], Path]) -> None:
+    async with GenerateClient(served) as client:
+        before = await client.status()
+    addresses = [ingress.address for ingress in before.ingresses]
+    assert served in addresses
+    assert len(set(addresses)) == 2
+    async with (
+        GenerateClient(addresses[0]) as first,
+        GenerateClient(addresses[1]) as second,
+        load(first, checkpoint("llama")),
+        load(second, checkpoint("llama")),
+    ):
+        [old] = [engine for engine in before.engines if engine.engine_id == "decode-0"]
+        await first.drain("decode-0")
+        expected = {("prefill-0", 2, "prefill"), ("decode-0", old.incarnation + 1, "decode")}
+        versions = {(await engines_become(client, expected)).membership_version for client in (first, second)}
+    assert len(versions) == 1
