@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
-
-import yaml
 
 from tests.hosts.host import Host, HostProcess
 from tests.hosts.network import Cable
@@ -23,8 +20,6 @@ NODE_DEATH_S: Final = 20.0
 
 _BIN: Final = Path(sys.executable).parent
 _RAY_TIMEOUT_S: Final = 60.0
-_SERVE_TIMEOUT_S: Final = 120.0
-_STOP_TIMEOUT_S: Final = 90.0
 _RAY_SETTINGS: Final = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -93,7 +88,13 @@ class RayHosts:
 
     def start_head(self, settings: Mapping[str, str] | None = None) -> None:
         """settings: further environment of this process."""
+        self._head_settings = settings
         self._start_ray(0, {}, settings, "--head", "--port", str(RAY_PORT), "--include-dashboard", "false")
+
+    def start_head_again(self) -> None:
+        """At the same address, with the same settings."""
+        self.hosts[0].switch_off()
+        self.start_head(self._head_settings)
 
     def start_node(self, number: int, resources: Mapping[str, float]) -> None:
         """Let a host join. resources: custom ones; its CPUs are not counted."""
@@ -123,23 +124,10 @@ class RayHosts:
             if not any("Ray runtime started" in line for line in process.lines):
                 process.wait_for_line("Ray runtime started", _RAY_TIMEOUT_S)
 
-    def run(self, number: int, *command: str) -> HostProcess:
-        """Start a process on a host, in the repository, with the environment that everything else has."""
-        return self.hosts[number].run(command, self._environment, ROOT)
-
-    def serve(self, config: Mapping[str, object], config_file: Path) -> HostProcess:
-        """`raypd serve` on the head's host; returns when it is ready."""
-        config_file.write_text(yaml.safe_dump(dict(config)))
-        command = [sys.executable, "-m", "cluster", "serve", "--config", str(config_file)]
-        process = self.run(0, *command, "--ray-address", self.ray_address)
-        process.wait_for_line("ready ", _SERVE_TIMEOUT_S)
-        return process
-
-    def stop(self, serve: HostProcess) -> None:
-        """End `raypd serve` as an operator does; it must end well."""
-        serve.send_signal(signal.SIGTERM)
-        status = serve.wait(_STOP_TIMEOUT_S)
-        assert status == 0, "\n".join(serve.lines)
+    def raypd(self, *arguments: str) -> HostProcess:
+        """Run our command on the head's host, which knows the Ray cluster."""
+        command = [sys.executable, "-m", "cluster", *arguments, "--ray-address", self.ray_address]
+        return self.hosts[0].run(command, self._environment, ROOT)
 
     def switch_off(self) -> None:
         """Everything on every host ends."""

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.hosts.host import Host, HostProcess
+import yaml
+
+from tests.hosts.host import Host
 from tests.hosts.network import Cable
 from tests.hosts.ray_hosts import RayHosts
 
@@ -26,12 +28,15 @@ ROOMY: Final[Layout] = {1: {"prefill": 1, "ingress": 1}, 2: {"decode": 2}, 3: {"
 """A decode host has room for both decode engines."""
 
 
+_SERVE_TIMEOUT_S: Final = 120.0
+_STOP_TIMEOUT_S: Final = 90.0
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """address: the ingress's; directory: the model's."""
 
     ray: RayHosts
-    process: HostProcess
     address: str
     directory: Path
 
@@ -61,12 +66,17 @@ def served_on(
 
     settings: further environment of every process on every host; head_settings: of the head's node alone
     """
+    config_file = directory / "cluster.yaml"
+    config_file.write_text(yaml.safe_dump(_config(model)))
     with RayHosts.started(cables, layout, settings, head_settings) as ray:
-        process = ray.serve(_config(model), directory / "cluster.yaml")
-        found = re.search(r"ready .* at (\S+:\d+)", process.lines[-1])
-        assert found is not None, process.lines
-        yield Served(ray, process, found.group(1), model)
-        ray.stop(process)
+        serve = ray.raypd("serve", "--detach", "--config", str(config_file))
+        line = serve.wait_for_line("ready ", _SERVE_TIMEOUT_S)
+        found = re.search(r"ready .* at (\S+:\d+)", line)
+        assert found is not None, line
+        assert serve.wait() == 0
+        yield Served(ray, found.group(1), model)
+        stop = ray.raypd("stop", "--config", str(config_file))
+        assert stop.wait(_STOP_TIMEOUT_S) == 0, stop.lines
         for host in ray.hosts:
             assert not host.processes("ray::EngineActor"), "an engine is left over"
 

@@ -1,4 +1,4 @@
-"""Whole nodes are lost, and Ray takes its time to notice, as it does by default: our own heartbeats do not wait for it."""
+"""Whole nodes are lost, and Ray takes its time to notice, as it does by default: our heartbeats do not wait for it."""
 
 from __future__ import annotations
 
