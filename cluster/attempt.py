@@ -95,6 +95,7 @@ class Attempt:
         self._prefill: EngineStream | None = None
         self._successor: EngineStream | None = None
         self._predecessors: list[EngineStream] = []
+        self._lost_targets: list[EngineStream] = []
         # Reads of both engines at once; empty as soon as the prefill engine is through.
         self._reads: dict[EngineStream, asyncio.Task[EngineCoreOutput | None]] = {}
 
@@ -152,7 +153,8 @@ class Attempt:
     @property
     def lost_engine_ids(self) -> set[str]:
         """The engines that are thought to have died while they had the request, since the decode engine went on."""
-        suspects = [self._decode] if self.has_decoded else [*self._streams, *self._predecessors]
+        others = [*self._streams, *self._predecessors, *self._lost_targets]
+        suspects = [self._decode] if self.has_decoded else others
         return {stream.engine_id for stream in suspects if stream.has_died}
 
     @property
@@ -190,7 +192,7 @@ class Attempt:
                     stream, output = await self._next_of_any()
             except TimeoutError:
                 raise DeadlineExceeded(self._request.request_id) from None
-            if stream not in self._streams:
+            if stream is not self._decode and stream not in self._streams:
                 continue  # Another one was quicker.
             if output is None:
                 self._on_silent_end(stream)
@@ -223,6 +225,10 @@ class Attempt:
     def _on_silent_end(self, stream: EngineStream) -> None:
         if stream is self._successor:
             self._successor = None
+            if stream.has_died:
+                # Only what the decode engine gives from now on clears the request of this death.
+                self._lost_targets.append(stream)
+                self._decode.has_given_tokens = False
             logger.info("a move has failed, the request stays", extra=self._fields(stream))
             return
         if stream.failure is None:
@@ -233,10 +239,7 @@ class Attempt:
             return
         if stream is self._decode:
             raise self._failed(stream.failure, can_resume=stream.was_lost)
-        logger.warning(
-            "prefill failed, the decode engine goes on",
-            extra=self._fields(stream),
-        )
+        logger.warning("prefill failed, the decode engine goes on", extra=self._fields(stream))
 
     def _settle_move(self, winner: EngineStream) -> None:
         """Of two decode engines, leave the request to the winner alone."""

@@ -204,6 +204,28 @@ async def test_engines_that_die_of_it_one_after_the_other_are_counted_over_a_mov
     assert cluster.decodes[2].submitted == []
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_target_that_died_counts_until_the_request_has_gone_on_without_it(goes_on: bool) -> None:
+    cluster = make_cluster(num_decodes=3)
+    answer, here, _ = await cluster.preempt()
+    cluster.lose(cluster.decodes[1])
+    await settle()
+    text = "ab"
+    if goes_on:
+        cluster.decodes[0].send(here, 2, "c")
+        await settle()
+        text = "abc"
+    cluster.lose(cluster.decodes[0])
+    if not goes_on:
+        with pytest.raises(EngineFailed, match="2 engines died with the request"):
+            await answer
+        return
+    resumed = await cluster.decodes[2].next_request()
+    assert resumed.output_token_ids == list(text.encode())
+    cluster.decodes[2].send(resumed, 3, "d", finish_reason=LENGTH)
+    assert text_of(await answer) == "abcd"
+
+
 async def test_an_attempt_after_a_move_has_an_id_of_its_own_and_all_the_tokens() -> None:
     cluster = make_cluster(num_decodes=3)
     answer, here, there = await cluster.preempt()
