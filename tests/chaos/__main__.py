@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated
@@ -31,6 +33,7 @@ def run(
     report_file: Annotated[Path, typer.Option(help="Where the report goes, as JSON.")] = Path("chaos.json"),
 ) -> None:
     """Serve under load and under fire; exit 0 if nothing was lost, changed, hung or left behind."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # So that nothing is left running.
     console = Console()
     kinds, why_not = possible_kinds()
     if why_not:

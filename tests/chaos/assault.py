@@ -28,14 +28,16 @@ _FENCED_TIMEOUT_S: Final = 15.0
 class FaultRecord:
     """A fault that was carried out. Times are monotonic seconds.
 
-    num_hit: processes that got a signal, or connections that were cut; 0 if there was none
+    num_hit:     processes that got a signal, or connections that were cut; 0 if there was none
     incarnation: the life of the engine that it hit; 0 if it was none of an engine's
+    request_ids: of requests that were on this engine then
     """
 
     fault: Fault
     at_s: float
     num_hit: int
     incarnation: int = 0
+    request_ids: frozenset[str] = frozenset()
 
 
 class Assault:
@@ -70,9 +72,9 @@ class Assault:
             return
         if fault.engine_id.startswith("decode"):
             await self._watch.until_busy(fault.engine_id, _BUSY_TIMEOUT_S)
-        at_s = time.monotonic()
+        at_s, request_ids = time.monotonic(), self._watch.requests_on(fault.engine_id)
         num_hit = await self._hit(fault, engine, process)
-        self.records.append(FaultRecord(fault, at_s, num_hit, engine.incarnation))
+        self.records.append(FaultRecord(fault, at_s, num_hit, engine.incarnation, request_ids))
 
     async def _hit(self, fault: Fault, engine: admin_pb2.EngineStatus, process: psutil.Process) -> int:
         if fault.kind in DEATHS:

@@ -12,6 +12,7 @@ from typing import Final
 
 import psutil
 
+from cluster.client import GenerateClient
 from tests.chaos.answers import Asked
 from tests.chaos.assault import Assault
 from tests.chaos.clients import FAULTS_OF_OURS, Clients
@@ -79,9 +80,9 @@ async def run_chaos(chaos: Chaos, asked: Sequence[Asked], address: str, processe
     visits = draw_visits(chaos.seed, chaos.requests_per_s, len(asked))
     watch, is_over = StatusWatch(address), asyncio.Event()
     assault = Assault(processes, watch)
-    async with watch.watching():
+    async with watch.watching(), GenerateClient(address) as client:
         started_s = time.monotonic()
-        clients = Clients(address, asked, f"chaos-{chaos.seed}")
+        clients = Clients(client, asked, f"chaos-{chaos.seed}")
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(clients.come(visits, chaos.num_requests, is_over))
             for fault in faults:
@@ -118,6 +119,8 @@ def _config(model_directory: Path, ray_address: str) -> dict[str, object]:
         "decode": {"count": 2, "num_cpus": 0.5},
         "ingress": {"engine_timeout_s": ENGINE_TIMEOUT_S},
         "kv_transfer": {"connect_timeout_s": 3.0, "chunk_timeout_s": 3.0, "handoff_timeout_s": 20.0},
+        # Whoever dies as often as here would be quarantined.
+        "restarts": {"first_backoff_s": 0.1, "max_backoff_s": 0.5, "max_deaths": 1000},
         "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S,
         "engine_host": "127.0.0.1",
         "ray": {"address": ray_address},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,14 +12,16 @@ from typing import Final
 
 import grpc
 
-from cluster.client import CallFailed
+from cluster.client import CallFailed, GenerateClient
 from cluster.ingress.protos.raypd.v1 import generate_pb2
 from tests.chaos.answers import Asked
-from tests.chaos.resuming import send_and_resume
 from tests.chaos.visits import PATIENCE_S, Question, Visit
 
 _GRACE_S: Final = 5.0
 """A call that has not ended so long after its deadline hangs."""
+
+
+_RETRY_DELAY_S: Final = 0.2
 
 
 class Outcome(StrEnum):
@@ -60,11 +62,11 @@ class VisitResult:
 
 
 class Clients:
-    """Clients of one ingress."""
+    """Clients of a cluster."""
 
-    def __init__(self, address: str, asked: Sequence[Asked], name: str) -> None:
+    def __init__(self, client: GenerateClient, asked: Sequence[Asked], name: str) -> None:
         """name: begins the ids of their requests."""
-        self._address = address
+        self._client = client
         self._asked = asked
         self._name = name
         self.results: list[VisitResult] = []
@@ -100,7 +102,7 @@ class Clients:
         asked = self._asked[visit.question]
         message = _request(asked.question, result.request_id, salt="" if visit.shares_prefix else result.request_id)
         last, last_s = generate_pb2.GenerateResponse(), time.monotonic()
-        async with aclosing(send_and_resume(self._address, message, visit.deadline_s)) as responses:
+        async with aclosing(self._send(message, visit.deadline_s)) as responses:
             async for last in responses:
                 now_s = time.monotonic()
                 result.longest_pause_s, last_s = max(result.longest_pause_s, now_s - last_s), now_s
@@ -112,6 +114,24 @@ class Clients:
         result.num_computed_tokens = (
             timings.prefill_engine.computed_prompt_tokens + timings.decode_engine.computed_prompt_tokens
         )
+
+    async def _send(
+        self, message: generate_pb2.GenerateRequest, timeout_s: float
+    ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
+        """The answer; asked for again, as the API allows, while no ingress is there to take the request on."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            has_begun = False
+            try:
+                async with aclosing(self._client.send(message, deadline_s - time.monotonic())) as responses:
+                    async for response in responses:
+                        has_begun = True
+                        yield response
+                return
+            except CallFailed as error:
+                if has_begun or error.code is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+            await asyncio.sleep(_RETRY_DELAY_S)
 
 
 def _request(question: Question, request_id: str, salt: str) -> generate_pb2.GenerateRequest:

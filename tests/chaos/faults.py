@@ -1,15 +1,12 @@
 """Which faults come, when, and to whom: drawn from a seed, so that the same seed draws the same ones again.
 
-What a fault does from outside is in assault.py. Deaths cost: a new engine takes seconds of CPU to load, and a slot that
-has died five times in ten minutes is quarantined. So they come only while the whole cluster serves, take turns over the
-slots, and no slot gets more than MAX_DEATHS_OF_A_SLOT of them; whatever else is drawn takes their place.
+What a fault does from outside is in assault.py.
 """
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -19,7 +16,6 @@ ENGINE_TIMEOUT_S: Final = 2.0
 """The cluster's ingress.engine_timeout_s."""
 HEARTBEAT_TIMEOUT_S: Final = 6.0
 """The cluster's heartbeat_timeout_s."""
-MAX_DEATHS_OF_A_SLOT: Final = 4
 
 
 class FaultKind(StrEnum):
@@ -45,6 +41,8 @@ class FaultKind(StrEnum):
 
 DEATHS: Final = frozenset({FaultKind.KILL_PREFILL, FaultKind.KILL_DECODE, FaultKind.STOP_UNTIL_REPLACED})
 CUTS: Final = frozenset({FaultKind.CUT_CONTROL, FaultKind.CUT_DATA, FaultKind.CUT_SESSION})
+ENDS_ATTEMPTS: Final = DEATHS | {FaultKind.LONG_STOP, FaultKind.CUT_SESSION}
+"""After these, what was on the engine goes on elsewhere."""
 NEED_CALM: Final = DEATHS | {FaultKind.LONG_STOP, FaultKind.KILL_INGRESS}
 """Come only while every engine serves: a request that loses two engines is given up, by design."""
 
@@ -88,30 +86,18 @@ def draw_faults(seed: int, num_faults: int, mean_delay_s: float, kinds: Collecti
     allowed = [kind for kind in FaultKind if kind in kinds]
     drawn = rng.sample(allowed, min(num_faults, len(allowed)))
     drawn += rng.choices(allowed, [_WEIGHTS[kind] for kind in allowed], k=num_faults - len(drawn))
-    deaths: Counter[str] = Counter()
-    faults = [_draw_fault(rng, kind, mean_delay_s, deaths) for kind in drawn]
-    rng.shuffle(faults)
-    return faults
+    rng.shuffle(drawn)
+    return [_draw_fault(rng, kind, mean_delay_s) for kind in drawn]
 
 
-def _draw_fault(rng: random.Random, kind: FaultKind, mean_delay_s: float, deaths: Counter[str]) -> Fault:
-    if kind in DEATHS and not (slots := _slots_for(kind, deaths)):
-        kind = FaultKind.SHORT_STOP
+def _draw_fault(rng: random.Random, kind: FaultKind, mean_delay_s: float) -> Fault:
     delay_s = rng.uniform(0.5, 1.5) * mean_delay_s
     if kind in {FaultKind.KILL_CONTROLLER, FaultKind.KILL_INGRESS}:
         return Fault(kind, "", delay_s)
-    if kind in DEATHS:
-        engine_id = min(rng.sample(slots, len(slots)), key=deaths.__getitem__)
-        deaths[engine_id] += 1
-        return Fault(kind, engine_id, delay_s)
-    stopped_s = 0.0
-    if kind is FaultKind.SHORT_STOP:
-        stopped_s = rng.uniform(0.05, 0.6) * ENGINE_TIMEOUT_S
-    elif kind is FaultKind.LONG_STOP:
-        stopped_s = ENGINE_TIMEOUT_S + rng.uniform(0.3, 1.5)
-    return Fault(kind, rng.choice(ENGINE_IDS), delay_s, stopped_s)
-
-
-def _slots_for(kind: FaultKind, deaths: Counter[str]) -> Sequence[str]:
     role = {FaultKind.KILL_PREFILL: "prefill", FaultKind.KILL_DECODE: "decode"}.get(kind, "")
-    return [slot for slot in ENGINE_IDS if slot.startswith(role) and deaths[slot] < MAX_DEATHS_OF_A_SLOT]
+    engine_id = rng.choice([engine_id for engine_id in ENGINE_IDS if engine_id.startswith(role)])
+    if kind is FaultKind.SHORT_STOP:
+        return Fault(kind, engine_id, delay_s, rng.uniform(0.05, 0.6) * ENGINE_TIMEOUT_S)
+    if kind is FaultKind.LONG_STOP:
+        return Fault(kind, engine_id, delay_s, ENGINE_TIMEOUT_S + rng.uniform(0.3, 1.5))
+    return Fault(kind, engine_id, delay_s)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from tests.chaos.assault import FaultRecord
 from tests.chaos.clients import Outcome, VisitResult
-from tests.chaos.faults import DEATHS, FaultKind
+from tests.chaos.faults import DEATHS, ENDS_ATTEMPTS
 from tests.chaos.watch import StatusWatch
 
 
@@ -34,7 +34,7 @@ class ChaosReport:
 
     faults:            how many hit something, by kind
     outcomes:          of requests
-    num_affected:      requests of more than one attempt, as GetStatus showed, or under way when an ingress was killed
+    num_affected:      requests that were on an engine when it was lost, or were seen in a second attempt, or resumed
     pauses:            the longest pause of each of these
     recomputed_tokens: whose KV was computed for the last attempt of each of these
     replacements:      from an engine's death, or its stop, to its next life's being ready
@@ -80,7 +80,8 @@ def make_report(
     seed: int, duration_s: float, records: Sequence[FaultRecord], results: Sequence[VisitResult], watch: StatusWatch
 ) -> ChaosReport:
     """Put together what assault, clients and watch have seen."""
-    affected = [result for result in results if _is_affected(result, records, watch)]
+    hit = frozenset[str]().union(*(record.request_ids for record in records if record.fault.kind in ENDS_ATTEMPTS))
+    affected = [result for result in results if result.request_id in hit | watch.affected]
     outcomes = Counter(result.outcome for result in results)
     replacements = [
         ready_s - record.at_s
@@ -99,13 +100,6 @@ def make_report(
         recomputed_tokens=sum(result.num_computed_tokens for result in affected),
         replacements=_quantiles(replacements),
         errors=tuple(f"{result.request_id}: {result.outcome}: {result.error}" for result in results if result.error),
-    )
-
-
-def _is_affected(result: VisitResult, records: Sequence[FaultRecord], watch: StatusWatch) -> bool:
-    return watch.attempts.get(result.request_id, 1) > 1 or any(
-        record.fault.kind is FaultKind.KILL_INGRESS and result.sent_s <= record.at_s <= result.ended_s
-        for record in records
     )
 
 

@@ -21,7 +21,7 @@ _MAX_AGE_S: Final = 1.5
 class StatusWatch:
     """Times are monotonic seconds.
 
-    attempts:    the highest attempt at which each request was seen
+    affected:    ids of requests that were seen in a second attempt, or resumed by their clients
     ready_since: when each life of each engine was first seen ready
     """
 
@@ -32,7 +32,7 @@ class StatusWatch:
         self._interval_s = _INTERVAL_S
         self._news = asyncio.Event()
         self._incarnations = dict.fromkeys(ENGINE_IDS, 1)
-        self.attempts: dict[str, int] = {}
+        self.affected: set[str] = set()
         self.ready_since: dict[tuple[str, int], float] = {}
 
     @contextlib.asynccontextmanager
@@ -55,6 +55,14 @@ class StatusWatch:
             if engine.engine_id == engine_id:
                 return engine
         raise LookupError(f"{engine_id} is not in the status")
+
+    def requests_on(self, engine_id: str) -> frozenset[str]:
+        """Ids of the requests that were on this engine, as of the latest answer."""
+        return frozenset(
+            request.request_id.partition("+")[0]
+            for request in (self.latest.requests if self.latest is not None else ())
+            if engine_id in (request.prefill_engine, request.decode_engine)
+        )
 
     async def until_calm(self, timeout_s: float) -> float:
         """Until ingress, controller and all engines serve, as asked after this call; returns when that was."""
@@ -112,7 +120,10 @@ class StatusWatch:
     def _take(self, asked_s: float, status: admin_pb2.GetStatusResponse | None) -> None:
         self.latest, self._asked_s = status, asked_s
         for request in status.requests if status is not None else ():
-            self.attempts[request.request_id] = max(request.attempt, self.attempts.get(request.request_id, 0))
+            # What a client resumes has the same id, with a plus and the number of the call.
+            request_id, is_resumed, _ = request.request_id.partition("+")
+            if is_resumed or request.attempt > 1:
+                self.affected.add(request_id)
         for engine in status.engines if status is not None else ():
             if engine.state == "ready":
                 self.ready_since.setdefault((engine.engine_id, engine.incarnation), time.monotonic())
