@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import ray
 from ray.exceptions import RayError
@@ -131,10 +131,7 @@ class Controller:
         try:
             await self._go_on()
         except Exception:
-            # Half of what is there, taken for all, would be worse than another try by Ray's next life of this actor.
-            logger.exception("the controller could not go on from what was saved")
-            await asyncio.sleep(_LAST_WORD_S)
-            os._exit(1)
+            await _die("going on from what was saved")
 
     async def _go_on(self) -> None:
         """Find again what an earlier life of this controller has left, and reconcile from there."""
@@ -166,6 +163,7 @@ class Controller:
                 return await self._store.load()
             except (TimeoutError, RayError, RuntimeError) as error:
                 logger.warning("Ray's head does not answer", extra={"error": str(error)})
+                await asyncio.sleep(_LAST_WORD_S)
 
     async def attend(self) -> bool:
         """Whoever started the cluster is still there. Returns whether the cluster goes on."""
@@ -310,6 +308,8 @@ class Controller:
             except (RayError, RuntimeError, TimeoutError, ValueError) as error:
                 # Ray's head may be away: what was decided is decided again when it is back.
                 logger.warning("a round failed", extra={"error": str(error)})
+            except Exception:
+                await _die("a round of the controller")
             await wait()
 
     async def _wait_for_news(self, timeout_s: float) -> None:
@@ -352,7 +352,15 @@ class Controller:
     async def _save(self) -> None:
         if self._is_stopping.is_set():
             return
-        state = SavedState(
+        try:
+            await self._store.save(self._state)
+            self._is_saved = True
+        except (TimeoutError, RayError, RuntimeError) as error:
+            self._is_saved = False
+            logger.warning("the controller's state was not saved", extra={"error": str(error)})
+
+    def _state(self) -> SavedState:
+        return SavedState(
             wanted=tuple(self._wanted),
             histories=self._fleet.histories,
             roles=self._fleet.roles,
@@ -364,12 +372,13 @@ class Controller:
             cordoned=frozenset(self._fleet.cordoned),
             decisions=self._journal.decisions,
         )
-        try:
-            await self._store.save(state)
-            self._is_saved = True
-        except (TimeoutError, RayError, RuntimeError) as error:
-            self._is_saved = False
-            logger.warning("the controller's state was not saved", extra={"error": str(error)})
+
+
+async def _die(doing: str) -> NoReturn:
+    """Half of what is there, taken for all, would be worse than another try by the next life of this actor."""
+    logger.exception("a bug of ours: the controller begins anew", extra={"doing": doing})
+    await asyncio.sleep(_LAST_WORD_S)
+    os._exit(1)
 
 
 def _name(node: Node) -> str:

@@ -255,6 +255,14 @@ class Fleet:
         task.add_done_callback(self._watches.discard)
 
     async def _keep_looking(self, engine: EngineLife) -> None:
+        try:
+            await self._look_until_gone(engine)
+        except Exception as error:
+            # A bug of ours. An engine that nobody looks after would be worse than a new one.
+            logger.exception("an engine could not be looked after", extra={"engine_id": engine.engine_id})
+            self._mark_dead(engine, f"it could not be looked after: {one_line(error)}")
+
+    async def _look_until_gone(self, engine: EngineLife) -> None:
         while engine.state in _WATCHED:
             fault = await engine.look(self._head)
             if engine.state not in _WATCHED:

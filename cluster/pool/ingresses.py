@@ -58,6 +58,8 @@ class _Ingress:
     actor: Any  # Ray's handle: its methods come into being at run time.
     node_id: str = ""
     node_address: str = ""
+    has_begun: bool = False
+    """Whether it can be asked anything."""
     is_open: bool = False
     is_asked: bool = False
     is_behind: bool = True
@@ -88,6 +90,8 @@ class Ingresses:
         self._membership = Membership(0, ())
         self._facts: ModelFacts | None = None
         self._acting: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()
+        """Held by whoever starts or opens some: an ingress is not started twice."""
 
     @property
     def addresses(self) -> list[str]:
@@ -122,27 +126,23 @@ class Ingresses:
 
     async def begin(self, now_s: float, avoided: Collection[str] = ()) -> None:
         """Start those that are missing and may be tried. Their doors stay shut until open()."""
-        for number, history in self._histories.items():
-            if number not in self._lives and now_s >= history.not_before_s(now_s, self._policy):
-                try:
-                    await self._begin(number, history, avoided)
-                except (RayActorError, RayTaskError, TimeoutError) as error:
-                    await self._give_up(self._lives[number], one_line(error), now_s)
+        async with self._changing:
+            for number, history in self._histories.items():
+                if number not in self._lives and now_s >= history.not_before_s(now_s, self._policy):
+                    try:
+                        await self._begin(number, history, avoided)
+                    except (RayActorError, RayTaskError, TimeoutError) as error:
+                        await self._give_up(self._lives[number], one_line(error), now_s)
 
     async def open(self, facts: ModelFacts, now_s: float) -> None:
         """Open the doors that are still shut. Raises nothing: one that cannot open is tried again later."""
         self._facts = facts
-        for life in [life for life in self._lives.values() if not life.is_open]:
-            try:
-                await self._send_membership(life)
-                async with asyncio.timeout(_CALL_TIMEOUT_S):
-                    self._ports[life.number] = await life.actor.start.remote(facts)
-            except (RayActorError, RayTaskError, TimeoutError) as error:
-                await self._give_up(life, one_line(error), now_s)
-                continue
-            life.is_open = True
-            await self._save()
-            self._journal.add(f"open ingress {life.number}, incarnation {life.incarnation}, at {self._address(life)}")
+        async with self._changing:
+            for life in [life for life in self._begun() if not life.is_open]:
+                try:
+                    await self._open(life, facts)
+                except (RayActorError, RayTaskError, TimeoutError) as error:
+                    await self._give_up(life, one_line(error), now_s)
 
     async def prove(
         self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts, now_s: float
@@ -154,7 +154,7 @@ class Ingresses:
         error: Exception | None = None
         for _ in range(_DEATHS_OF_ONE_PROOF):
             await self.begin(now_s)
-            for life in list(self._lives.values()):
+            for life in self._begun():
                 try:
                     async with asyncio.timeout(_PROOF_TIMEOUT_S):
                         return await life.actor.prove.remote(prefill, decode, facts)  # type: ignore[no-any-return]  # Ray
@@ -174,7 +174,7 @@ class Ingresses:
 
     async def _for_all(self, act: Callable[[_Ingress], Coroutine[None, None, None]]) -> None:
         """Do it with every ingress; those that take long go on with it while the others are not kept."""
-        tasks = [asyncio.create_task(act(life)) for life in self._lives.values()]
+        tasks = [asyncio.create_task(act(life)) for life in self._begun()]
         self._acting.update(tasks)
         for task in tasks:
             task.add_done_callback(self._acting.discard)
@@ -184,7 +184,7 @@ class Ingresses:
     async def look(self, now_s: float, avoided: Collection[str] = ()) -> int:
         """Look after all of them: replace who died, tell who is behind. Returns the newest membership version seen."""
         await self._for_all(self._look_at)
-        for life in [life for life in self._lives.values() if life.node_id in avoided]:
+        for life in [life for life in self._begun() if life.node_id in avoided]:
             self._leave(life)
         await self.begin(now_s, avoided)
         if self._facts is not None:
@@ -223,7 +223,12 @@ class Ingresses:
                 await end_actor(actor)
                 continue
             place = ingress.node_id, ingress.node_address
-            self._lives[ingress.number] = _Ingress(ingress.number, ingress.incarnation, actor, *place, is_open=True)
+            self._lives[ingress.number] = _Ingress(
+                ingress.number, ingress.incarnation, actor, *place, has_begun=True, is_open=True
+            )
+
+    def _begun(self) -> list[_Ingress]:
+        return [life for life in self._lives.values() if life.has_begun]
 
     # -- one of them ---------------------------------------------------------------------------------------------
 
@@ -249,6 +254,15 @@ class Ingresses:
         async with asyncio.timeout(_CALL_TIMEOUT_S):
             life.node_id, life.node_address = await life.actor.place.remote()
             await life.actor.use_port.remote(self._ports.get(number) or self._free_port(life))
+        life.has_begun = True
+
+    async def _open(self, life: _Ingress, facts: ModelFacts) -> None:
+        await self._send_membership(life)
+        async with asyncio.timeout(_CALL_TIMEOUT_S):
+            self._ports[life.number] = await life.actor.start.remote(facts)
+        life.is_open = True
+        await self._save()
+        self._journal.add(f"open ingress {life.number}, incarnation {life.incarnation}, at {self._address(life)}")
 
     def _free_port(self, life: _Ingress) -> int:
         """The configured one, or the next ones for further ingresses on its node; 0 lets it take any."""
@@ -299,7 +313,8 @@ class Ingresses:
     def _leave(self, life: _Ingress) -> None:
         self._journal.add(f"drain ingress {life.number}, incarnation {life.incarnation}: its node is drained")
         # Its next life is on another node, where the port may be another's.
-        del self._lives[life.number], self._ports[life.number]
+        del self._lives[life.number]
+        self._ports.pop(life.number, None)
         task = asyncio.create_task(self._end(life, self._config.drain_timeout_s))
         self._acting.add(task)
         task.add_done_callback(self._acting.discard)

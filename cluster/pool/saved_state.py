@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ray.experimental import internal_kv
@@ -22,7 +22,7 @@ from cluster.pool.reconciler import Slot, SlotHistory
 from cluster.status import Decision
 
 _KV_NAMESPACE = b"raypd"
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +42,31 @@ class SavedState:
 
 
 class StateStore:
-    """One cluster's place in the store. Every call raises TimeoutError when Ray's head does not answer."""
+    """One cluster's place in the store. Every call raises TimeoutError when Ray's head does not answer.
+
+    Invariant: one write at a time. One that is late may not land on a newer one.
+    """
 
     def __init__(self, namespace: str) -> None:
         self._key = f"controller/{namespace}".encode()
+        self._lock = asyncio.Lock()
+        self._writing: asyncio.Future[None] | None = None
 
-    async def save(self, state: SavedState) -> None:
-        """Keep this instead of what was there."""
-        data = pickle.dumps(state)
-        async with asyncio.timeout(_TIMEOUT_S):
-            await asyncio.to_thread(_put, self._key, data)
+    async def save(self, make_state: Callable[[], SavedState]) -> None:
+        """Keep what is so when its turn has come, instead of what was there."""
+        async with self._lock:
+            await self._written()
+            self._writing = asyncio.ensure_future(asyncio.to_thread(_put, self._key, pickle.dumps(make_state())))
+            await self._written()
+
+    async def _written(self) -> None:
+        if self._writing is None:
+            return
+        done, _ = await asyncio.wait({self._writing}, timeout=_TIMEOUT_S)
+        if not done:
+            raise TimeoutError(f"Ray's head did not answer within {_TIMEOUT_S:g} s")
+        writing, self._writing = self._writing, None
+        writing.result()
 
     async def load(self) -> SavedState | None:
         """What was saved last; None if there is nothing."""
