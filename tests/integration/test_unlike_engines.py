@@ -26,6 +26,7 @@ from tests.reference import greedy_tokens, random_prompt
 pytestmark = pytest.mark.timeout(60)
 
 _NUM_TOKENS = 64
+_MANY_TOKENS = 300
 _TIMEOUT_S = 30.0
 
 
@@ -103,7 +104,7 @@ async def test_a_stream_goes_on_at_once_at_the_prefill_engine_when_the_only_deco
     token_ids: list[int] = []
     arrivals_s: list[float] = []
     async with fleet(directory, prefill_0=False, decode_0=False) as (engines, client), asyncio.timeout(_TIMEOUT_S):
-        responses = client.generate(prompt, max_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True)
+        responses = client.generate(prompt, max_tokens=_MANY_TOKENS, temperature=0.0, ignore_eos=True)
         async for response in responses:
             assert response.first_position == len(token_ids) or not response.token_ids
             token_ids += response.token_ids
@@ -112,6 +113,7 @@ async def test_a_stream_goes_on_at_once_at_the_prefill_engine_when_the_only_deco
                 await engines.serve("prefill-0")
         status = await client.status()
 
-    assert token_ids == greedy_tokens(directory, tuple(prompt), _NUM_TOKENS)
+    assert response.timings.decode_engine.engine_id == "prefill-0"
+    assert token_ids == greedy_tokens(directory, tuple(prompt), _MANY_TOKENS)
     assert max(later - sooner for sooner, later in itertools.pairwise(arrivals_s)) < 1.0
     assert [engine.engine_id for engine in status.engines] == ["prefill-0"]
