@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from cluster.client import CallFailed, GenerateClient
+from cluster.ingress.protos.raypd.v1 import admin_pb2
 from tests.checkpoints import make_checkpoint
 from tests.integration.cluster_load import ask_and_check, engines_become, load
 from tests.integration.served import ServeProcess
@@ -63,28 +64,30 @@ async def test_requests_and_engines_go_on_without_the_controller_and_changes_wit
     served: tuple[ServeProcess, str], checkpoint: Callable[[str], Path]
 ) -> None:
     async with GenerateClient(served[1]) as client, load(client, checkpoint("llama")):
-        before = await engines_become(client, {("prefill-0", 1, "prefill"), ("decode-0", 1, "decode")})
+        before = await client.status()
         actor_process("Controller").kill()
-        await status_says(client, "go on with decode-0, incarnation 1: it was ready")
+        await status_says(client, f"go on with decode-0, incarnation {lives(before)['decode-0']}: it was ready")
         assert await client.scale(decode=2) == ["decode-0", "decode-1", "prefill-0"]
-        after = await engines_become(
-            client, {("prefill-0", 1, "prefill"), ("decode-0", 1, "decode"), ("decode-1", 1, "decode")}
-        )
+        pair = as_set(before)
+        after = await engines_become(client, pair | {("decode-1", 1, "decode")})
         addresses = {engine.engine_id: engine.address for engine in after.engines}
         assert all(addresses[engine.engine_id] == engine.address for engine in before.engines)
         await client.scale(decode=1)
-        await engines_become(client, {("prefill-0", 1, "prefill"), ("decode-0", 1, "decode")})
+        await engines_become(client, pair)
 
 
 async def test_an_engine_whose_process_is_asked_to_end_is_drained_and_replaced(
     served: tuple[ServeProcess, str], checkpoint: Callable[[str], Path]
 ) -> None:
     async with GenerateClient(served[1]) as client, load(client, checkpoint("llama")):
-        status = await client.status()
-        [port] = [int(e.address.rpartition(":")[2]) for e in status.engines if e.engine_id == "decode-0"]
+        before = await client.status()
+        [port] = [int(e.address.rpartition(":")[2]) for e in before.engines if e.engine_id == "decode-0"]
+        life = lives(before)["decode-0"]
         listening_at(port).send_signal(signal.SIGTERM)
-        await engines_become(client, {("prefill-0", 1, "prefill"), ("decode-0", 2, "decode")})
-        await status_says(client, "drain decode-0, incarnation 1: its process was asked to end")
+        await engines_become(
+            client, {("prefill-0", lives(before)["prefill-0"], "prefill"), ("decode-0", life + 1, "decode")}
+        )
+        await status_says(client, f"drain decode-0, incarnation {life}: its process was asked to end")
 
 
 async def read_all(stream: AsyncIterator[object]) -> None:
@@ -103,6 +106,16 @@ async def ask_until_answered(client: GenerateClient, directory: Path, worker: in
                 await asyncio.sleep(0.2)
 
 
+def lives(status: admin_pb2.GetStatusResponse) -> dict[str, int]:
+    """Each engine's incarnation."""
+    return {engine.engine_id: engine.incarnation for engine in status.engines}
+
+
+def as_set(status: admin_pb2.GetStatusResponse) -> set[tuple[str, int, str]]:
+    """As engines_become() wants it."""
+    return {(engine.engine_id, engine.incarnation, engine.role) for engine in status.engines}
+
+
 def listening_at(port: int) -> psutil.Process:
     """The process that listens there."""
     for process in psutil.Process().children(recursive=True):
@@ -116,33 +129,35 @@ async def test_an_ingress_comes_back_where_it_was_and_engines_forget_its_request
 ) -> None:
     directory = checkpoint("llama")
     async with GenerateClient(served[1]) as client:
+        [life] = [ingress.incarnation for ingress in (await client.status()).ingresses]
         stream = client.generate([5, 6, 7], max_tokens=150, temperature=0.0, ignore_eos=True, resume=False)
         await anext(stream)
         actor_process("IngressActor").kill()
         with pytest.raises(CallFailed, match="UNAVAILABLE"):
             await read_all(stream)
         await ask_until_answered(client, directory, 1)
-        await status_says(client, "open ingress 0, incarnation 2")
+        await status_says(client, f"open ingress 0, incarnation {life + 1}")
         async with asyncio.timeout(_BACK_TIMEOUT_S):
             while True:
                 status = await client.status()
                 if all(engine.load.free_blocks == engine.load.blocks for engine in status.engines):
                     break
                 await asyncio.sleep(0.2)
-    assert [ingress.incarnation for ingress in status.ingresses] == [2]
+    assert [ingress.incarnation for ingress in status.ingresses] == [life + 1]
 
 
 async def test_the_controller_and_the_ingress_may_die_at_once(
     served: tuple[ServeProcess, str], checkpoint: Callable[[str], Path]
 ) -> None:
     directory = checkpoint("llama")
-    ingress, controller = actor_process("IngressActor"), actor_process("Controller")
-    controller.kill()
-    ingress.kill()
     async with GenerateClient(served[1]) as client:
+        before = await client.status()
+        ingress, controller = actor_process("IngressActor"), actor_process("Controller")
+        controller.kill()
+        ingress.kill()
         await ask_until_answered(client, directory, 2)
-        status = await engines_become(client, {("prefill-0", 1, "prefill"), ("decode-0", 2, "decode")})
-    assert [ingress.incarnation for ingress in status.ingresses] == [3]
+        status = await engines_become(client, as_set(before))
+    assert [one.incarnation for one in status.ingresses] == [one.incarnation + 1 for one in before.ingresses]
 
 
 async def answer(client: GenerateClient, prompt: list[int]) -> list[int]:
