@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -99,23 +99,29 @@ async def test_with_moves_switched_off_everybody_stays(checkpoint: _CheckpointOf
         assert (cluster.serving.num_moves, stats["decode-1"].prefix_cache_stats.loaded) == (0, 0)
 
 
-class Leaving(logging.Handler):
-    """Clients that leave a moment after their request has begun to move. draw: how long after, None to stay."""
+class _MoveWatch(logging.Handler):
+    """Calls somebody with the client's request id when a request begins to move."""
 
-    def __init__(self, draw: Callable[[], float | None]) -> None:
+    def __init__(self, act: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
-        self._draw = draw
-        self.clients: dict[str, asyncio.Task[None]] = {}
-        self.num_left = 0
+        self._act = act
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.msg != "a preempted request moves":
-            return
-        client_request_id, _, _ = record.__dict__["request_id"].rpartition("-")
-        client, delay_s = self.clients[client_request_id], self._draw()
-        if delay_s is not None:
-            self.num_left += 1
-            asyncio.get_running_loop().call_later(delay_s, client.cancel)
+        if record.msg == "a preempted request moves":
+            self._act(record.__dict__["request_id"].rpartition("-")[0])
+
+
+@contextmanager
+def on_each_move(act: Callable[[str], None]) -> Iterator[None]:
+    logger, watch = logging.getLogger("cluster.recovery"), _MoveWatch(act)
+    level = logger.level
+    logger.addHandler(watch)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(watch)
+        logger.setLevel(level)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -123,22 +129,46 @@ async def test_clients_that_leave_in_the_middle_of_a_move_leave_nothing_behind(
     seed: int, checkpoint: _CheckpointOf
 ) -> None:
     directory, draw = checkpoint("llama"), random.Random(seed)
-    leaving = Leaving(lambda: draw.choice([None, 0.0, draw.uniform(0.0, 0.03)]))
-    logger = logging.getLogger("cluster.recovery")
-    level = logger.level
-    logger.addHandler(leaving)
-    logger.setLevel(logging.INFO)
-    try:
-        async with unequal_cluster(directory, overlap=bool(seed % 2)) as cluster:
-            for index in range(16):
-                answer = asyncio.create_task(_answer(cluster, index, directory))
-                leaving.clients[f"r{index}"] = answer
-                await asyncio.sleep(draw.expovariate(30.0))
-            outcomes = await asyncio.gather(*leaving.clients.values(), return_exceptions=True)
-            for index, outcome in enumerate(outcomes):
-                assert outcome is None or isinstance(outcome, asyncio.CancelledError), f"r{index}: {outcome!r}"
-            assert leaving.num_left > 0
-            assert cluster.serving.num_requests_in_flight == 0
-    finally:
-        logger.removeHandler(leaving)
-        logger.setLevel(level)
+    clients: dict[str, asyncio.Task[None]] = {}
+    left: list[str] = []
+
+    def leave(request_id: str) -> None:
+        delay_s = draw.choice([None, 0.0, draw.uniform(0.0, 0.03)])
+        if delay_s is not None:
+            left.append(request_id)
+            asyncio.get_running_loop().call_later(delay_s, clients[request_id].cancel)
+
+    async with unequal_cluster(directory, overlap=bool(seed % 2)) as cluster:
+        with on_each_move(leave):
+            while not left and len(clients) < 16 * _MAX_WAVES:
+                for index in range(len(clients), len(clients) + 16):
+                    clients[f"r{index}"] = asyncio.create_task(_answer(cluster, index, directory))
+                    await asyncio.sleep(draw.expovariate(30.0))
+                outcomes = await asyncio.gather(*clients.values(), return_exceptions=True)
+        for request_id, outcome in zip(clients, outcomes, strict=True):
+            assert outcome is None or (request_id in left and isinstance(outcome, asyncio.CancelledError)), outcome
+        assert left
+        assert cluster.serving.num_requests_in_flight == 0
+
+
+@pytest.mark.parametrize("engine_id", ["decode-0", "decode-1"])
+async def test_an_engine_that_is_lost_in_the_middle_of_a_move_costs_no_token(
+    engine_id: str, checkpoint: _CheckpointOf
+) -> None:
+    """decode-0 is the one that requests leave, decode-1 the one that they go to."""
+    directory = checkpoint("llama")
+    losses: list[asyncio.Task[None]] = []
+
+    async with unequal_cluster(directory) as cluster:
+
+        def lose(_: str) -> None:
+            rest = cluster.pool.membership.without_engine(engine_id, 1)
+            losses.append(asyncio.create_task(cluster.pool.update(rest)))
+
+        with on_each_move(lose):
+            for wave in range(_MAX_WAVES):
+                await _answer_all(cluster, range(8 * wave, 8 * wave + 8), directory)
+                if losses:
+                    break
+        await asyncio.gather(*losses)
+        assert losses
