@@ -38,6 +38,7 @@ _SERVER_OPTIONS = [
     # An ingress, or a peer, that the network has swallowed: what it had here must not stay until TCP gives up.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),
 ]
 
 

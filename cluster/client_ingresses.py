@@ -20,6 +20,10 @@ _CHANNEL_OPTIONS: Final = (
     # An ingress that the network has swallowed must be noticed, also while it has nothing to say.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # Without it a client's unanswered ping is waited for a minute, whatever the keepalive timeout.
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    # A client says nothing while it listens: gRPC would stop asking after two pings.
+    ("grpc.http2.max_pings_without_data", 0),
     # One that comes back is found again soon; gRPC's own patience grows to minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),

@@ -21,6 +21,8 @@ _CHANNEL_OPTIONS: Final = (
     # A cut connection must be noticed within seconds, also while nothing is said.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 3_000),
+    # Without it a client's unanswered ping is waited for a minute, whatever the keepalive timeout.
+    ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),

@@ -48,6 +48,7 @@ _OPTIONS: Final = (
     # Notice clients that vanish without a word: their requests are aborted.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
 )
 
 

@@ -12,11 +12,13 @@ import grpc
 import pytest
 
 from actors.core.request import EngineCoreRequest, FinishReason
+from cluster import client_ingresses
 from cluster.client import CallFailed, GenerateClient
 from cluster.generation import GenerateChunk, GenerateRequest
 from cluster.ingress.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
 from cluster.ingress.server import IngressServer
 from tests.cluster.serving_setup import Pair, make_ingress_server, make_pair
+from tests.kv_transfer.swallowing_proxy import SwallowingProxy
 
 LENGTH = FinishReason.LENGTH
 NOBODY = "127.0.0.1:1"
@@ -178,6 +180,33 @@ async def test_half_a_character_before_the_cut_is_completed_after_it() -> None:
         second.pair.decode.send(consumer, 2, "!", finish_reason=LENGTH)
         await answer.wait_over()
     assert answer.text == "é!"
+
+
+async def test_a_connection_that_breaks_is_not_the_streams_end_although_its_ingress_lives() -> None:
+    async with doors(1) as (door,):
+        with SwallowingProxy(int(door.address.rpartition(":")[2])) as proxy:
+            async with GenerateClient(proxy.address) as client:
+                answer = Answer(client, request_id="mine")
+                await door.begin(answer, "ab")
+                proxy.cut()
+                await door.finish("cd")
+                await answer.wait_over()
+    assert answer.text == "abcd"
+
+
+async def test_an_ingress_that_the_network_has_swallowed_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    impatient = {"grpc.keepalive_time_ms": 300, "grpc.http2.ping_timeout_ms": 300}
+    options = tuple((dict(client_ingresses._CHANNEL_OPTIONS) | impatient).items())
+    monkeypatch.setattr(client_ingresses, "_CHANNEL_OPTIONS", options)
+    async with doors(2) as (swallowed, other):
+        with SwallowingProxy(int(swallowed.address.rpartition(":")[2])) as proxy:
+            async with GenerateClient([proxy.address, other.address]) as client:
+                answer = Answer(client)
+                await swallowed.begin(answer, "ab")
+                proxy.swallow()
+                await other.finish("cd")
+                await answer.wait_over()
+    assert answer.text == "abcd"
 
 
 async def test_an_engine_that_was_lost_is_not_the_streams_end() -> None:
