@@ -43,7 +43,7 @@ def run(
         model_directory = make_checkpoint("llama", Path(directory) / "llama")
         asked = learn_answers(draw_questions(seed, questions), model_directory)
         with chaos_cluster(model_directory, Path(directory)) as (address, processes):
-            report = asyncio.run(run_chaos(chaos, asked, address, processes))
+            report = asyncio.run(run_chaos(chaos, asked, address, processes, console.print))
             report.write(report_file)
             report.show(console)
             check_report(report)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -29,13 +29,14 @@ class FaultRecord:
     """A fault that was carried out. Times are monotonic seconds.
 
     num_hit:     processes that got a signal, or connections that were cut; 0 if there was none
-    incarnation: the life of the engine that it hit; 0 if it was none of an engine's
+    engine_id:   of the engine that it hit, and incarnation, the life of it; empty and 0 if it was none of an engine's
     request_ids: of requests that were on this engine then
     """
 
     fault: Fault
     at_s: float
     num_hit: int
+    engine_id: str = ""
     incarnation: int = 0
     request_ids: frozenset[str] = frozenset()
 
@@ -43,9 +44,12 @@ class FaultRecord:
 class Assault:
     """Carries out one fault after the other."""
 
-    def __init__(self, processes: MarkedProcesses, watch: StatusWatch) -> None:
+    def __init__(self, processes: MarkedProcesses, watch: StatusWatch, say: Callable[[str], None]) -> None:
+        """say: is told of every fault, in words."""
         self._processes = processes
         self._watch = watch
+        self._say = say
+        self._started_s = time.monotonic()
         self.records: list[FaultRecord] = []
 
     async def carry_out(self, fault: Fault) -> None:
@@ -53,28 +57,40 @@ class Assault:
         await asyncio.sleep(fault.delay_s)
         if fault.needs_calm or self._watch.latest is None:
             await self._watch.until_calm(_CALM_TIMEOUT_S)
-        if fault.engine_id:
-            await self._hit_engine(fault)
-            return
+        record = await (self._hit_an_engine(fault) if fault.engine_id else self._kill(fault))
+        self.records.append(record)
+        whom = f" of {record.engine_id}, incarnation {record.incarnation}" if record.engine_id else ""
+        what = f"{fault.kind}{whom}" if record.num_hit else f"{fault.kind}: found nothing to hit"
+        self._say(f"{record.at_s - self._started_s:6.1f} s  {what}")
+
+    async def _kill(self, fault: Fault) -> FaultRecord:
         title = CONTROLLER if fault.kind is FaultKind.KILL_CONTROLLER else INGRESS
         victims = await asyncio.to_thread(self._processes.titled, title)
-        self.records.append(FaultRecord(fault, time.monotonic(), len(victims)))
+        at_s = time.monotonic()
         for victim in victims:
             victim.kill()
+        return FaultRecord(fault, at_s, len(victims))
 
-    async def _hit_engine(self, fault: Fault) -> None:
-        engine = self._watch.engine(fault.engine_id)
+    async def _hit_an_engine(self, fault: Fault) -> FaultRecord:
+        """The one that is meant; if it has nothing to hit and any other will do, the next one that has."""
+        start = ENGINE_IDS.index(fault.engine_id)
+        for engine_id in ENGINE_IDS[start:] + ENGINE_IDS[:start]:
+            record = await self._hit_engine(fault, engine_id)
+            if record.num_hit or fault.needs_calm:
+                break
+        return record
+
+    async def _hit_engine(self, fault: Fault, engine_id: str) -> FaultRecord:
         try:
+            engine = self._watch.engine(engine_id)
             process = await asyncio.to_thread(self._processes.engine_at, engine.address)
         except LookupError:
-            # It is on its way out, or on its way in.
-            self.records.append(FaultRecord(fault, time.monotonic(), 0, engine.incarnation))
-            return
-        if fault.engine_id.startswith("decode"):
-            await self._watch.until_busy(fault.engine_id, _BUSY_TIMEOUT_S)
-        at_s, request_ids = time.monotonic(), self._watch.requests_on(fault.engine_id)
+            return FaultRecord(fault, time.monotonic(), 0)  # It is on its way out, or on its way in.
+        if engine_id.startswith("decode"):
+            await self._watch.until_busy(engine_id, _BUSY_TIMEOUT_S)
+        at_s, request_ids = time.monotonic(), self._watch.requests_on(engine_id)
         num_hit = await self._hit(fault, engine, process)
-        self.records.append(FaultRecord(fault, at_s, num_hit, engine.incarnation, request_ids))
+        return FaultRecord(fault, at_s, num_hit, engine_id, engine.incarnation, request_ids)
 
     async def _hit(self, fault: Fault, engine: admin_pb2.EngineStatus, process: psutil.Process) -> int:
         if fault.kind in DEATHS:
@@ -91,7 +107,7 @@ class Assault:
                 await self._stop_until_replaced(engine.engine_id, engine.incarnation, process)
                 return 1
             case _:
-                return await asyncio.to_thread(self._cut, fault, process, engine.address)
+                return await asyncio.to_thread(self._cut, fault, process, engine)
 
     async def _stop_until_replaced(self, engine_id: str, incarnation: int, process: psutil.Process) -> None:
         """The old life has to end by itself when it can go on: it is fenced, and has no place any more."""
@@ -101,35 +117,24 @@ class Assault:
         _, alive = await asyncio.to_thread(psutil.wait_procs, [process], _FENCED_TIMEOUT_S)
         assert not alive, f"{engine_id}, incarnation {incarnation}, was replaced, but its process {process.pid} runs on"
 
-    def _cut(self, fault: Fault, process: psutil.Process, address: str) -> int:
+    def _cut(self, fault: Fault, process: psutil.Process, engine: admin_pb2.EngineStatus) -> int:
+        port = _port(engine.address)
         if fault.kind is FaultKind.CUT_SESSION:
-            return sum(cut_tcp(ingress, _port(address)) for ingress in self._processes.titled(INGRESS))
-        if fault.kind is FaultKind.CUT_CONTROL:
-            return self._cut_control(fault.engine_id, process, _port(address))
-        return self._cut_data(fault.engine_id)
-
-    def _cut_control(self, engine_id: str, process: psutil.Process, port: int) -> int:
+            return sum(cut_tcp(ingress, port) for ingress in self._processes.titled(INGRESS))
+        if fault.kind is FaultKind.CUT_DATA:
+            return cut_local_links(process)
         num_cut = 0
-        for other, peer in self._engines_from(engine_id):
-            num_cut += cut_tcp(peer, port)
-            num_cut += cut_tcp(process, other)
+        for other_port, other in self._others(engine.engine_id):
+            num_cut += cut_tcp(other, port) + cut_tcp(process, other_port)
         return num_cut
 
-    def _cut_data(self, engine_id: str) -> int:
-        """Of the first engine, from this one on, that sends to anybody."""
-        for _, process in self._engines_from(engine_id):
-            if num_cut := cut_local_links(process):
-                return num_cut
-        return 0
-
-    def _engines_from(self, engine_id: str) -> Iterator[tuple[int, psutil.Process]]:
-        """Port and process of every engine that is there, beginning with this one."""
-        start = ENGINE_IDS.index(engine_id)
-        for other in ENGINE_IDS[start:] + ENGINE_IDS[:start]:
+    def _others(self, engine_id: str) -> Iterator[tuple[int, psutil.Process]]:
+        """Port and process of every other engine that is there."""
+        for other in ENGINE_IDS:
             with contextlib.suppress(LookupError, psutil.NoSuchProcess):
                 address = self._watch.engine(other).address
-                process = self._processes.engine_at(address)
-                yield _port(address), process
+                if other != engine_id:
+                    yield _port(address), self._processes.engine_at(address)
 
 
 def _port(address: str) -> int:

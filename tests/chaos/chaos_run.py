@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,12 +74,17 @@ def chaos_cluster(model_directory: Path, directory: Path) -> Iterator[tuple[str,
     assert not left_files, f"left behind: {left_files}"
 
 
-async def run_chaos(chaos: Chaos, asked: Sequence[Asked], address: str, processes: MarkedProcesses) -> ChaosReport:
-    """Let clients and faults come, and wait until the cluster is whole and at rest. Raises AssertionError."""
+async def run_chaos(
+    chaos: Chaos, asked: Sequence[Asked], address: str, processes: MarkedProcesses, say: Callable[[str], None]
+) -> ChaosReport:
+    """Let clients and faults come, and wait until the cluster is whole and at rest. Raises AssertionError.
+
+    say: is told of every fault, in words
+    """
     faults = draw_faults(chaos.seed, chaos.num_faults, chaos.mean_delay_s, chaos.kinds)
     visits = draw_visits(chaos.seed, chaos.requests_per_s, len(asked))
     watch, is_over = StatusWatch(address), asyncio.Event()
-    assault = Assault(processes, watch)
+    assault = Assault(processes, watch, say)
     async with watch.watching(), GenerateClient(address) as client:
         started_s = time.monotonic()
         clients = Clients(client, asked, f"chaos-{chaos.seed}")

@@ -87,7 +87,7 @@ def make_report(
         ready_s - record.at_s
         for record in records
         if record.fault.kind in DEATHS and record.num_hit
-        if (ready_s := watch.ready_since.get((record.fault.engine_id, record.incarnation + 1))) is not None
+        if (ready_s := watch.ready_since.get((record.engine_id, record.incarnation + 1))) is not None
     ]
     return ChaosReport(
         seed=seed,
