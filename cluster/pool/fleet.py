@@ -17,6 +17,7 @@ from actors.config import ModelFacts
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import CannotStart, UnknownEngine
+from cluster.pairing import find_refusal
 from cluster.pool.engine_life import EngineLife, SavedEngine
 from cluster.pool.ingresses import Ingresses
 from cluster.pool.journal import Journal
@@ -208,6 +209,7 @@ class Fleet:
 
     def _partner_of(self, engine: EngineLife) -> EngineLife | None:
         """The one of the same number, going round; None if the engine has none, or needs none."""
+        assert engine.descriptor is not None, "it is proven once it has loaded"
         wanted = EngineRole.DECODE if engine.role is EngineRole.PREFILL else EngineRole.PREFILL
         partners = [
             other
@@ -215,7 +217,7 @@ class Fleet:
             if other.role is wanted
             and other.descriptor is not None
             and other.state is not EngineState.DEAD
-            and other.model_version == engine.model_version
+            and find_refusal(other.descriptor, engine.descriptor) is None
         ]
         if engine.role is EngineRole.BOTH or not partners:
             return None
