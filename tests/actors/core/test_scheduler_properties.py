@@ -438,6 +438,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         seen = self.driver.tokens_of(request_id)
         first = next((output.first_position for output in outputs if output.new_token_ids), 0)
         assert seen == right[first : first + len(seen)]
+        position = None
+        for output in outputs:
+            # Who is told of a preemption has every token before it, and may go on from there elsewhere.
+            assert output.preemption is None or position in (None, output.first_position)
+            if output.new_token_ids:
+                position = output.first_position + len(output.new_token_ids)
         ends = [output for output in outputs if output.finished]
         assert len(ends) == 1 or (not ends and request_id in self.unanswered)
         if request.pooling_params is not None:
