@@ -19,6 +19,7 @@ from actors.core.sampling_params import SamplingParams
 from actors.model.attention.base import BatchShape
 from actors.model.attention.probe import GeometryProbe
 from actors.model.attention.torch_backend import TorchAttention
+from actors.model.grammar_mask import GrammarMask
 from actors.model.input_batch import InputBatch
 from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks, make_layout
 from actors.model.loader import LoadedModel, load_model
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 class ModelRunner:
     """Owns the model, the KV cache and the persistent batch. Not thread-safe: the engine thread owns it."""
 
-    abilities: Final = frozenset({Ability.HANDOFF})
+    abilities: Final = frozenset({Ability.HANDOFF, Ability.STRUCTURED_OUTPUT})
     """What it does for a request beyond generating tokens."""
 
     def __init__(
@@ -120,7 +121,8 @@ class ModelRunner:
         token_ids = np.full((len(req_ids), 1), NO_TOKEN, dtype=np.int64)
         if not len(inputs.sampled):
             return ModelRunnerOutput(req_ids, token_ids)
-        sampled = sample(logits, batch.sampling_batch(inputs.sampled_rows))
+        grammar_mask = GrammarMask.of_step(scheduler_output, inputs.sampled)
+        sampled = sample(logits, batch.sampling_batch(inputs.sampled_rows), grammar_mask)
         token_ids[inputs.sampled, 0] = sampled.token_ids
         batch.append(inputs.sampled_rows, token_ids[inputs.sampled, 0])
         return _collect(req_ids, token_ids, inputs.sampled, sampled)

@@ -1,7 +1,8 @@
 """From logits to tokens.
 
 Order of operations, as in vLLM: log-probabilities are taken from the raw logits; then logit_bias, penalties,
-min_tokens; a greedy row takes the argmax; a random one goes on with temperature, min_p, top_k, top_p and draws.
+min_tokens, and what a grammar does not allow; a greedy row takes the argmax; a random one goes on with temperature,
+min_p, top_k, top_p and draws.
 
 A draw is one Philox uniform number of (seed, output position), inverted through the cumulative sum of the probabilities
 in float64. Every row is computed by itself, from its own logits: who else is in the batch changes nothing.
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from actors.core.outputs import TokenLogprobs
 from actors.model.filters import filter_logits
+from actors.model.grammar_mask import GrammarMask
 from actors.model.penalties import change_logits
 from actors.model.philox import uniforms
 from actors.model.sampling_batch import NO_LOGPROBS, SamplingBatch
@@ -35,26 +37,32 @@ class SamplerOutput:
     num_nans: list[int]
 
 
-def sample(logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
+def sample(logits: Tensor, batch: SamplingBatch, grammar_mask: GrammarMask | None = None) -> SamplerOutput:
     """Sample one token per row.
 
     logits: [n, vocab_size], any floating dtype; not changed
+    grammar_mask: of the rows that have a grammar, if any has
     """
     raw = logits.float()
     token_ids = raw.argmax(dim=-1)
-    if not batch.is_plain:
-        token_ids = _sample_rows(raw, token_ids, batch)
+    if not batch.is_plain or grammar_mask is not None:
+        token_ids = _sample_rows(raw, token_ids, batch, grammar_mask)
     chosen: list[int] = token_ids.tolist()
     return SamplerOutput(chosen, _take_logprobs(raw, chosen, batch), _count_nans(raw))
 
 
-def _sample_rows(raw: Tensor, greedy: Tensor, batch: SamplingBatch) -> Tensor:
+def _sample_rows(raw: Tensor, greedy: Tensor, batch: SamplingBatch, grammar_mask: GrammarMask | None) -> Tensor:
     """Replace the greedy tokens of rows that are random or whose logits change."""
-    involved = np.flatnonzero(batch.is_random | batch.has_changes)
+    is_involved = batch.is_random | batch.has_changes
+    if grammar_mask is not None:
+        is_involved[grammar_mask.rows] = True
+    involved = np.flatnonzero(is_involved)
     logits = raw[torch.from_numpy(involved).to(raw.device)]
     for index, row in enumerate(involved.tolist()):
         if batch.has_changes[row]:
             change_logits(logits[index], batch.row_of(row))
+    if grammar_mask is not None:
+        grammar_mask.forbid(logits, involved)
     token_ids = logits.argmax(dim=-1)
     is_random = torch.from_numpy(batch.is_random[involved]).to(raw.device)
     if batch.is_random.any():

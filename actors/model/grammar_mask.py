@@ -1,0 +1,50 @@
+"""What grammars allow, applied to logits: everything else becomes impossible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.core.outputs import SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrammarMask:
+    """The next tokens that the grammars of some sampled rows allow.
+
+    rows: [n] int64, increasing, places among the rows that are sampled
+    bits: [n, ceil(vocab_size / 32)] int32, 1 for an allowed token, the lowest bit first
+    """
+
+    rows: np.ndarray
+    bits: np.ndarray
+
+    @classmethod
+    def of_step(cls, scheduler_output: SchedulerOutput, sampled: np.ndarray) -> Self | None:
+        """Pick the masks of requests that sample in this step: those in the middle of their prompts do not.
+
+        sampled: [num_sampled] int64, increasing, places in the batch
+        Returns None if no row has a grammar.
+        """
+        if (bits := scheduler_output.grammar_bitmask) is None:
+            return None
+        places = np.fromiter(scheduler_output.structured_output_request_ids.values(), dtype=np.int64)
+        order = np.argsort(places)
+        order = order[np.isin(places[order], sampled)]
+        return cls(np.searchsorted(sampled, places[order]), bits[order]) if len(order) else None
+
+    def forbid(self, logits: Tensor, rows: np.ndarray) -> None:
+        """Set what is not allowed to -inf.
+
+        logits: [len(rows), vocab_size] floating, changed in place
+        rows:   [m] int64, increasing, places among the rows that are sampled; they include all that have a mask
+        """
+        octets = torch.from_numpy(self.bits.view(np.uint8)).to(logits.device)
+        bit_of_octet = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)
+        is_forbidden = (octets[:, :, None] & bit_of_octet).eq_(0).bool().flatten(1)[:, : logits.shape[1]]
+        masked = torch.from_numpy(np.searchsorted(rows, self.rows)).to(logits.device)
+        logits[masked] = logits[masked].masked_fill_(is_forbidden, -torch.inf)
