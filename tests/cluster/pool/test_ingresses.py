@@ -1,0 +1,264 @@
+"""Ingresses die, hang and fall behind, and the others, and the controller, do not wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from actors.config import ModelFacts
+from cluster.config import ClusterConfig, IngressConfig
+from cluster.engine_connection import EngineDescriptor, EngineRole
+from cluster.errors import AddressUnavailable, CannotStart
+from cluster.ingress_actor import IngressHealth
+from cluster.pool.ingresses import Ingresses
+from cluster.pool.journal import Journal
+from cluster.pool.membership import Membership
+from cluster.pool.ray_calls import HeadProbe
+from cluster.pool.reconciler import RestartPolicy
+from tests.cluster.pool.fake_ray import FakeRay
+from tests.kv_transfer.connected_workers import LAYOUT
+
+FACTS = ModelFacts(64, 257, (256,), LAYOUT)
+ENGINE = EngineDescriptor("decode-0", 1, EngineRole.DECODE, "127.0.0.1:1")
+POLICY = RestartPolicy(window_s=1e6, first_backoff_s=1000.0, max_backoff_s=1000.0)
+NOW_S = time.time()
+"""Deaths are noted by the wall clock."""
+
+
+@dataclass
+class FakeIngress:
+    """What stands behind an ingress's actor. port: what it is told to use; proofs: the decode engines it has proven."""
+
+    config: ClusterConfig
+    controller_name: str
+    port: int = -1
+    is_open: bool = False
+    versions: list[int] = field(default_factory=list)
+    proofs: list[str] = field(default_factory=list)
+    cannot_open: bool = False
+
+    async def place(self) -> tuple[str, str]:
+        return "node-a", "10.0.0.1"
+
+    async def use_port(self, port: int) -> None:
+        self.port = port or 4242
+
+    async def health(self) -> IngressHealth:
+        assert self.port >= 0, "it was asked before it could answer"
+        return IngressHealth(self.versions[-1] if self.versions else 0, 3)
+
+    async def update_membership(self, membership: Membership) -> None:
+        assert self.port >= 0
+        self.versions.append(membership.version)
+
+    async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
+        assert self.port >= 0
+        self.proofs.append(decode.engine_id)
+
+    async def start(self, facts: ModelFacts) -> int:
+        if self.cannot_open:
+            raise AddressUnavailable("127.0.0.1:1", "it is taken")
+        self.is_open = True
+        return self.port
+
+    async def drain(self, grace_s: float) -> None:
+        self.is_open = False
+
+
+class World:
+    """Ingresses, and what happens to them. saves: how many of them were known when they were saved."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, port: int = 50051) -> None:
+        config = ClusterConfig(
+            ingress=IngressConfig(count=count, port=port), heartbeat_interval_s=0.05, heartbeat_timeout_s=0.2
+        )
+        self.ray = FakeRay(monkeypatch, FakeIngress)
+        self.journal = Journal()
+        self.started_when_saved: list[int] = []
+        self.ingresses = Ingresses(config, self.journal, POLICY, HeadProbe(), self._save)
+
+    async def _save(self) -> None:
+        self.started_when_saved.append(len(self.ray.started))
+
+    async def up(self) -> None:
+        await self.ingresses.begin(NOW_S)
+        await self.ingresses.open(FACTS, NOW_S)
+
+    def thing(self, name: str) -> FakeIngress:
+        ingress = self.ray.by_name[name].thing
+        assert isinstance(ingress, FakeIngress)
+        return ingress
+
+    def states(self) -> list[tuple[int, str]]:
+        return [(view.incarnation, view.state) for view in self.ingresses.views()]
+
+
+WorldOf = Callable[..., World]
+
+
+@pytest.fixture
+def world_of(monkeypatch: pytest.MonkeyPatch) -> WorldOf:
+    return lambda count=1, port=50051: World(monkeypatch, count, port)
+
+
+async def test_ingresses_of_one_node_take_ports_that_follow_each_other(world_of: WorldOf) -> None:
+    world = world_of(3)
+    await world.up()
+    assert world.ingresses.addresses == ["127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:50053"]
+
+
+async def test_one_that_dies_is_replaced_on_its_port_and_told_who_serves(world_of: WorldOf) -> None:
+    world = world_of(2)
+    await world.up()
+    await world.ingresses.publish(Membership(5, ()))
+    world.ray.by_name["raypd-ingress/1/1"].die()
+    await world.ingresses.look(NOW_S)
+    assert world.states() == [(1, "ready"), (2, "ready")]
+    assert world.thing("raypd-ingress/1/2").port == 50052
+    assert world.thing("raypd-ingress/1/2").versions[-1] == 5
+
+
+async def test_one_that_keeps_dying_is_tried_again_later(world_of: WorldOf) -> None:
+    world = world_of()
+    await world.up()
+    for incarnation in (1, 2):
+        world.ray.by_name[f"raypd-ingress/0/{incarnation}"].die()
+        await world.ingresses.look(NOW_S)
+    assert world.states() == [(2, "waiting")]
+    await world.ingresses.look(NOW_S + 2 * POLICY.first_backoff_s)
+    assert world.states() == [(3, "ready")]
+
+
+async def test_one_that_cannot_listen_is_shown_with_the_reason(world_of: WorldOf) -> None:
+    world = world_of()
+    await world.ingresses.begin(NOW_S)
+    world.thing("raypd-ingress/0/1").cannot_open = True
+    await world.ingresses.open(FACTS, NOW_S)
+    [view] = world.ingresses.views()
+    assert view.state == "waiting"
+    assert "it is taken" in view.last_error
+    assert world.ray.alive == []
+
+
+async def test_a_hanging_one_keeps_nobody_waiting_and_is_replaced(world_of: WorldOf) -> None:
+    world = world_of(2)
+    await world.up()
+    hanging = world.ray.by_name["raypd-ingress/0/1"]
+    hanging.is_hanging = True
+    async with asyncio.timeout(0.15):
+        await world.ingresses.publish(Membership(7, ()))
+    assert world.thing("raypd-ingress/1/1").versions[-1] == 7
+    async with asyncio.timeout(5):
+        while not hanging.is_dead:
+            await world.ingresses.look(NOW_S)
+    await world.ingresses.look(NOW_S)
+    assert world.states() == [(2, "ready"), (1, "ready")]
+    assert world.thing("raypd-ingress/0/2").versions[-1] == 7
+
+
+async def test_one_that_was_not_told_is_told_again(world_of: WorldOf) -> None:
+    world = world_of()
+    await world.up()
+    await world.ingresses.publish(Membership(3, ()))
+    world.thing("raypd-ingress/0/1").versions.append(2)  # as if an older one were in force
+    await world.ingresses.look(NOW_S)
+    assert world.thing("raypd-ingress/0/1").versions[-1] == 3
+
+
+async def test_silence_is_nobodys_fault_while_rays_head_does_not_answer(
+    world_of: WorldOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of()
+    await world.up()
+    monkeypatch.setattr(HeadProbe, "answers", _no_answer)
+    world.ray.by_name["raypd-ingress/0/1"].is_hanging = True
+    for _ in range(8):
+        await world.ingresses.look(NOW_S)
+    assert world.states() == [(1, "ready")]
+
+
+async def _no_answer(probe: HeadProbe) -> bool:
+    return False
+
+
+async def test_an_ingress_that_dies_during_a_canary_says_nothing_about_the_engines(world_of: WorldOf) -> None:
+    world = world_of()
+    await world.up()
+    world.ray.by_name["raypd-ingress/0/1"].die()
+    await world.ingresses.prove(None, ENGINE, FACTS, NOW_S)
+    assert world.thing("raypd-ingress/0/2").proofs == ["decode-0"]
+
+
+async def test_a_canary_that_fails_is_the_engines_fault(world_of: WorldOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = world_of()
+    await world.up()
+    monkeypatch.setattr(FakeIngress, "prove", _refuse)
+    with pytest.raises(CannotStart, match="wrong tokens"):
+        await world.ingresses.prove(None, ENGINE, FACTS, NOW_S)
+
+
+async def _refuse(ingress: FakeIngress, *arguments: object) -> None:
+    raise CannotStart("wrong tokens")
+
+
+async def test_a_canary_and_a_round_do_not_both_replace_the_same_one(world_of: WorldOf) -> None:
+    world = world_of()
+    await world.up()
+    world.ray.by_name["raypd-ingress/0/1"].die()
+    await asyncio.gather(
+        world.ingresses.prove(None, ENGINE, FACTS, NOW_S),
+        world.ingresses.look(NOW_S),
+        world.ingresses.prove(None, ENGINE, FACTS, NOW_S),
+    )
+    assert world.ray.started == ["raypd-ingress/0/1", "raypd-ingress/0/2"]
+
+
+async def test_every_start_is_saved_before_it_is_made(world_of: WorldOf) -> None:
+    world = world_of()
+    await world.up()
+    assert world.started_when_saved[:2] == [0, 1]
+
+
+async def test_a_later_controller_goes_on_with_those_that_are_open(
+    world_of: WorldOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of(3)
+    await world.up()
+    await world.ingresses.publish(Membership(9, ()))
+    saved = world.ingresses.saved()
+    world.ray.by_name["raypd-ingress/1/1"].die()
+    later = Ingresses(
+        ClusterConfig(ingress=IngressConfig(count=3), heartbeat_interval_s=0.05, heartbeat_timeout_s=0.2),
+        Journal(),
+        POLICY,
+        HeadProbe(),
+        world._save,
+    )
+    await later.restore(saved, Membership(9, ()), FACTS)
+    assert len(later.addresses) == 2
+    await later.look(NOW_S)
+    assert later.addresses == ["127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:50053"]
+    assert world.ray.alive == ["raypd-ingress/0/1", "raypd-ingress/1/2", "raypd-ingress/2/1"]
+
+
+async def test_those_of_a_drained_node_leave_and_start_anew(world_of: WorldOf) -> None:
+    world = world_of()
+    await world.up()
+    first = world.thing("raypd-ingress/0/1")
+    await world.ingresses.look(NOW_S, avoided={"node-a"})
+    assert world.states() == [(2, "ready")]
+    await world.ray.by_name["raypd-ingress/0/1"].ended()
+    assert not first.is_open
+
+
+async def test_all_are_drained_and_ended(world_of: WorldOf) -> None:
+    world = world_of(2)
+    await world.up()
+    await world.ingresses.stop(0.0)
+    for actor in world.ray.by_name.values():
+        await actor.ended()
+    assert not world.thing("raypd-ingress/0/1").is_open
