@@ -49,6 +49,38 @@ class CacheConfig(_Settings):
     enable_kv_events: bool = Field(False, description="Tell which blocks the prefix cache stores and forgets.")
 
 
+class SpeculativeConfig(_Settings):
+    """Guessing a request's next tokens, so that one forward checks several. Tokens are the same with it and without."""
+
+    method: Literal["ngram"] = Field(
+        "ngram", description="ngram: what followed the last time the same tokens came, in prompt or output."
+    )
+    num_tokens: int = Field(5, ge=1, le=32, description="Tokens guessed for a request at a time, at most.")
+    max_step_tokens: int = Field(
+        32,
+        ge=1,
+        description="Tokens guessed for all running requests together, shared evenly: the more run, the fewer each "
+        "gets, and with more requests than this nothing is guessed.",
+    )
+    min_acceptance: float = Field(
+        0.3,
+        gt=0,
+        lt=1,
+        description="How likely a token must be right to be tried, as the request's guesses have fared so far.",
+    )
+    prompt_lookup_min: int = Field(2, ge=1, le=16, description="ngram: the fewest equal tokens that count as a match.")
+    prompt_lookup_max: int = Field(4, ge=1, le=16, description="ngram: the most that are looked for; these go first.")
+
+    @model_validator(mode="after")
+    def _lookup_has_a_length(self) -> SpeculativeConfig:
+        if self.prompt_lookup_min > self.prompt_lookup_max:
+            raise ValueError(
+                f"prompt_lookup_min ({self.prompt_lookup_min}) must be at most prompt_lookup_max "
+                f"({self.prompt_lookup_max})"
+            )
+        return self
+
+
 class SchedulerConfig(_Settings):
     """What a step may hold."""
 
@@ -72,7 +104,9 @@ class SchedulerConfig(_Settings):
     encoder_cache_size: int = Field(2048, ge=0, description="Embeddings that an engine keeps.")
     max_loras: int = Field(4, ge=1, description="Adapters in one batch; requests for others wait.")
     grammar_timeout_s: float = Field(30.0, gt=0, description="How long a grammar may be compiled.")
-    num_speculative_tokens: int = Field(0, ge=0, description="Tokens drafted ahead per request; 0: none.")
+    speculative: SpeculativeConfig | None = Field(
+        None, description="Guess tokens ahead, in engines that generate; default: do not."
+    )
     num_lookahead_tokens: int = Field(
         0, ge=0, description="Slots that a running request has beyond its step, for a drafter that writes there."
     )

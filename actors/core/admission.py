@@ -170,9 +170,10 @@ class Admission:
     def _may_run_ahead(self, request: Request) -> bool:
         """Whether a step may be scheduled before the token of the one before it is known.
 
-        What is drafted goes on from tokens that are known.
+        Not after one that drafts, for nobody: what is drafted goes on from tokens that are known, and who drafts would
+        take part in every other step only, if those who do not ran ahead.
         """
-        return bool(self._config.overlap) and self._config.num_speculative_tokens == 0 and request.may_run_ahead
+        return bool(self._config.overlap) and request.may_run_ahead
 
     def _num_headroom_blocks(self) -> int:
         """Blocks that a newcomer leaves to those that run and grow."""

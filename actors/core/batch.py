@@ -98,6 +98,8 @@ class Batch:
 
     def _schedule_one(self, request: Request, step: Step) -> None:
         rows, row = self._rows, request.row
+        if request.spec_token_ids:
+            self._drop_drafts_without_blocks(request)
         num_missing_tokens = int(rows.num_expected[row] - rows.num_computed[row])
         num_new_tokens = step.num_new_tokens(request, num_missing_tokens, self._places)
         chosen = step.choose_encoder_inputs(request, request.num_computed_tokens, num_new_tokens)
@@ -109,6 +111,11 @@ class Batch:
             step.take(request, num_new_tokens)
         elif chosen is not None:
             step.encoder.give_up(request, chosen)
+
+    def _drop_drafts_without_blocks(self, request: Request) -> None:
+        """Nobody is preempted for a guess: without free blocks there is room for those in the request's own slots."""
+        num_slots = int(self._rows.num_slots[request.row]) + self._kv.block_pool.num_free_blocks * self._kv.block_size
+        del request.spec_token_ids[max(0, num_slots - request.num_tokens) :]
 
     def _has_room(self, request: Request, num_new_tokens: int, step: Step) -> bool:
         """Give a running request the blocks that it needs for so many tokens; returns whether it got them."""

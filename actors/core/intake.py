@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from actors.core.draft_control import DraftControl
 from actors.core.encoder_cache_manager import EncoderCacheManager
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.outbox import Outbox
@@ -49,6 +50,7 @@ class Intake:
         stats: SchedulerStats,
         finish: Finish,
         structured_output: StructuredOutputManager | None,
+        draft_control: DraftControl | None = None,
     ) -> None:
         self._rows = rows
         self._kv = kv_cache_manager
@@ -58,6 +60,7 @@ class Intake:
         self._stats = stats
         self._finish = finish
         self._structured_output = structured_output
+        self._draft_control = draft_control
 
     def take_in(
         self, batch: StepBatch, drafts: Mapping[str, list[int]], model_output: ModelRunnerOutput, now_s: float
@@ -161,6 +164,8 @@ class Intake:
             return 0
         num_accepted = num_tokens - 1
         self._count_drafts(len(drafted), num_accepted)
+        if self._draft_control is not None:
+            self._draft_control.learn(request.row, len(drafted), num_accepted)
         num_rejected = len(drafted) - num_accepted
         self._rows.num_computed[request.row] -= num_rejected
         return num_rejected

@@ -116,6 +116,9 @@ class SchedulerOutput:
     finished_req_ids: requests that ended since the last step, known to the worker or not: it forgets them before it
         looks at anything else, since an id may come back at once
     preempted_req_ids: requests that lost their blocks in this step
+    scheduled_spec_decode_tokens: drafts that this step verifies, by request id
+    num_drafts_wanted: [num_requests] int64, how many tokens to draft for each request after this step, in batch order;
+        None: for nobody
     scheduled_encoder_inputs: items to encode before the forward, by request id
     free_encoder_input_ids: items whose request is past them, as (request id, input id)
     free_encoder_mm_hashes: encoder outputs to forget
@@ -132,6 +135,7 @@ class SchedulerOutput:
     step_index: int = 0
     preempted_req_ids: set[str] = field(default_factory=set)
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
+    num_drafts_wanted: np.ndarray | None = None
     scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
     num_common_prefix_blocks: list[int] = field(default_factory=lambda: [0])
     free_encoder_input_ids: list[tuple[str, int]] = field(default_factory=list)

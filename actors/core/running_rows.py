@@ -43,6 +43,7 @@ class RunningRows:
         self.is_plain = np.zeros(max_num_seqs, dtype=bool)
         self.is_producer = np.zeros(max_num_seqs, dtype=bool)
         self.runs_ahead = np.zeros(max_num_seqs, dtype=bool)
+        self.may_draft = np.zeros(max_num_seqs, dtype=bool)
         self.has_drafts = np.zeros(max_num_seqs, dtype=bool)
         self.requests: np.ndarray = np.full(max_num_seqs, None, dtype=object)
         self.req_ids: np.ndarray = np.full(max_num_seqs, None, dtype=object)
@@ -83,6 +84,7 @@ class RunningRows:
         self.is_plain[row] = is_plain and request.is_plain and len(request.stop_token_ids) <= MAX_STOP_TOKENS
         self.is_producer[row] = request.transfer_role is TransferRole.PRODUCER
         self.runs_ahead[row] = runs_ahead
+        self.may_draft[row] = request.may_draft
         self.has_drafts[row] = False
         self.stop_token_ids[row] = _NO_TOKEN
         if self.is_plain[row]:
@@ -114,7 +116,10 @@ class RunningRows:
         return True
 
     def due(self) -> tuple[np.ndarray, list[Request]]:
-        """Return who has tokens to compute: rows that decode one token each, and the others in order of admission."""
+        """Return who has tokens to compute: rows that decode one token each, and the others.
+
+        Of these, those with drafts come first, then the order is that of admission.
+        """
         num_missing = self.num_expected - self.num_computed
         is_due = (num_missing > 0) & (self.num_expected < self.max_num_tokens)
         # The prompt's last token is not yet plain decoding: an encoder's output may stand there.
@@ -122,7 +127,8 @@ class RunningRows:
         is_steady = is_due & self.is_plain & decodes & ~self.has_drafts
         others = (is_due ^ is_steady).nonzero()[0]
         if len(others):
-            others = others[np.argsort(self.epochs[others])]
+            # Who decodes, with guesses to check, must not wait for a prompt any more than who decodes without.
+            others = others[np.lexsort((self.epochs[others], ~self.has_drafts[others]))]
         return is_steady.nonzero()[0], self.requests[others].tolist()
 
     def decodes(self, request: Request) -> bool:

@@ -20,6 +20,7 @@ from actors.config import CacheConfig, SchedulerConfig
 from actors.core.admission import Admission
 from actors.core.batch import Batch
 from actors.core.door import Ability, engine_abilities, find_refusal
+from actors.core.draft_control import DraftControl
 from actors.core.encoder_cache_manager import EncoderCacheManager
 from actors.core.encoder_scheduling import EncoderStep
 from actors.core.grammar_wait import GrammarWait
@@ -96,8 +97,10 @@ class Scheduler:
         self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
         self._grammar_wait = GrammarWait(structured_output, scheduler_config.grammar_timeout_s)
         self._stats = SchedulerStats(num_blocks=num_blocks, block_size=self.block_size)
-        if scheduler_config.num_speculative_tokens:
-            self._stats.spec_decoding_stats = SpecDecodingStats(scheduler_config.num_speculative_tokens)
+        self._draft_control: DraftControl | None = None
+        if (speculative := scheduler_config.speculative) is not None:
+            self._draft_control = DraftControl(speculative, scheduler_config.max_num_seqs)
+            self._stats.spec_decoding_stats = SpecDecodingStats(speculative.num_tokens)
         self._intake = Intake(
             self._places.running,
             self.kv_cache_manager,
@@ -106,6 +109,7 @@ class Scheduler:
             self._stats,
             self._finish,
             structured_output,
+            self._draft_control,
         )
         self._common_prefix = (0, 0)
         self._preempted_by_reset: set[str] = set()
@@ -220,7 +224,7 @@ class Scheduler:
 
     def _build_output(self, step: Step) -> SchedulerOutput:
         finished_req_ids, self.finished_req_ids = self.finished_req_ids, set()
-        output = step.build_output(self.running, self.kv_cache_manager, finished_req_ids)
+        output = step.build_output(self.running, self.kv_cache_manager, finished_req_ids, self._draft_control)
         output.free_encoder_input_ids = self._intake.take_passed_inputs()
         output.free_encoder_mm_hashes = self.encoder_cache_manager.get_freed_mm_hashes()
         output.preempted_req_ids |= self._preempted_by_reset

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actors.config import SchedulerConfig
+from actors.core.draft_control import DraftControl
 from actors.core.encoder_cache_manager import EncoderCacheManager
 from actors.core.encoder_scheduling import EncoderInputs, EncoderStep
 from actors.core.kv_cache_manager import KVCacheManager
@@ -120,7 +121,11 @@ class Step:
         self.encoder.refund(request)
 
     def build_output(
-        self, rows: RunningRows, kv_cache_manager: KVCacheManager, finished_req_ids: set[str]
+        self,
+        rows: RunningRows,
+        kv_cache_manager: KVCacheManager,
+        finished_req_ids: set[str],
+        draft_control: DraftControl | None = None,
     ) -> SchedulerOutput:
         """Say what is to be computed, and count it as computed: the step is on its way."""
         others = [rows.by_id[request_id] for request_id in self.num_scheduled_tokens]
@@ -136,7 +141,8 @@ class Step:
             if request.transfer_role is TransferRole.PRODUCER:
                 self._add_progress(request, num_new_tokens, kv_cache_manager)
             self._count_prompt_tokens(request, num_new_tokens)
-        self._advance(rows, batch)
+        num_drafts_wanted = None if draft_control is None else draft_control.choose(rows, batch)
+        self._advance(rows, batch, may_run_ahead=num_drafts_wanted is None)
         return SchedulerOutput(
             batch=batch,
             scheduled_new_reqs=new,
@@ -145,6 +151,7 @@ class Step:
             finished_req_ids=finished_req_ids,
             preempted_req_ids=set(self.preempted),
             scheduled_spec_decode_tokens=self.spec_token_ids,
+            num_drafts_wanted=num_drafts_wanted,
             scheduled_encoder_inputs=self.encoder.inputs,
             structured_output_request_ids={
                 request.request_id: index
@@ -182,13 +189,14 @@ class Step:
         return np.array(grown, dtype=np.int64).T if grown else NOTHING_GROWN
 
     @staticmethod
-    def _advance(rows: RunningRows, batch: StepBatch) -> None:
+    def _advance(rows: RunningRows, batch: StepBatch, *, may_run_ahead: bool) -> None:
         indices = batch.rows
         num_computed = batch.num_computed_tokens + batch.num_new_tokens
         rows.num_computed[indices] = num_computed
-        # Whose last token is in the step gets another one, and may go on from it before it is known.
-        gets_token = rows.runs_ahead[indices] & (num_computed == rows.num_expected[indices])
-        rows.num_expected[indices] += gets_token
+        if may_run_ahead:
+            # Whose last token is in the step gets another one, and may go on from it before it is known.
+            gets_token = rows.runs_ahead[indices] & (num_computed == rows.num_expected[indices])
+            rows.num_expected[indices] += gets_token
         rows.has_drafts[indices] = False
 
     def _count_prompt_tokens(self, request: Request, num_new_tokens: int) -> None:

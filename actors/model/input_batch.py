@@ -11,14 +11,16 @@ picks those that it needs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from actors.core.outputs import NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
+from actors.core.outputs import NO_TOKEN, NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
 from actors.core.sampling_params import SamplingParams
 from actors.model.attention.base import BatchShape
 from actors.model.sampling_batch import SamplingBatch, SamplingRow, SamplingTable
+from actors.model.spec_decode.verification import StepDrafts
 
 
 @dataclass(slots=True)
@@ -33,13 +35,26 @@ class CachedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRows:
+    """The tokens of the persistent batch's rows.
+
+    token_ids:  [max_num_seqs, max_model_len] int32; what follows a row's last token means nothing
+    num_tokens: [max_num_seqs] int64
+    """
+
+    token_ids: np.ndarray
+    num_tokens: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """One step's batch in arrays.
 
     token_ids, positions: [num_tokens] int64
     sampled:        [num_sampled] int64, which requests of the batch have their last token in this step
     sampled_rows:   [num_sampled] int64, their rows
-    logits_indices: [num_sampled] int64, where their last tokens are
+    logits_indices: [num_sampled] int64, where their last tokens are; with drafts [num_positions], theirs as well
+    drafts:         None if there are none in the step
     """
 
     token_ids: np.ndarray
@@ -48,6 +63,7 @@ class StepInputs:
     sampled: np.ndarray
     sampled_rows: np.ndarray
     logits_indices: np.ndarray
+    drafts: StepDrafts | None = None
 
 
 class InputBatch:
@@ -59,6 +75,7 @@ class InputBatch:
         self._token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self._block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.tokens = TokenRows(self._token_ids, self._num_tokens)
         self._num_prompt = np.zeros(max_num_seqs, dtype=np.int64)
         self._sampling = SamplingTable(max_num_seqs)
         self._block_size = block_size
@@ -80,8 +97,8 @@ class InputBatch:
         rows, positions, block_ids = scheduler_output.batch.grown
         self._block_tables[rows, positions] = block_ids
 
-    def prepare(self, batch: StepBatch) -> StepInputs:
-        """The arrays of one step."""
+    def prepare(self, batch: StepBatch, drafts: Mapping[str, Sequence[int]] | None = None) -> StepInputs:
+        """The arrays of one step. drafts: guesses to check, by request id."""
         rows, query_lens, num_computed = batch.rows, batch.num_new_tokens, batch.num_computed_tokens
         num_tokens = self._num_tokens[rows]
         assert (num_tokens == self._num_prompt[rows] + batch.num_output_tokens).all(), (
@@ -94,9 +111,17 @@ class InputBatch:
         else:
             token_rows = np.repeat(rows, query_lens)
             positions = np.arange(query_starts[-1]) + np.repeat(num_computed - query_starts[:-1], query_lens)
+        draft_table = self._write_drafts(batch, drafts) if drafts else None
         num_missing = num_tokens - seq_lens
+        if draft_table is not None:
+            num_missing += (draft_table != NO_TOKEN).sum(axis=1)
         assert (num_missing >= 0).all(), "more tokens were scheduled than the requests have"
         sampled = np.flatnonzero(num_missing == 0)
+        logits_indices = query_starts[sampled + 1] - 1
+        step_drafts = None
+        if draft_table is not None:
+            step_drafts = StepDrafts(draft_table[sampled])
+            logits_indices = step_drafts.positions_before(logits_indices)
         num_blocks = -(-int(seq_lens.max()) // self._block_size)
         return StepInputs(
             token_ids=self._token_ids[token_rows, positions].astype(np.int64),
@@ -104,23 +129,44 @@ class InputBatch:
             shape=BatchShape(query_starts, num_computed, self._block_tables[rows, :num_blocks].astype(np.int64)),
             sampled=sampled,
             sampled_rows=rows[sampled],
-            logits_indices=query_starts[sampled + 1] - 1,
+            logits_indices=logits_indices,
+            drafts=step_drafts,
         )
 
-    def sampling_batch(self, rows: np.ndarray) -> SamplingBatch:
-        """What the sampler needs of these rows."""
-        num_output_tokens = self._num_tokens[rows] - self._num_prompt[rows]
-        return SamplingBatch(self._sampling, rows, num_output_tokens, lambda index: self.sampling_row(int(rows[index])))
+    def _write_drafts(self, batch: StepBatch, drafts: Mapping[str, Sequence[int]]) -> np.ndarray:
+        """Put guesses behind their rows' tokens, where they are read but do not count.
 
-    def sampling_row(self, row: int) -> SamplingRow:
-        """What the sampler needs of a row that it has to look at."""
+        Returns them, [num_requests, most guesses], filled up with NO_TOKEN.
+        """
+        table = np.full((len(batch), max(map(len, drafts.values()))), NO_TOKEN, dtype=np.int64)
+        for index in range(batch.num_plain, len(batch)):
+            if (token_ids := drafts.get(batch.req_ids[index])) is not None:
+                row, num_tokens = batch.rows[index], self._num_tokens[batch.rows[index]]
+                self._token_ids[row, num_tokens : num_tokens + len(token_ids)] = token_ids
+                table[index, : len(token_ids)] = token_ids
+        return table
+
+    def sampling_batch(self, rows: np.ndarray, num_guesses: np.ndarray | None = None) -> SamplingBatch:
+        """What the sampler needs of these rows. num_guesses: [n], so many of each one's guesses count as its tokens."""
+        num_output_tokens = self._num_tokens[rows] - self._num_prompt[rows]
+        if num_guesses is not None:
+            num_output_tokens = num_output_tokens + num_guesses
+        return SamplingBatch(
+            self._sampling,
+            rows,
+            num_output_tokens,
+            lambda index: self.sampling_row(int(rows[index]), int(num_output_tokens[index])),
+        )
+
+    def sampling_row(self, row: int, num_output_tokens: int) -> SamplingRow:
+        """What the sampler needs of a row that it has to look at, with so many output tokens."""
         request = self._by_row[row]
         assert request is not None, "a row is sampled that no request has"
         tokens, num_prompt = self._token_ids[row], request.num_prompt_tokens
         return SamplingRow(
             params=request.params,
             prompt_token_ids=tokens[:num_prompt],
-            output_token_ids=tokens[num_prompt : self._num_tokens[row]],
+            output_token_ids=tokens[num_prompt : num_prompt + num_output_tokens],
             eos_token_ids=request.eos_token_ids,
         )
 
@@ -130,6 +176,14 @@ class InputBatch:
         rows = rows[has_room]
         self._token_ids[rows, self._num_tokens[rows]] = token_ids[has_room]
         self._num_tokens[rows] += 1
+
+    def append_several(self, rows: np.ndarray, token_ids: np.ndarray, num_sampled: np.ndarray) -> None:
+        """Add so many tokens to each row: guesses that were right, which are there already, and the one after them.
+
+        token_ids: [n, most tokens]; num_sampled: [n], at least 1
+        """
+        self._num_tokens[rows] += num_sampled - 1
+        self.append(rows, token_ids[np.arange(len(rows)), num_sampled - 1])
 
     def _add(self, new: NewRequestData) -> None:
         self._forget(new.req_id)

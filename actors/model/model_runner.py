@@ -6,6 +6,7 @@ load_model() -> determine_num_blocks() -> initialize_kv_cache(n) -> warm_up() ->
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Final
 
 import numpy as np
@@ -14,18 +15,20 @@ from torch import Tensor
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from actors.core.door import Ability
-from actors.core.outputs import NO_TOKEN, ModelRunnerOutput, SchedulerOutput
+from actors.core.outputs import NO_TOKEN, DraftTokenIds, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from actors.core.sampling_params import SamplingParams
 from actors.model.attention.base import BatchShape
 from actors.model.attention.probe import GeometryProbe
 from actors.model.attention.torch_backend import TorchAttention
 from actors.model.grammar_mask import GrammarMask
-from actors.model.input_batch import InputBatch
+from actors.model.input_batch import InputBatch, StepInputs
 from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks, make_layout
 from actors.model.loader import LoadedModel, load_model
 from actors.model.memory import free_memory_bytes, peak_memory_bytes
 from actors.model.sampler import SamplerOutput, sample
 from actors.model.sampling_batch import SamplingBatch, SamplingRow
+from actors.model.spec_decode.choice import make_proposer
+from actors.model.spec_decode.proposer import Proposer
 from actors.model.tensor_parallel_group import TensorParallelGroup
 from kv_transfer.layout import KVCacheLayout
 
@@ -56,6 +59,7 @@ class ModelRunner:
         self._layout: KVCacheLayout | None = None
         self._attention: TorchAttention | None = None
         self._batch: InputBatch | None = None
+        self._proposer: Proposer | None = None
 
     def load_model(self) -> None:
         """Load and check the model. Raises CheckpointError or UnsupportedModel."""
@@ -92,6 +96,9 @@ class ModelRunner:
             max_model_len=loaded.max_model_len,
             block_size=self._cache_config.block_size,
         )
+        # One rank's guesses are enough: the scheduler gives them to all.
+        if self._group is None or self._group.rank == 0:
+            self._proposer = make_proposer(self._scheduler_config, self._batch.tokens)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -116,16 +123,49 @@ class ModelRunner:
         if scheduler_output.total_num_scheduled_tokens == 0:
             return ModelRunnerOutput([], [])
         req_ids = scheduler_output.batch.req_ids
-        inputs = batch.prepare(scheduler_output.batch)
+        inputs = batch.prepare(scheduler_output.batch, scheduler_output.scheduled_spec_decode_tokens)
         logits = self._forward(inputs.token_ids, inputs.positions, inputs.shape, inputs.logits_indices)
-        token_ids = np.full((len(req_ids), 1), NO_TOKEN, dtype=np.int64)
         if not len(inputs.sampled):
-            return ModelRunnerOutput(req_ids, token_ids)
+            return ModelRunnerOutput(req_ids, np.full((len(req_ids), 1), NO_TOKEN, dtype=np.int64))
+        sample_tokens = self._sample if inputs.drafts is None else self._check_drafts
+        output = sample_tokens(scheduler_output, inputs, logits)
+        if self._proposer is not None and scheduler_output.num_drafts_wanted is not None:
+            output.draft_token_ids = self._propose(self._proposer, scheduler_output, inputs.sampled)
+        return output
+
+    def _sample(self, scheduler_output: SchedulerOutput, inputs: StepInputs, logits: Tensor) -> ModelRunnerOutput:
+        """One token for each request whose last token is in the step."""
+        batch, req_ids = self._input_batch, scheduler_output.batch.req_ids
+        token_ids = np.full((len(req_ids), 1), NO_TOKEN, dtype=np.int64)
         grammar_mask = GrammarMask.of_step(scheduler_output, inputs.sampled)
         sampled = sample(logits, batch.sampling_batch(inputs.sampled_rows), grammar_mask)
         token_ids[inputs.sampled, 0] = sampled.token_ids
         batch.append(inputs.sampled_rows, token_ids[inputs.sampled, 0])
         return _collect(req_ids, token_ids, inputs.sampled, sampled)
+
+    def _check_drafts(self, scheduler_output: SchedulerOutput, inputs: StepInputs, logits: Tensor) -> ModelRunnerOutput:
+        """The same after each guess as well; what was guessed right is kept, and the token after it."""
+        drafts, rows = inputs.drafts, inputs.sampled_rows
+        assert drafts is not None
+        batch, req_ids = self._input_batch, scheduler_output.batch.req_ids
+        owners = inputs.sampled[drafts.owners]
+        grammar_mask = GrammarMask.of_step(scheduler_output, owners)
+        sampled = sample(logits, batch.sampling_batch(rows[drafts.owners], drafts.offsets), grammar_mask)
+        tokens, num_tokens = drafts.accept(np.array(sampled.token_ids, dtype=np.int64))
+        batch.append_several(rows, tokens, num_tokens)
+        token_ids = np.full((len(req_ids), tokens.shape[1]), NO_TOKEN, dtype=np.int64)
+        token_ids[inputs.sampled] = tokens
+        is_kept = drafts.offsets < num_tokens[drafts.owners]
+        return _collect(req_ids, token_ids, owners[is_kept], sampled.at(np.flatnonzero(is_kept)))
+
+    @staticmethod
+    def _propose(proposer: Proposer, scheduler_output: SchedulerOutput, sampled: np.ndarray) -> DraftTokenIds:
+        """Guess on for those that have a new token, and of which guesses are wanted."""
+        batch, num_wanted = scheduler_output.batch, scheduler_output.num_drafts_wanted
+        assert num_wanted is not None
+        chosen = sampled[num_wanted[sampled] > 0]
+        guesses = proposer.propose(batch.rows[chosen], batch.epochs[chosen], num_wanted[chosen])
+        return DraftTokenIds([batch.req_ids[index] for index in chosen.tolist()], guesses)
 
     @property
     def kv_cache(self) -> Tensor:
@@ -211,9 +251,14 @@ class ModelRunner:
 def _collect(
     req_ids: list[str], token_ids: np.ndarray, sampled: np.ndarray, output: SamplerOutput
 ) -> ModelRunnerOutput:
-    """Name the requests of what was sampled. sampled: which of them were."""
-    logprobs = {
-        req_ids[index]: [entry] for index, entry in zip(sampled.tolist(), output.logprobs, strict=True) if entry
-    }
-    num_nans = {req_ids[index]: count for index, count in zip(sampled.tolist(), output.num_nans, strict=True) if count}
+    """Name the requests of what was sampled. sampled: of which request each position is."""
+    logprobs: dict[str, list[TokenLogprobs]] = {}
+    for index, entry in zip(sampled.tolist(), output.logprobs, strict=True):
+        if entry is not None:
+            logprobs.setdefault(req_ids[index], []).append(entry)
+    num_nans: Counter[str] = Counter()
+    if any(output.num_nans):
+        for index, count in zip(sampled.tolist(), output.num_nans, strict=True):
+            if count:
+                num_nans[req_ids[index]] += count
     return ModelRunnerOutput(req_ids, token_ids, logprobs=logprobs, num_nans_in_logits=num_nans)

@@ -36,6 +36,15 @@ class SamplerOutput:
     logprobs: list[TokenLogprobs | None]
     num_nans: list[int]
 
+    def at(self, rows: np.ndarray) -> SamplerOutput:
+        """Some of the rows. rows: [m] int64"""
+        chosen = rows.tolist()
+        return SamplerOutput(
+            [self.token_ids[row] for row in chosen],
+            [self.logprobs[row] for row in chosen],
+            [self.num_nans[row] for row in chosen],
+        )
+
 
 def sample(logits: Tensor, batch: SamplingBatch, grammar_mask: GrammarMask | None = None) -> SamplerOutput:
     """Sample one token per row.

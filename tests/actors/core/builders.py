@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from actors.config import CacheConfig, SchedulerConfig
+from actors.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from actors.core.door import Ability
 from actors.core.multimodal import MultiModalFeature
 from actors.core.request import EngineCoreRequest, PromptEmbeds, Request
@@ -68,7 +68,7 @@ def make_scheduler(
             watermark=watermark,
             overlap=overlap,
             max_loras=max_loras,
-            num_speculative_tokens=num_speculative_tokens,
+            speculative=SpeculativeConfig(num_tokens=num_speculative_tokens) if num_speculative_tokens else None,
             num_lookahead_tokens=num_lookahead_tokens,
             priority_ageing_s=priority_ageing_s,
             fairness=fairness,

@@ -93,7 +93,7 @@ def test_the_sampler_sees_prompt_and_output_apart() -> None:
     batch = batch_of(new_request("a", 1, [10, 11, 12], [7], output=[50]))
     append(batch, 1, 51)
 
-    row = batch.sampling_row(1)
+    row = batch.sampling_batch(np.array([1])).row_of(0)
 
     assert row.prompt_token_ids.tolist() == [10, 11, 12]
     assert row.output_token_ids.tolist() == [50, 51]
@@ -136,7 +136,7 @@ def test_a_token_that_was_sampled_while_its_request_was_preempted_is_void() -> N
     batch.update(differences(resumed=(ResumedRequestData("a", 1, 4, ([4],)),)))
 
     assert batch.prepare(step_of({1: (4, 0, 1)})).token_ids.tolist() == [10, 11, 12, 50]
-    assert batch.sampling_row(1).output_token_ids.tolist() == [50]
+    assert batch.sampling_batch(np.array([1])).row_of(0).output_token_ids.tolist() == [50]
 
 
 def test_a_request_that_comes_again_starts_anew() -> None:
@@ -160,7 +160,7 @@ def test_the_token_past_the_longest_sequence_is_not_stored() -> None:
 
     append(batch, 0, 99)
 
-    assert len(batch.sampling_row(0).output_token_ids) == 0
+    assert len(batch.sampling_batch(np.array([0])).row_of(0).output_token_ids) == 0
 
 
 def test_disagreement_with_the_scheduler_is_a_broken_invariant() -> None:

@@ -1,0 +1,68 @@
+"""How many tokens are guessed for each running request.
+
+A guess costs its part of a forward, right or wrong. So it is made only as long as it is likely to be right, as the
+request's own guesses have fared lately, and only as many are made in one step as the engine can check beside its other
+work: with one request running there is room for many, with a full batch for none.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from actors.config import SpeculativeConfig
+from actors.core.outputs import StepBatch
+from actors.core.running_rows import RunningRows
+
+_DECAY: Final = 0.95
+"""Per step: what was seen twenty steps ago counts a third, so who was given up is tried again in time."""
+_PRIOR_TRIED: Final = 2.0
+_PRIOR_RIGHT: Final = 1.4
+
+
+class DraftControl:
+    """Chooses numbers of guesses, and learns what became of them.
+
+    Invariant: tried and right belong to the request whose epoch its row has here; for another one they begin anew.
+    """
+
+    def __init__(self, config: SpeculativeConfig, max_num_seqs: int) -> None:
+        self._config = config
+        self._epochs = np.zeros(max_num_seqs, dtype=np.int64)
+        self._tried = np.zeros(max_num_seqs)
+        self._right = np.zeros(max_num_seqs)
+
+    def choose(self, rows: RunningRows, batch: StepBatch) -> np.ndarray | None:
+        """Return how many tokens to guess for each request of a step after it, [num_requests] int64; None: for nobody.
+
+        Only those that get a token in this step have a next one to guess; the last token they may have is not guessed,
+        since the token before it brings it anyway.
+        """
+        limit = min(self._config.num_tokens, self._config.max_step_tokens // max(1, len(rows)))
+        if limit == 0:
+            return None
+        indices = batch.rows
+        num_left = rows.max_num_tokens[indices] - rows.num_expected[indices] - 2
+        gets_token = batch.num_computed_tokens + batch.num_new_tokens >= rows.num_expected[indices]
+        num_possible = np.where(gets_token & rows.may_draft[indices], np.minimum(num_left, limit), 0)
+        if not (num_possible > 0).any():
+            return None
+        chosen: np.ndarray = np.minimum(num_possible, self._num_likely(indices, batch.epochs))
+        return chosen if (chosen > 0).any() else None
+
+    def learn(self, row: int, num_drafted: int, num_accepted: int) -> None:
+        """Take in how a request's guesses fared: those after the first wrong one were not really tried."""
+        self._tried[row] += min(num_accepted + 1, num_drafted)
+        self._right[row] += num_accepted
+
+    def _num_likely(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
+        """How many guesses in a row are right with at least the probability that is asked for."""
+        is_known = self._epochs[indices] == epochs
+        self._epochs[indices] = epochs
+        tried = self._tried[indices] = self._tried[indices] * is_known * _DECAY
+        right = self._right[indices] = self._right[indices] * is_known * _DECAY
+        chance = (right + _PRIOR_RIGHT) / (tried + _PRIOR_TRIED)
+        num_likely = np.log(self._config.min_acceptance) / np.log(np.minimum(chance, 0.99))
+        likely: np.ndarray = np.maximum(num_likely, 0).astype(np.int64)
+        return likely
