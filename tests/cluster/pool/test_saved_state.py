@@ -1,0 +1,85 @@
+"""What the controller knows is written one at a time, the newest last."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+
+import pytest
+
+from cluster.pool import saved_state
+from cluster.pool.membership import Membership
+from cluster.pool.saved_state import SavedState, StateStore
+
+
+class FakeStore:
+    """Ray's store. While `gate` is closed its head is away: what is written waits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.data: dict[bytes, bytes] = {}
+        self.versions: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        monkeypatch.setattr(saved_state, "_put", self.put)
+        monkeypatch.setattr(saved_state, "_get", self.data.get)
+        monkeypatch.setattr(saved_state, "_delete", self.data.pop)
+        monkeypatch.setattr(saved_state, "_TIMEOUT_S", 0.05)
+
+    def put(self, key: bytes, data: bytes) -> None:
+        assert self.gate.wait(10)
+        self.versions.append(pickle.loads(data).membership.version)
+        self.data[key] = data
+
+
+@pytest.fixture
+def ray_store(monkeypatch: pytest.MonkeyPatch) -> FakeStore:
+    return FakeStore(monkeypatch)
+
+
+def state(version: int) -> SavedState:
+    return SavedState((), {}, {}, (), Membership(version, ()), {1: "model"}, (), None, frozenset(), ())
+
+
+async def test_what_was_saved_is_loaded_until_it_is_cleared(ray_store: FakeStore) -> None:
+    store = StateStore("raypd")
+    assert await store.load() is None
+    await store.save(lambda: state(3))
+    assert await StateStore("raypd").load() == state(3)
+    assert await StateStore("another").load() is None
+    await store.clear()
+    assert await store.load() is None
+
+
+async def test_a_late_write_does_not_land_on_a_newer_one(ray_store: FakeStore) -> None:
+    store = StateStore("raypd")
+    ray_store.gate.clear()
+    for version in (1, 2):
+        with pytest.raises(TimeoutError, match="head did not answer"):
+            await store.save(lambda version=version: state(version))  # type: ignore[misc]  # mypy cannot infer it
+    ray_store.gate.set()
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await store.save(lambda: state(3))
+                break
+            except TimeoutError:
+                continue
+    assert ray_store.versions == [1, 3]
+
+
+async def test_of_several_that_save_at_once_the_last_one_saves_what_is_so_then(ray_store: FakeStore) -> None:
+    store = StateStore("raypd")
+    version = 0
+
+    def now() -> SavedState:
+        return state(version)
+
+    async def change_and_save() -> None:
+        nonlocal version
+        version += 1
+        await store.save(now)
+
+    await asyncio.gather(*(change_and_save() for _ in range(5)))
+    assert ray_store.versions[-1] == 5
+    assert await store.load() == state(5)
