@@ -74,8 +74,13 @@ class ConsumingTable:
     def on_cancel(self, request_id: str, now_s: float) -> None:
         """A load is not wanted any more."""
         consuming = self._consuming.get(self._transfer_of_request.get(request_id, ""))
-        if consuming is not None:
-            self._follow(consuming, consuming.machine.on_cancel(now_s))
+        if consuming is None:
+            return
+        instructions = consuming.machine.on_cancel(now_s)
+        if consuming.link.withdraw(consuming.machine.transfer_id):
+            # The link is not up yet, so READY was not said: nothing will ever come, and nobody has to be told.
+            instructions = consuming.machine.on_link_lost("cancelled before it was asked for")
+        self._follow(consuming, instructions)
 
     # -- what producers say --------------------------------------------------------------------------------------
 

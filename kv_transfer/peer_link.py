@@ -59,6 +59,13 @@ class PeerLink:
         elif self.state is LinkState.CONNECTING:
             self.unsaid.append(message)
 
+    def withdraw(self, transfer_id: str) -> bool:
+        """Forget what was to be said of a transfer once the link is open; returns whether none of it was said."""
+        kept = [message for message in self.unsaid if getattr(message, "transfer_id", None) != transfer_id]
+        is_withdrawn = len(kept) < len(self.unsaid)
+        self.unsaid = kept
+        return is_withdrawn
+
     def open(self, data: DataThread, now_s: float) -> None:
         """The handshake is through."""
         self.heard_s = now_s

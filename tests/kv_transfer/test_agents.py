@@ -247,6 +247,7 @@ def test_a_ticket_for_another_life_of_the_consumer_is_not_served(pair: Pair) -> 
 
 
 def test_a_ticket_of_another_attempt_is_not_served(pair: Pair) -> None:
+    pair.hand_over("before", SOURCE, TARGET, NUM_TOKENS)  # Over a link that is up, all that is meant is said.
     pair.producer.produce("a", pair.consumer.address, NUM_TOKENS, attempt=1)
     pair.consumer.reserve("a", pair.producer.address, TARGET, NUM_TOKENS)
     pair.consumer.cancel("a")

@@ -14,9 +14,13 @@ import torch
 from kv_transfer import worker_connector
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import LoadOutcome, ProducerEnd
+from kv_transfer.control import ControlStream
+from kv_transfer.loopback import LoopbackHub
+from kv_transfer.params import EngineAddress
 from kv_transfer.stats import LinkState, TransferStats
 from kv_transfer.transports.base import DataLink, PendingLink, Transport
-from tests.kv_transfer.connected_workers import Node, Pair, connected_pair
+from kv_transfer.wire import ControlMessage
+from tests.kv_transfer.connected_workers import LAYOUT, Node, Pair, connected_pair
 from tests.kv_transfer.faulty_transport import Faults
 from tests.kv_transfer.swallowing_proxy import SwallowingProxy
 
@@ -149,6 +153,33 @@ def test_what_arrived_before_the_silence_is_kept(monkeypatch: pytest.MonkeyPatch
         assert (received.outcome, received.num_valid_tokens) == (LoadOutcome.FAILED, 8)
         assert torch.equal(pair.consumer.cache, pair.expected_cache(SOURCE[:2], TARGET[:2]))
         pair.producer.wait_failed_sending("a")
+
+
+class _Mute:
+    """An engine that takes every call and never answers."""
+
+    def on_message(self, stream: ControlStream, message: ControlMessage) -> None:
+        pass
+
+    def on_closed(self, stream: ControlStream, reason: str) -> None:
+        pass
+
+
+def test_a_load_that_is_cancelled_while_its_producer_does_not_answer_gives_its_blocks_back_at_once() -> None:
+    hub = LoopbackHub()
+    hub.register("prefill-0", _Mute())
+    address = EngineAddress("decode-0", 1, "decode-0")
+    node = Node(KVTransferConfig(), address, LAYOUT, hub.control(address))
+    try:
+        for request_id in ("a", "b"):
+            node.reserve(request_id, EngineAddress("prefill-0", 1, "prefill-0"), TARGET, NUM_TOKENS)
+        node.cancel("a")
+        assert node.wait_received("a").outcome is LoadOutcome.CANCELLED
+        (link,) = node.worker._agent._links._links.values()
+        assert [getattr(message, "transfer_id", "") for message in link.unsaid] == ["t-b"]
+        assert node.stats().num_active_transfers == 1
+    finally:
+        node.worker.shutdown()
 
 
 # -- the data connection falls silent, or breaks -----------------------------------------------------------------------
