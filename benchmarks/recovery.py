@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
@@ -95,19 +95,26 @@ def run(
     settings = {"ingress": {"port": 0}, "parallel": {"num_threads": 1}, "restarts": restarts}
     with running_cluster(load_cluster_config(None, settings), console) as cluster:
         assert cluster is not None
-        done = asyncio.run(_kill_again_and_again(cluster.address, Load(streams, prompt_tokens, output_tokens), kills))
+        load = Load(streams, prompt_tokens, output_tokens)
+        done = asyncio.run(_kill_again_and_again(cluster.address, load, kills, console.print))
     console.print(_table(done))
     for seconds, text in done[-1].decisions:
         console.print(f"{seconds:8.2f} s  {text}", highlight=False)
 
 
-async def _kill_again_and_again(address: str, load: Load, num_kills: int) -> list[Kill]:
+async def _kill_again_and_again(address: str, load: Load, num_kills: int, say: Callable[[str], None]) -> list[Kill]:
     rng = random.Random(0)
     prompts = [[rng.randrange(3, 2000) for _ in range(load.num_prompt_tokens)] for _ in range(load.num_streams)]
     async with GenerateClient(address) as client:
         undisturbed = await _ask(client, prompts, load.num_output_tokens, asyncio.Event())
         expected = [stream.token_ids for stream in undisturbed]
-        return [await _kill_once(client, prompts, expected) for _ in range(num_kills)]
+        kills = []
+        for number in range(num_kills):
+            kills.append(await _kill_once(client, prompts, expected))
+            say(
+                f"kill {number + 1}: longest pause {max(kills[-1].pauses_s):.2f} s, ready after {kills[-1].ready_s:.2f} s"
+            )
+        return kills
 
 
 async def _kill_once(client: GenerateClient, prompts: Sequence[Sequence[int]], expected: list[list[int]]) -> Kill:

@@ -30,7 +30,7 @@ def run(
     delay: Annotated[float, typer.Option(help="Mean seconds between the end of a fault and the next.")] = 1.5,
     questions: Annotated[int, typer.Option(help="That differ; every request asks one of them.")] = 24,
     only: Annotated[list[FaultKind] | None, typer.Option(help="Kinds of faults; default: all.")] = None,
-    report_file: Annotated[Path, typer.Option(help="Where the report goes, as JSON.")] = Path("chaos.json"),
+    report_file: Annotated[Path, typer.Option(help="Where the report goes, as JSON.")] = Path("build/chaos.json"),
 ) -> None:
     """Serve under load and under fire; exit 0 if nothing was lost, changed, hung or left behind."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # So that nothing is left running.
@@ -44,6 +44,7 @@ def run(
         asked = learn_answers(draw_questions(seed, questions), model_directory)
         with chaos_cluster(model_directory, Path(directory)) as (address, processes):
             report = asyncio.run(run_chaos(chaos, asked, address, processes, console.print))
+            report_file.parent.mkdir(parents=True, exist_ok=True)
             report.write(report_file)
             report.show(console)
             check_report(report)
