@@ -110,10 +110,9 @@ async def _kill_again_and_again(address: str, load: Load, num_kills: int, say: C
         expected = [stream.token_ids for stream in undisturbed]
         kills = []
         for number in range(num_kills):
-            kills.append(await _kill_once(client, prompts, expected))
-            say(
-                f"kill {number + 1}: longest pause {max(kills[-1].pauses_s):.2f} s, ready after {kills[-1].ready_s:.2f} s"
-            )
+            kill = await _kill_once(client, prompts, expected)
+            say(f"kill {number + 1}: longest pause {max(kill.pauses_s):.2f} s, ready after {kill.ready_s:.2f} s")
+            kills.append(kill)
         return kills
 
 

@@ -133,8 +133,9 @@ class Assault:
         for other in ENGINE_IDS:
             with contextlib.suppress(LookupError, psutil.NoSuchProcess):
                 address = self._watch.engine(other).address
+                process = self._processes.engine_at(address)
                 if other != engine_id:
-                    yield _port(address), self._processes.engine_at(address)
+                    yield _port(address), process
 
 
 def _port(address: str) -> int:
