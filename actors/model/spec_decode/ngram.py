@@ -16,7 +16,8 @@ import numpy as np
 
 from actors.model.input_batch import TokenRows
 
-_MAX_TABLE_BITS: Final = 14
+_SLOTS_PER_TOKEN: Final = 4
+_MAX_TABLE_BITS: Final = 16
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -34,7 +35,7 @@ class NgramProposer:
         self._back = np.arange(lookup_max)
         self._powers = np.cumprod(np.full(lookup_max, _MULTIPLIER))
         max_num_seqs, max_model_len = tokens.token_ids.shape
-        num_bits = min(_MAX_TABLE_BITS, max(1, int(max_model_len - 1).bit_length()))
+        num_bits = min(_MAX_TABLE_BITS, (_SLOTS_PER_TOKEN * int(max_model_len)).bit_length())
         self._shift = np.uint64(64 - num_bits)
         self._ends = np.zeros((max_num_seqs, len(self._lengths), 1 << num_bits), dtype=np.int32)
         self._columns = np.arange(len(self._lengths))

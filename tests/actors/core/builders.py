@@ -44,6 +44,7 @@ def make_scheduler(
     overlap: bool = False,
     max_loras: int = 4,
     num_speculative_tokens: int = 0,
+    speculative: SpeculativeConfig | None = None,
     num_lookahead_tokens: int = 0,
     priority_ageing_s: float | None = None,
     fairness: Literal["none", "tenant"] = "none",
@@ -58,6 +59,8 @@ def make_scheduler(
     handoff_timeout_s: float = 10.0,
     clock: Clock | None = None,
 ) -> Scheduler:
+    if num_speculative_tokens:
+        speculative = SpeculativeConfig(num_tokens=num_speculative_tokens)
     return Scheduler(
         SchedulerConfig(
             max_num_seqs=min(max_num_seqs, max_num_batched_tokens),
@@ -68,7 +71,7 @@ def make_scheduler(
             watermark=watermark,
             overlap=overlap,
             max_loras=max_loras,
-            speculative=SpeculativeConfig(num_tokens=num_speculative_tokens) if num_speculative_tokens else None,
+            speculative=speculative,
             num_lookahead_tokens=num_lookahead_tokens,
             priority_ageing_s=priority_ageing_s,
             fairness=fairness,
