@@ -34,7 +34,7 @@ _RAY_SETTINGS: Final = {
 
 
 class RayHosts:
-    """hosts: the first is the head's, and has no resources. Nothing is ever ended by `ray stop`."""
+    """hosts: the first is the head's. Nothing is ever ended by `ray stop`."""
 
     def __init__(self, hosts: list[Host], directory: Path, settings: Mapping[str, str]) -> None:
         """directory: of the hosts' own file systems; settings: further environment of every process."""
@@ -50,7 +50,7 @@ class RayHosts:
             "PYTHONPATH": str(ROOT),
             **settings,
         }
-        self._resources: dict[int, Mapping[str, float]] = {}
+        self._started_with: dict[int, tuple[Mapping[str, float], Mapping[str, str] | None]] = {}
         self.ray_processes: dict[int, HostProcess] = {}
 
     @classmethod
@@ -62,7 +62,7 @@ class RayHosts:
         settings: Mapping[str, str] | None = None,
         head_settings: Mapping[str, str] | None = None,
     ) -> Iterator[RayHosts]:
-        """A head and the nodes that have resources; nothing of them is left afterwards.
+        """A head, and the nodes that have resources; nothing of them is left afterwards.
 
         resources: custom ones of each host, by its number
         settings: further environment of every process; head_settings: of the head's node alone
@@ -71,10 +71,10 @@ class RayHosts:
         directory = Path(f"/tmp/rph{os.getpid()}")
         ray = cls([Host(cable, directory) for cable in cables], directory, settings or {})
         try:
-            ray.start_head(head_settings)
+            ray.start(0, resources.get(0, {}), head_settings)
             ray.wait_started()
-            for number, of_host in resources.items():
-                ray.start_node(number, of_host)
+            for number in sorted(resources.keys() - {0}):
+                ray.start(number, resources[number])
             ray.wait_started()
             yield ray
         finally:
@@ -86,37 +86,29 @@ class RayHosts:
         """Of the head's GCS."""
         return f"{self.hosts[0].address}:{RAY_PORT}"
 
-    def start_head(self, settings: Mapping[str, str] | None = None) -> None:
-        """settings: further environment of this process."""
-        self._head_settings = settings
-        self._start_ray(0, {}, settings, "--head", "--port", str(RAY_PORT), "--include-dashboard", "false")
+    def start(self, number: int, resources: Mapping[str, float], settings: Mapping[str, str] | None = None) -> None:
+        """Switch a host on and start Ray on it: the head on the first one, else a node that joins.
 
-    def start_head_again(self) -> None:
-        """At the same address, with the same settings."""
-        self.hosts[0].switch_off()
-        self.start_head(self._head_settings)
-
-    def start_node(self, number: int, resources: Mapping[str, float]) -> None:
-        """Let a host join. resources: custom ones; its CPUs are not counted."""
-        self._resources[number] = resources
-        self._start_ray(number, resources, None, "--address", self.ray_address)
-
-    def start_node_again(self, number: int) -> None:
-        """After its Ray has ended, or been killed."""
-        self.hosts[number].switch_off()
-        self.start_node(number, self._resources[number])
-
-    def _start_ray(
-        self, number: int, resources: Mapping[str, float], settings: Mapping[str, str] | None, *arguments: str
-    ) -> None:
+        resources: custom ones; its CPUs are not counted
+        settings: further environment of Ray's processes there
+        """
+        self._started_with[number] = resources, settings
+        if number == 0:
+            arguments = ["--head", "--port", str(RAY_PORT), "--include-dashboard", "false"]
+            arguments += ["--temp-dir", str(self._directory)]
+        else:
+            arguments = ["--address", self.ray_address]
         host = self.hosts[number]
         host.switch_on()
         command = [str(_BIN / "ray"), "start", "--block", "--node-ip-address", host.address, *arguments]
         command += ["--num-cpus", "0", "--resources", json.dumps(dict(resources))]
         command += ["--object-store-memory", str(80 * 2**20), "--disable-usage-stats"]
-        if "--head" in arguments:
-            command += ["--temp-dir", str(self._directory)]
         self.ray_processes[number] = host.run(command, {**self._environment, **(settings or {})}, ROOT)
+
+    def start_again(self, number: int) -> None:
+        """As before, after its Ray has ended or its host was switched off."""
+        self.hosts[number].switch_off()
+        self.start(number, *self._started_with[number])
 
     def wait_started(self) -> None:
         """Until every host that was told to start Ray has."""

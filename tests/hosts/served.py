@@ -22,11 +22,14 @@ DECODE_HOSTS: Final = (2, 3)
 Layout = Mapping[int, Mapping[str, float]]
 """Ray resources by the host's number."""
 
-FULL: Final[Layout] = {1: {"prefill": 1, "ingress": 1}, 2: {"decode": 1}, 3: {"decode": 1}}
-"""A decode engine has room on its own host only."""
-ROOMY: Final[Layout] = {1: {"prefill": 1, "ingress": 1}, 2: {"decode": 2}, 3: {"decode": 2}}
-"""A decode host has room for both decode engines."""
-
+FULL: Final[Layout] = {
+    1: {"prefill": 1, "ingress": 1},
+    2: {"decode": 1, "controller": 1},
+    3: {"decode": 1, "controller": 1},
+}
+"""A decode engine has room on its own host only; the controller is on one of the two."""
+ROOMY: Final[Layout] = {0: {"ingress": 1, "controller": 1}, 1: {"prefill": 1}, 2: {"decode": 2}, 3: {"decode": 2}}
+"""A decode host has room for both decode engines; the head's host is never lost."""
 
 _SERVE_TIMEOUT_S: Final = 120.0
 _STOP_TIMEOUT_S: Final = 90.0
@@ -90,6 +93,7 @@ def _config(model: Path) -> dict[str, object]:
         "prefill": {"count": 1, "num_cpus": 0, "resources": {"prefill": 1}},
         "decode": {"count": 2, "num_cpus": 0, "resources": {"decode": 1}},
         "ingress": {"host": "0.0.0.0", "engine_timeout_s": ENGINE_TIMEOUT_S, "resources": {"ingress": 1}},
+        "controller": {"resources": {"controller": 1}},
         "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S,
         "drain_timeout_s": 5,
     }

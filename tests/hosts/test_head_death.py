@@ -88,7 +88,7 @@ async def test_an_engine_that_dies_without_the_head_is_replaced_when_there_is_on
 
 
 async def _start_head_again(ray: RayHosts) -> None:
-    ray.start_head_again()
+    ray.start_again(0)
     await asyncio.to_thread(ray.wait_started)
 
 

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(280)]
 
 _REPLACED_S = HEARTBEAT_TIMEOUT_S + 15.0
+_JOINED_S = 90.0
 _IDLE_TIMEOUT_S = 20.0
 
 
@@ -48,17 +49,35 @@ async def test_a_cut_off_engine_is_replaced_on_another_host_while_its_own_is_awa
     assert not victim.processes("ray::EngineActor")
 
 
-async def test_a_dead_nodes_engines_are_replaced_and_what_has_no_room_says_so_until_a_node_comes(
-    served: Served,
-) -> None:
+async def test_the_engine_of_a_dead_node_is_replaced_on_another(served: Served) -> None:
     async with GenerateClient(served.address) as client:
-        await client.scale(decode=1)
-        status = await status_becomes(client, lambda s: len(s.engines) == 2, 30.0)
-        [decode] = [e for e in status.engines if e.role == "decode"]
-        number = served.ray.hosts.index(served.host_at(decode.address))
+        engine = next(engine for engine in (await client.status()).engines if engine.role == "decode")
+        host = served.host_at(engine.address)
         async with load(client, served.directory) as seen:
             await seen.flows(NUM_WORKERS * NUM_TOKENS // 4)
-            served.ray.hosts[number].switch_off()
-            successor = {decode.engine_id: (decode.incarnation + 1, "ready")}
-            await status_becomes(client, lambda s: states(s).items() >= successor.items(), _REPLACED_S)
+            host.switch_off()
+            successor = {engine.engine_id: (engine.incarnation + 1, "ready")}
+            status = await status_becomes(client, lambda s: states(s).items() >= successor.items(), _REPLACED_S)
         logger.info("%s", seen.report())
+        assert max(seen.pauses_s) < ENGINE_TIMEOUT_S
+        assert all(served.host_at(engine.address) is not host for engine in status.engines)
+        served.ray.start_again(served.ray.hosts.index(host))
+        await asyncio.to_thread(served.ray.wait_started)
+
+
+async def test_an_engine_without_a_node_says_what_it_needs_until_one_comes(served: Served) -> None:
+    async with GenerateClient(served.address) as client:
+        async with load(client, served.directory) as seen:
+            await seen.flows(NUM_WORKERS * NUM_TOKENS // 4)
+            served.ray.hosts[1].switch_off()
+            pending = {"prefill-0": (2, "pending")}
+            status = await status_becomes(client, lambda s: states(s).items() >= pending.items(), _REPLACED_S)
+            # Decode engines do without it.
+            await seen.flows(NUM_WORKERS * NUM_TOKENS)
+            served.ray.start_again(1)
+            ready = {"prefill-0": (2, "ready")}
+            await status_becomes(client, lambda s: states(s).items() >= ready.items(), _JOINED_S)
+        logger.info("%s", seen.report())
+        await status_becomes(client, is_idle, _IDLE_TIMEOUT_S)
+    [waiting] = [engine for engine in status.engines if engine.engine_id == "prefill-0"]
+    assert "it needs {'prefill': 1" in waiting.last_error

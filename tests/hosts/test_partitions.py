@@ -97,7 +97,7 @@ async def test_a_node_that_ray_has_given_up_ends_and_joins_again(served: Served)
             await asyncio.to_thread(old.wait, _OLD_END_TIMEOUT_S)
             await asyncio.to_thread(served.ray.ray_processes[number].wait, _OLD_END_TIMEOUT_S)
             # As Kubernetes does with a container that has ended.
-            served.ray.start_node_again(number)
+            served.ray.start_again(number)
             successor = {engine.engine_id: (engine.incarnation + 1, "ready")}
             await status_becomes(client, lambda status: states(status).items() >= successor.items(), _START_TIMEOUT_S)
         _check_pauses(seen)
