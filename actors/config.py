@@ -81,6 +81,27 @@ class SpeculativeConfig(_Settings):
         return self
 
 
+class GrammarConfig(_Settings):
+    """Compiling what structured output has to look like, beside the engine, in processes that can be ended."""
+
+    num_compilers: int = Field(
+        1, ge=1, le=16, description="Processes that compile; each starts when it is first needed, and takes 300 MB."
+    )
+    compile_timeout_s: float = Field(10.0, gt=0, description="How long one grammar may be compiled.")
+    compile_memory_mib: int = Field(1024, ge=64, description="Memory that compiling may take.")
+    max_compiled_mib: int = Field(64, ge=1, description="Size of one compiled grammar.")
+    cache_mib: int = Field(256, ge=0, description="Compiled grammars kept for the next request that has the same one.")
+    max_matching_ms_per_token: float = Field(
+        20.0,
+        gt=0,
+        description="A request ends if following its grammar holds the engine up for longer than this per token, and "
+        "two seconds: ambiguous grammars get slower with every token.",
+    )
+    max_whitespace: int = Field(
+        64, ge=1, description="JSON: whitespace between two tokens, so that no model writes nothing else."
+    )
+
+
 class SchedulerConfig(_Settings):
     """What a step may hold."""
 
@@ -103,7 +124,10 @@ class SchedulerConfig(_Settings):
     max_num_encoder_input_tokens: int = Field(2048, ge=0, description="Embeddings that encoders make in one step.")
     encoder_cache_size: int = Field(2048, ge=0, description="Embeddings that an engine keeps.")
     max_loras: int = Field(4, ge=1, description="Adapters in one batch; requests for others wait.")
-    grammar_timeout_s: float = Field(30.0, gt=0, description="How long a grammar may be compiled.")
+    grammar_timeout_s: float = Field(
+        30.0, gt=0, description="How long a request waits for its grammar: for a compiler, and for the compiling."
+    )
+    grammar: GrammarConfig = GrammarConfig()
     speculative: SpeculativeConfig | None = Field(
         None, description="Guess tokens ahead, in engines that generate; default: do not."
     )

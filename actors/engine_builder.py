@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from actors.config import EngineConfig
 from actors.core.scheduler import Scheduler
 from actors.engine_core import EngineCore
 from actors.executor import Executor, InProcessExecutor
+from actors.model.grammar.manager import XGrammarManager
+from actors.model.model_runner import ModelRunner
 from actors.multi_rank_executor import MultiRankExecutor
 from actors.process_ranks import ProcessRanks
 from actors.rank_group import RankGroup, gather_ranks
@@ -59,6 +62,7 @@ def build_engine_core(
         runner.layout.num_blocks,
         runner.max_model_len,
         connector=ConnectorScheduler(config.kv_transfer, config.cache.block_size),
+        structured_output=_make_grammars(config, runner, on_progress),
         prefix_sources=_make_prefix_sources(config, identity, runner.layout, stores),
         worker_abilities=runner.abilities,
         kv_transfer_config=config.kv_transfer,
@@ -66,6 +70,21 @@ def build_engine_core(
     )
     executor: Executor = InProcessExecutor(worker, overlap=overlap)
     return EngineCore(scheduler, executor if group is None else MultiRankExecutor(executor, group))
+
+
+def _make_grammars(
+    config: EngineConfig, runner: ModelRunner, on_progress: Callable[[], None]
+) -> XGrammarManager | None:
+    """None for a model without an end-of-sequence token: it could not say that its output is complete."""
+    if not runner.eos_token_ids:
+        return None
+    return XGrammarManager.of_checkpoint(
+        config.scheduler.grammar,
+        Path(config.model.model),
+        vocab_size=runner.vocab_size,
+        stop_token_ids=runner.eos_token_ids,
+        on_ready=on_progress,
+    )
 
 
 def _make_prefix_sources(

@@ -69,11 +69,20 @@ class EngineCore:
         """Schedule, execute, update; with overlap, what is updated is the step before."""
         self._empty_inbox()
         scheduler_output = self.scheduler.schedule()
+        if scheduler_output.structured_output_request_ids:
+            self._fill_bitmask(scheduler_output)
         if not (scheduler_output.is_empty() and self._under_way):
             self._under_way.append((scheduler_output, self.executor.start(scheduler_output)))
         if scheduler_output.total_num_scheduled_tokens and len(self._under_way) <= self._max_steps_ahead:
             return StepResult(self._with_refusals({}), is_idle=False)
         return self._finish_step(is_news=not scheduler_output.is_empty())
+
+    def _fill_bitmask(self, scheduler_output: SchedulerOutput) -> None:
+        """What these requests have is known: none of them runs ahead of its tokens."""
+        grammars = self.scheduler.structured_output
+        assert grammars is not None, "a request with a grammar is refused where there are none"
+        request_ids = scheduler_output.structured_output_request_ids
+        scheduler_output.grammar_bitmask = grammars.fill_bitmask(request_ids)
 
     def _finish_step(self, *, is_news: bool) -> StepResult:
         """Wait for the oldest step and take it in. is_news: something was scheduled just now."""
@@ -98,6 +107,8 @@ class EngineCore:
     def shutdown(self) -> None:
         """Release the executor's memory, links and threads."""
         self.scheduler.shutdown()
+        if self.scheduler.structured_output is not None:
+            self.scheduler.structured_output.shutdown()
         self.executor.shutdown()
 
     def _has_work_pending(self) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
+
+import numpy as np
 
 from actors.core.request import Request
 from actors.core.sampling_params import StructuredOutputParams
@@ -21,8 +23,14 @@ class StructuredOutputManager(Protocol):
     def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> bool:
         """Move the request's matcher on; False if the grammar does not allow the tokens."""
 
+    def fill_bitmask(self, request_ids: Iterable[str]) -> np.ndarray:
+        """Say which tokens may come next: [len(request_ids), ceil(vocab_size / 32)] int32, the lowest bit first."""
+
     def release(self, request_id: str) -> None:
         """The request has ended; its grammar may still be compiling. Unknown ones are ignored."""
+
+    def shutdown(self) -> None:
+        """The engine ends: let go of threads and processes."""
 
 
 def allows(manager: StructuredOutputManager | None, request: Request, token_ids: Sequence[int]) -> bool:

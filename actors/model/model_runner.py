@@ -20,7 +20,7 @@ from actors.core.sampling_params import SamplingParams
 from actors.model.attention.base import BatchShape
 from actors.model.attention.probe import GeometryProbe
 from actors.model.attention.torch_backend import TorchAttention
-from actors.model.grammar_mask import GrammarMask
+from actors.model.grammar.mask import GrammarMask
 from actors.model.input_batch import InputBatch, StepInputs
 from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks, make_layout
 from actors.model.loader import LoadedModel, load_model

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from actors.core.outputs import TokenLogprobs
 from actors.model.filters import filter_logits
-from actors.model.grammar_mask import GrammarMask
+from actors.model.grammar.mask import GrammarMask
 from actors.model.penalties import change_logits
 from actors.model.philox import uniforms
 from actors.model.sampling_batch import NO_LOGPROBS, SamplingBatch

@@ -7,8 +7,10 @@ request's output is the same however it was scheduled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from actors.core.multimodal import MultiModalFeature
 from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput
@@ -251,8 +253,14 @@ class FakeGrammars:
         self.tokens[request_id] += token_ids
         return self.forbidden not in token_ids
 
+    def fill_bitmask(self, request_ids: Iterable[str]) -> np.ndarray:
+        return np.array([[len(self.tokens[request_id])] for request_id in request_ids], dtype=np.int32)
+
     def release(self, request_id: str) -> None:
         self.released.append(request_id)
+
+    def shutdown(self) -> None:
+        self.compiling.clear()
 
 
 def loaded(num_tokens: int, first_token_id: int) -> ReceivedKV:

@@ -6,7 +6,7 @@ import torch
 
 from actors.core.outputs import NOTHING_GROWN, SchedulerOutput, StepBatch
 from actors.core.sampling_params import SamplingParams
-from actors.model.grammar_mask import GrammarMask
+from actors.model.grammar.mask import GrammarMask
 from actors.model.sampler import sample
 from actors.model.sampling_batch import SamplingBatch, SamplingRow
 

@@ -1,0 +1,20 @@
+"""What can go wrong with a grammar.
+
+GrammarError
+|-- GrammarRefused     it cannot be compiled, whoever tries: the compiler's words
+`-- CompilerUnusable   this engine cannot compile any
+"""
+
+from actors.errors import TravellingError
+
+
+class GrammarError(TravellingError):
+    """The root of the errors of structured output."""
+
+
+class GrammarRefused(GrammarError):
+    """The grammar itself is at fault: it is wrong, or it takes too much time or memory."""
+
+
+class CompilerUnusable(GrammarError):
+    """The compiler does not start, or the engine is ending. Another engine may compile the grammar."""

@@ -1,0 +1,166 @@
+"""Compiles the grammars of an engine's requests beside it, and follows each request's tokens through its own.
+
+Everything is called on the engine thread and none of it waits. A grammar is compiled once for all requests that have
+it, by a process of its own (compiler_process.py) that a thread here waits for; it is kept for later requests as long as
+there is room. A matcher is made when its grammar is ready, and goes through the output tokens that its request came
+with; so a request that was handed over or resumed is where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from actors.config import GrammarConfig
+from actors.core.sampling_params import StructuredOutputParams
+from actors.model.grammar.cache import GrammarCache
+from actors.model.grammar.compiler_process import CompilerProcess
+from actors.model.grammar.errors import CompilerUnusable, GrammarError
+from actors.model.grammar.vocabulary import LazyVocabulary, deserialize_grammar, load_vocabulary
+
+if TYPE_CHECKING:
+    import xgrammar
+
+    from actors.model.grammar.matching import TokenMatcher
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    """A request whose grammar is being compiled."""
+
+    request_id: str
+    output_token_ids: tuple[int, ...]
+
+
+class XGrammarManager:
+    """A StructuredOutputManager. on_ready is called from another thread when take_compiled has something to say."""
+
+    def __init__(
+        self, config: GrammarConfig, vocabulary: LazyVocabulary, vocab_size: int, on_ready: Callable[[], None]
+    ) -> None:
+        self._config = config
+        self._vocabulary = vocabulary
+        self._num_words = -(-vocab_size // 32)
+        self._on_ready = on_ready
+        self._compilers = [CompilerProcess(config) for _ in range(config.num_compilers)]
+        self._idle: queue.SimpleQueue[CompilerProcess] = queue.SimpleQueue()
+        for compiler in self._compilers:
+            self._idle.put(compiler)
+        # As many threads as compilers, so an idle compiler is there for each.
+        self._threads = ThreadPoolExecutor(config.num_compilers, thread_name_prefix="grammar")
+        self._compiled: deque[tuple[StructuredOutputParams, xgrammar.CompiledGrammar | GrammarError | None]] = deque()
+        self._cache = GrammarCache(config.cache_mib << 20)
+        self._waiters: dict[StructuredOutputParams, dict[str, _Waiter]] = {}
+        self._ready: dict[str, str | None] = {}
+        self._matchers: dict[str, TokenMatcher] = {}
+
+    @classmethod
+    def of_checkpoint(
+        cls,
+        config: GrammarConfig,
+        directory: Path,
+        *,
+        vocab_size: int,
+        stop_token_ids: tuple[int, ...],
+        on_ready: Callable[[], None],
+    ) -> Self:
+        """For a model whose checkpoint has a tokenizer. Nothing is loaded or started before the first grammar."""
+        vocabulary = LazyVocabulary(lambda: load_vocabulary(directory, vocab_size, stop_token_ids))
+        return cls(config, vocabulary, vocab_size, on_ready)
+
+    def start_compiling(self, request_id: str, params: StructuredOutputParams, output_token_ids: Sequence[int]) -> None:
+        """Begin to compile, unless it is known already or under way."""
+        waiter = _Waiter(request_id, tuple(output_token_ids))
+        if (known := self._cache.get(params)) is not None:
+            self._answer(waiter, known)
+        elif (others := self._waiters.get(params)) is not None:
+            others[request_id] = waiter
+        else:
+            self._waiters[params] = {request_id: waiter}
+            self._threads.submit(self._compile, params)
+
+    def take_compiled(self) -> dict[str, str | None]:
+        """Requests whose grammar is ready since the last call, or does not compile: then why."""
+        while self._compiled:
+            params, compiled = self._compiled.popleft()
+            waiters = self._waiters.pop(params)
+            if compiled is None:
+                if waiters:
+                    self._waiters[params] = waiters
+                    self._threads.submit(self._compile, params)
+                continue
+            if not isinstance(compiled, CompilerUnusable):
+                self._cache.put(params, compiled)
+            for waiter in waiters.values():
+                self._answer(waiter, compiled)
+        ready, self._ready = self._ready, {}
+        return ready
+
+    def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> bool:
+        """Move the request's matcher on; False if the grammar does not allow the tokens."""
+        return self._matchers[request_id].accept(token_ids)
+
+    def fill_bitmask(self, request_ids: Iterable[str]) -> np.ndarray:
+        """[len(request_ids), ceil(vocab_size / 32)] int32: which tokens may come next, the lowest bit first."""
+        matchers = [self._matchers[request_id] for request_id in request_ids]
+        bits = np.empty((len(matchers), self._num_words), dtype=np.int32)
+        for row, matcher in enumerate(matchers):
+            matcher.fill(bits, row)
+        return bits
+
+    def release(self, request_id: str) -> None:
+        """The request has ended; its grammar may still be compiling, and is kept for others."""
+        self._matchers.pop(request_id, None)
+        self._ready.pop(request_id, None)
+        for waiters in self._waiters.values():
+            waiters.pop(request_id, None)
+
+    def shutdown(self) -> None:
+        """End the compilers."""
+        for compiler in self._compilers:
+            compiler.close()
+        self._threads.shutdown(cancel_futures=True)
+
+    def _answer(self, waiter: _Waiter, compiled: xgrammar.CompiledGrammar | GrammarError) -> None:
+        if isinstance(compiled, GrammarError):
+            self._ready[waiter.request_id] = str(compiled)
+            return
+        # Here and not above: xgrammar is loaded when something is compiled.
+        from actors.model.grammar.matching import TokenMatcher
+
+        matcher = TokenMatcher(compiled, self._config.max_matching_ms_per_token / 1e3)
+        if matcher.accept(waiter.output_token_ids):
+            self._matchers[waiter.request_id] = matcher
+            self._ready[waiter.request_id] = None
+        else:
+            self._ready[waiter.request_id] = "the grammar does not allow the output so far"
+
+    def _compile(self, params: StructuredOutputParams) -> None:
+        """On a thread. If all that waited have left, the next grammar has its turn."""
+        compiled = self._try_to_compile(params) if self._waiters[params] else None
+        self._compiled.append((params, compiled))
+        self._on_ready()
+
+    def _try_to_compile(self, params: StructuredOutputParams) -> xgrammar.CompiledGrammar | GrammarError:
+        compiler = self._idle.get_nowait()
+        try:
+            vocabulary = self._vocabulary.get()
+            serialized = compiler.compile(params, vocabulary.serialize_json)
+            return deserialize_grammar(serialized, vocabulary)
+        except GrammarError as error:
+            return error
+        except Exception as error:
+            logger.exception("a grammar was not compiled")
+            return CompilerUnusable(f"{type(error).__name__}: {error}")
+        finally:
+            self._idle.put(compiler)

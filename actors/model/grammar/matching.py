@@ -1,0 +1,53 @@
+"""One request's way through its grammar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import xgrammar
+
+_GRACE_S: Final = 2.0
+EVERY_TOKEN: Final = -1
+
+
+class TokenMatcher:
+    """Knows what may come next. A function of the grammar and the tokens so far, so it can be made anew anywhere.
+
+    Invariant: it has seen exactly the output tokens that the scheduler has appended to its request.
+    """
+
+    def __init__(self, compiled: xgrammar.CompiledGrammar, max_seconds_per_token: float) -> None:
+        self._matcher = xgrammar.GrammarMatcher(compiled)
+        self._max_seconds_per_token = max_seconds_per_token
+        self._num_tokens = 0
+        self._spent_s = 0.0
+
+    @property
+    def is_too_slow(self) -> bool:
+        """Whether following the grammar has held the engine up for longer than is allowed."""
+        return self._spent_s > _GRACE_S + self._max_seconds_per_token * self._num_tokens
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        """Go on by these tokens; False if the grammar does not allow them, or following it takes too long."""
+        began_s = time.perf_counter()
+        for token_id in token_ids:
+            if not self._matcher.accept_token(token_id):
+                return False
+            self._num_tokens += 1
+            self._spent_s += -began_s + (began_s := time.perf_counter())
+            if self.is_too_slow:
+                return False
+        return True
+
+    def fill(self, bits: np.ndarray, row: int) -> None:
+        """Say which tokens may come next. bits: [num_rows, ceil(vocab_size / 32)] int32"""
+        if self._matcher.is_terminated():
+            # It goes on although its grammar is through, as a request that ignores the end may.
+            bits[row] = EVERY_TOKEN
+            return
+        began_s = time.perf_counter()
+        self._matcher.fill_next_token_bitmask(bits, row)
+        self._spent_s += time.perf_counter() - began_s
