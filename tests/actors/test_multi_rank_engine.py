@@ -17,7 +17,7 @@ import pytest
 from torch import Tensor
 
 from actors import rank_loop
-from actors.config import EngineConfig
+from actors.config import EngineConfig, SpeculativeConfig
 from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
@@ -30,6 +30,7 @@ from actors.rank_launcher import RankLauncher, Ranks
 from actors.rank_messages import RankStep, RankTask
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress
+from tests.actors.speculation import EAGER, proposing, right_by_chance
 from tests.engine_pair import engine_config
 from tests.rank_threads import RankThreads
 from tests.reference import greedy_tokens, random_prompt
@@ -66,6 +67,7 @@ def running(
     size: int = 2,
     overlap: bool = False,
     rank_timeout_s: float = RANK_TIMEOUT_S,
+    speculative: SpeculativeConfig | None = None,
 ) -> Iterator[RunningEngine]:
     wake = threading.Event()
     with ExitStack() as opened:
@@ -73,6 +75,8 @@ def running(
         opened.callback(control.close)
         address = EngineAddress("engine", 1, control.address)
         config = _config(directory, size, overlap, rank_timeout_s)
+        scheduler = config.scheduler.model_copy(update={"speculative": speculative})
+        config = config.model_copy(update={"scheduler": scheduler})
         core = build_engine_core(config, address, control.control, wake.set, launch_ranks=launch)
         opened.callback(core.shutdown)
         yield RunningEngine(core, wake)
@@ -100,6 +104,20 @@ def test_all_ranks_sample_the_tokens_that_one_rank_would(checkpoint: CheckpointO
             )
     assert answers[0] == answers[1]
     assert len(set(answers[0])) > 5
+
+
+def test_all_ranks_check_the_guesses_of_the_first(checkpoint: CheckpointOf) -> None:
+    directory, prompt = checkpoint("llama"), random_prompt(30)
+    expected = greedy_tokens(directory, tuple(prompt), 24)
+    with (
+        proposing(right_by_chance({tuple(prompt): expected})),
+        running(directory, RankThreads, speculative=EAGER) as engine,
+    ):
+        assert engine.generate(prompt, 24) == expected
+        stats = engine.core.make_stats()
+    assert stats.spec_decoding_stats is not None
+    assert stats.spec_decoding_stats.num_accepted_tokens > 0
+    assert stats.num_steps < 20
 
 
 def test_the_death_of_a_ranks_process_ends_an_idle_engine_at_once(checkpoint: CheckpointOf) -> None:

@@ -149,16 +149,14 @@ def test_a_guess_preempts_nobody() -> None:
     scheduler.check_integrity()
 
 
-def test_who_checks_guesses_does_not_wait_for_a_prompt() -> None:
-    scheduler = make_scheduler(num_speculative_tokens=3, max_num_batched_tokens=8, max_num_seqs=4)
-    scheduler.add_request(make_request("short", 2, max_tokens=20, ignore_eos=True))
-    sample_one(scheduler, scheduler.schedule())
+def test_who_checks_guesses_does_not_wait_for_a_prompt_that_was_admitted_before_it() -> None:
+    scheduler = make_scheduler(num_speculative_tokens=3, max_num_batched_tokens=8, long_prefill_token_threshold=4)
     scheduler.add_request(make_request("long", 40, max_tokens=20, ignore_eos=True))
+    scheduler.add_request(make_request("short", 2, max_tokens=20, ignore_eos=True))
     step = scheduler.schedule()
-    assert step.num_scheduled_tokens == {"short": 1, "long": 7}
-    scheduler.update_from_output(
-        step, ModelRunnerOutput(["short", "long"], [[11], []], draft_token_ids=DraftTokenIds(["short"], [[5, 6, 7]]))
-    )
+    assert step.num_scheduled_tokens == {"long": 4, "short": 2}
+    drafts = DraftTokenIds(["short"], [[5, 6, 7]])
+    scheduler.update_from_output(step, ModelRunnerOutput(["long", "short"], [[], [11]], draft_token_ids=drafts))
     assert scheduler.schedule().num_scheduled_tokens == {"short": 4, "long": 4}
 
 
