@@ -21,7 +21,7 @@ from typing import Self
 
 from actors.core.outputs import EngineCoreOutput, RequestTimings
 from actors.core.request import EngineCoreRequest, FinishReason
-from cluster.engine_connection import EngineConnection
+from cluster.engine_connection import EngineConnection, EngineKey
 from cluster.errors import DeadlineExceeded, EngineFailed, EngineLost, OutputsDiverged
 from cluster.generation import EngineReport
 from cluster.output_order import Diverged, OutputOrder
@@ -151,11 +151,11 @@ class Attempt:
         self._successor = EngineStream(decode, request)
 
     @property
-    def lost_engine_ids(self) -> set[str]:
+    def lost_engines(self) -> set[EngineKey]:
         """The engines that are thought to have died while they had the request, since the decode engine went on."""
         others = [*self._streams, *self._predecessors, *self._lost_targets]
         suspects = [self._decode] if self.has_decoded else others
-        return {stream.engine_id for stream in suspects if stream.has_died}
+        return {stream.connection.descriptor.key for stream in suspects if stream.has_died}
 
     @property
     def has_decoded(self) -> bool:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from actors.core.outputs import EngineCoreOutput, Preemption, RequestTimings
 from actors.core.request import EngineCoreRequest
 from cluster.attempt import Attempt
-from cluster.engine_connection import EngineConnection, EnginePool
+from cluster.engine_connection import EngineConnection, EngineKey, EnginePool
 from cluster.errors import DeadlineExceeded, EngineFailed, ModelVersionLeft, NoEngineAvailable
 from cluster.moves import Moves, PreemptedRequest
 from cluster.router.base import Route, Router
@@ -66,7 +66,8 @@ class Recovery:
         self._moves = moves
         self._num_moves_begun = 0
         self._num_moves_before = 0
-        self._num_engines_lost = 0
+        self._lost_engines: set[EngineKey] = set()
+        """Since it has last gone on. A life of an engine that is lost twice was cut off, and counts once."""
         self._prefill_timings: RequestTimings | None = None
         self.attempt: Attempt | None = None
 
@@ -118,8 +119,9 @@ class Recovery:
                         if output.finish_reason is not None:
                             return
             except EngineFailed as failure:
-                num_before = 0 if attempt.has_decoded else self._num_engines_lost
-                self._num_engines_lost = num_before + len(attempt.lost_engine_ids)
+                if attempt.has_decoded:
+                    self._lost_engines.clear()
+                self._lost_engines |= attempt.lost_engines
                 self._prefill_timings = self._prefill_timings or attempt.prefill_timings
                 self._give_up_or_go_on(failure, attempt, is_last=number == self._policy.max_attempts)
                 route = await self._choose_again(failure)
@@ -160,8 +162,8 @@ class Recovery:
         request_id = self._original.request_id
         # The client counts from what it came with, not from where this attempt began.
         failure.num_new_tokens = len(token_ids) - len(self._original.output_token_ids)
-        if self._num_engines_lost >= _MAX_ENGINES_LOST:
-            reason = f"{failure.reason}; {self._num_engines_lost} engines died with the request"
+        if len(self._lost_engines) >= _MAX_ENGINES_LOST:
+            reason = f"{failure.reason}; {len(self._lost_engines)} engines died with the request"
             raise EngineFailed(request_id, reason, num_new_tokens=failure.num_new_tokens, can_resume=False) from failure
         if is_last or not failure.can_resume:
             raise failure

@@ -156,6 +156,19 @@ async def test_a_request_that_engines_go_on_with_is_not_what_they_die_of() -> No
     assert text_of(await answer) == "abxyxy!"
 
 
+async def test_an_engine_that_was_cut_off_twice_has_not_died_twice() -> None:
+    cluster = make_cluster(num_decodes=1)
+    (decode,) = cluster.decodes
+    answer = asyncio.create_task(collect(cluster.serving.generate(HELLO)))
+    for _ in range(3):
+        await cluster.prefill.next_request()
+        await decode.next_request()
+        decode.lose()  # Its session breaks, and is open again when the request looks for an engine.
+    producer, _ = await cluster.prefill.next_request(), await decode.next_request()
+    cluster.prefill.send(producer, 0, "a", finish_reason=LENGTH)
+    assert text_of(await answer) == "a"
+
+
 async def test_a_prefill_engine_that_died_is_forgiven_by_the_first_token() -> None:
     cluster = make_cluster(num_decodes=2)
     answer = asyncio.create_task(collect(cluster.serving.generate(HELLO)))

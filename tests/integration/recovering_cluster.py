@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
@@ -210,6 +210,14 @@ class RecoveringCluster:
             self._membership = self._membership.with_engine(self._descriptors[engine_id])
         await self.pool.update(self._membership)
 
+    def port_of(self, engine_id: str) -> int:
+        """Where an engine listens."""
+        return int(self._descriptors[engine_id].address.rpartition(":")[2])
+
+    def reach_through(self, engine_id: str, address: str) -> None:
+        """Let everybody reach an engine at this address, from when it joins."""
+        self._descriptors[engine_id] = replace(self._descriptors[engine_id], address=address)
+
     async def kill(self, engine_id: str) -> None:
         """Let an engine die; a little later its name is taken out of the membership."""
         session = self.pool._sessions[engine_id, 1]
@@ -220,6 +228,13 @@ class RecoveringCluster:
         await dying
         self._membership = self._membership.without_engine(engine_id, 1)
         await self.pool.update(self._membership)
+
+    async def cut_off(self, engine_id: str, cut: Callable[[], None]) -> None:
+        """Cut the connections of an engine that lives on."""
+        session = self.pool._sessions[engine_id, 1]
+        cut()
+        await asyncio.wait_for(session.wait_lost(), _TIMEOUT_S)
+        self.tap.deaths[engine_id].set()
 
     async def close(self) -> None:
         """End everything."""

@@ -24,6 +24,7 @@ from tests.integration.promises import (
     token_ids_of,
 )
 from tests.integration.recovering_cluster import RecoveringCluster, recovering_cluster
+from tests.kv_transfer.swallowing_proxy import SwallowingProxy
 
 _TIMEOUT_S: Final = 30.0
 
@@ -123,6 +124,29 @@ async def test_an_answer_is_the_same_when(
         for name, answer in asking.result().items():
             _assert_same(name, answer, answers[name])
         await cluster.until_idle()
+
+
+@pytest.mark.parametrize("position", [0, CUT], ids=["before the first token", "in the middle"])
+async def test_an_answer_is_the_same_when_a_living_engine_is_cut_off(position: int, expected: Expected) -> None:
+    requests, answers = expected.requests, expected.answers
+    async with recovering_cluster(engines_config(expected.directory), ["prefill-0", "decode-0"]) as cluster:
+        with SwallowingProxy(cluster.port_of("decode-0")) as proxy:
+            cluster.reach_through("decode-0", proxy.address)
+            await cluster.join("prefill-0", "decode-0")
+            run = _Run(cluster, answers)
+            run.stop_at("decode-0", max(1, position))
+            if position == 0:
+                cluster.gates["prefill-0"].close(3)
+            async with asyncio.timeout(_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+                asking = tasks.create_task(ask_all(cluster, requests))
+                has_come = cluster.tap.has_stopped if position else cluster.gates["prefill-0"].is_reached
+                await has_come.wait()
+                cluster.tap.close([], 0, 0)
+                await cluster.cut_off("decode-0", proxy.cut)
+                cluster.gates["prefill-0"].open()
+            for name, answer in asking.result().items():
+                _assert_same(name, answer, answers[name])
+            await cluster.until_idle()
 
 
 def _assert_same(name: str, answer: list[GenerateChunk], expected: list[GenerateChunk]) -> None:
