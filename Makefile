@@ -22,7 +22,7 @@ demo: $(READY) ## Start one prefill and one decode engine, send 16 prompts, show
 
 test: $(READY) ## Run the tests that need neither a GPU nor minutes each
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)
 
 slow: $(READY) ## Run the tests that take minutes
 	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
