@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from actors.core.outputs import RequestTimings, TokenLogprobs
 from actors.core.request import FinishReason
+from actors.core.sampling_params import StructuredOutputParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class SamplingOptions:
     logprobs: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
     skip_special_tokens: bool = True
+    structured_output: StructuredOutputParams | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

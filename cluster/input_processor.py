@@ -19,6 +19,7 @@ from cluster.generation import ChatMessage, ChatPrompt, GenerateRequest, Prompt,
 from cluster.input_limits import InputLimits
 from cluster.model_tokenizer import ChatTemplateError, ModelTokenizer
 from cluster.sampling_rules import Violations, check_sampling, resolve_sampling
+from cluster.structured_output_rules import check_structured_output
 
 MAX_CHARS_ON_EVENT_LOOP: Final = 4096
 """Longer prompts are tokenized on a thread: about a millisecond of work is where streams begin to notice."""
@@ -91,6 +92,8 @@ class InputProcessor:
         self._check_prompt(request.prompt, violations)
         self._check_token_ids("output_token_ids", request.output_token_ids, violations)
         check_sampling(request.sampling, self.model.vocab_size, limits, violations)
+        has_end = bool(self.model.eos_token_ids)
+        check_structured_output(request.sampling, has_end=has_end, limits=limits, violations=violations)
         violations.raise_if_any()
 
     def _check_prompt(self, prompt: Prompt | None, violations: Violations) -> None:

@@ -71,6 +71,7 @@ def resolve_sampling(options: SamplingOptions, max_tokens: int) -> SamplingParam
         ignore_eos=options.ignore_eos,
         logprobs=options.logprobs,
         logit_bias=dict(options.logit_bias),
+        structured_output=options.structured_output,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Final
 
 from actors.core.outputs import TokenLogprobs
 from actors.core.request import FinishReason
+from actors.core.sampling_params import StructuredOutputParams
 from cluster.generation import (
     ChatMessage,
     ChatPrompt,
@@ -96,8 +98,21 @@ def _sampling(message: generate_pb2.SamplingParams) -> SamplingOptions:
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         logit_bias=dict(message.logit_bias),
+        structured_output=_structured_output(message),
         **given,
     )
+
+
+def _structured_output(message: generate_pb2.SamplingParams) -> StructuredOutputParams | None:
+    match message.WhichOneof("structured_output"):
+        case None:
+            return None
+        case "choice":
+            return StructuredOutputParams("choice", json.dumps(list(message.choice.choices), ensure_ascii=False))
+        case "json_object":
+            return StructuredOutputParams("json_object", "" if message.json_object else "false")
+        case kind:
+            return StructuredOutputParams(kind, getattr(message, kind))
 
 
 def _logprobs(logprobs: Iterable[TokenLogprobs]) -> list[generate_pb2.TokenLogprobs]:
