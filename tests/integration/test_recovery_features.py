@@ -47,8 +47,14 @@ class _Run:
         self.cluster.tap.close([engine_id], position, num_requests)
 
     async def kill_stopped(self, engine_id: str, successor: str) -> None:
-        """Kill an engine once all requests that get there have stopped; another one has joined by then."""
+        """Kill an engine once all requests that get there have stopped, and the others have ended.
+
+        Another one has joined by then. A request that was still on its way to its second engine would seem to be what
+        both of them died of.
+        """
         await self.cluster.tap.has_stopped.wait()
+        while self.cluster.serving.num_requests_in_flight > self.cluster.tap.num_requests:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         await self.cluster.join(successor)
         await self.cluster.kill(engine_id)
 
