@@ -14,7 +14,7 @@ from actors.config import ModelFacts
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import ClusterError, ControllerUnavailable
-from cluster.pool.membership import Membership
+from cluster.pool.membership import Membership, ServedModel
 from cluster.status import ControllerView
 
 _CONTROLLER_TIMEOUT_S = 30.0
@@ -107,6 +107,10 @@ class IngressActor:
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
         """Send a canary request through this pair. Raises CanaryFailed."""
         await self._process.prove(prefill, decode, facts)
+
+    async def prepare(self, model: ServedModel) -> None:
+        """Load what requests of this model need. Raises TokenizerUnusable."""
+        await self._process.prepare(model)
 
     async def update_membership(self, membership: Membership) -> None:
         """Follow a newer snapshot."""

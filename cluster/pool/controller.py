@@ -22,6 +22,7 @@ from ray.exceptions import RayError
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import CannotPlace, CannotStart, InvalidConfig, UnknownNode
+from cluster.model_check import find_model_mistakes
 from cluster.pool.engine_life import EngineLife
 from cluster.pool.fleet import Fleet
 from cluster.pool.ingresses import Ingresses
@@ -279,8 +280,9 @@ class Controller:
         Raises InvalidConfig.
         """
         await self._settle()
-        if not await asyncio.to_thread((Path(directory) / "config.json").is_file):
-            raise InvalidConfig("update", [f"{directory!r} is not a checkpoint that the controller can see"])
+        sizes = self._config.tensor_parallel_sizes
+        if mistakes := await asyncio.to_thread(find_model_mistakes, Path(directory), sizes):
+            raise InvalidConfig("update", mistakes)
         version = self._models.add(directory)
         for history in self._fleet.histories.values():
             history.deaths_s = []

@@ -146,6 +146,7 @@ class Fleet:
             await self.may_prove.wait()
             async with asyncio.timeout(self._config.start_timeout_s):
                 await self._prove(engine)
+                await self._ingresses.prepare(self._served_model(engine))
             await self._admit(engine)
         except Exception as error:
             # Whatever it is: an engine that did not come up is given up, and nobody waits for it.
@@ -228,10 +229,12 @@ class Fleet:
         engine.state = EngineState.READY
         self._journal.add(f"let {engine.engine_id}, incarnation {engine.incarnation} serve: its canary was right")
         self._watch(engine)
-        version = engine.model_version
-        model = ServedModel(version, self._models.directories[version], self.facts(version))
-        await self._publish(self.membership.with_model(model).with_engine(engine.descriptor))
+        await self._publish(self.membership.with_model(self._served_model(engine)).with_engine(engine.descriptor))
         self._on_change()
+
+    def _served_model(self, engine: EngineLife) -> ServedModel:
+        version = engine.model_version
+        return ServedModel(version, self._models.directories[version], self.facts(version))
 
     async def catch_up_with(self, version: int) -> None:
         """An ingress follows a newer snapshot than is known here: an earlier controller did not get to save it."""

@@ -23,7 +23,7 @@ from cluster.engine_connection import EngineDescriptor
 from cluster.errors import CannotStart
 from cluster.ingress_actor import IngressActor, IngressHealth
 from cluster.pool.journal import Journal
-from cluster.pool.membership import Membership
+from cluster.pool.membership import Membership, ServedModel
 from cluster.pool.names import CONTROLLER_NAME, ingress_actor_name
 from cluster.pool.ray_calls import HeadProbe, end_actor, one_line, remote_class, within
 from cluster.pool.reconciler import RestartPolicy, SlotHistory
@@ -164,6 +164,20 @@ class Ingresses:
                     error = died
                     await self._give_up(life, one_line(died), now_s)
         raise CannotStart(f"no ingress could try {decode.engine_id}: {error and one_line(error)}")
+
+    async def prepare(self, model: ServedModel) -> None:
+        """Let all of them load what requests of this model need. Raises CannotStart if they cannot.
+
+        One that has other troubles loads it later, with the membership that it is told.
+        """
+        for life in self._begun():
+            try:
+                async with asyncio.timeout(_CALL_TIMEOUT_S):
+                    await life.actor.prepare.remote(model)
+            except RayTaskError as error:
+                raise CannotStart(one_line(error)) from error
+            except (RayActorError, TimeoutError) as error:
+                logger.warning("an ingress was not prepared", extra={"ingress": life.number, "error": one_line(error)})
 
     async def publish(self, membership: Membership) -> None:
         """Tell all of them; who does not answer is told again when it does."""

@@ -18,7 +18,7 @@ from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import CannotStart, UnknownEngine
 from cluster.pool.fleet import Fleet
 from cluster.pool.journal import Journal
-from cluster.pool.membership import Membership
+from cluster.pool.membership import Membership, ServedModel
 from cluster.pool.models import Models
 from cluster.pool.placement import EnginePlacement
 from cluster.pool.ray_calls import HeadProbe
@@ -75,10 +75,15 @@ class FakeIngresses:
     def __init__(self) -> None:
         self.published: list[Membership] = []
         self.proven: list[tuple[str, str]] = []
+        self.unusable: set[int] = set()
         self.judge: Callable[[str, str], str | None] = lambda prefill, decode: None
 
     async def publish(self, membership: Membership) -> None:
         self.published.append(membership)
+
+    async def prepare(self, model: ServedModel) -> None:
+        if model.version in self.unusable:
+            raise CannotStart("its tokenizer cannot be used")
 
     async def prove(
         self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts, now_s: float
@@ -327,6 +332,14 @@ async def test_an_update_proves_engines_with_those_of_their_model(world: World) 
     assert world.ingresses.proven == [("", "prefill-0"), ("prefill-0", "decode-0")]
     assert [model.version for model in world.fleet.membership.models] == [version]
     assert {engine.model_version for engine in world.fleet.membership.engines} == {version}
+
+
+async def test_an_update_to_a_model_that_no_door_can_read_ends_with_its_first_engine(world: World) -> None:
+    await world.up()
+    world.ingresses.unusable.add(world.models.add("another-model"))
+    await world.rounds_until(lambda: len(world.fleet.history(P0).deaths_s) == 2)
+    assert world.fleet.history(P0).last_error == "its tokenizer cannot be used"
+    assert world.members() == {("decode-0", 1)}
 
 
 async def test_only_engines_that_serve_can_be_named(world: World) -> None:
