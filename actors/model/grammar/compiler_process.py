@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Final
 
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 COMPILED: Final = b"c"
 REFUSED: Final = b"r"
-_CHILD: Final = "actors.model.grammar.compiler_child"
+_CHILD: Final = (sys.executable, "-m", "actors.model.grammar.compiler_child")
 _START_TIMEOUT_S: Final = 60.0
 _END_TIMEOUT_S: Final = 10.0
 
@@ -29,8 +29,10 @@ _END_TIMEOUT_S: Final = 10.0
 class CompilerProcess:
     """Starts when it is first needed, and again after it was ended. One thread at a time compiles; any may close."""
 
-    def __init__(self, config: GrammarConfig) -> None:
+    def __init__(self, config: GrammarConfig, command: Sequence[str] = _CHILD) -> None:
+        """command: what to run, with the arguments of compiler_child.py"""
         self._config = config
+        self._command = command
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
@@ -69,6 +71,7 @@ class CompilerProcess:
         with self._lock:
             if self._process is not None:
                 self._process.kill()
+                self._process.wait(_END_TIMEOUT_S)
 
     def _start(self, vocabulary: Callable[[], str]) -> Connection:
         ours, theirs = multiprocessing.Pipe()
@@ -82,7 +85,7 @@ class CompilerProcess:
             if self._is_closed:
                 raise CompilerUnusable("the engine ends")
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _CHILD, *map(str, arguments)],
+                [*self._command, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 # It writes warnings about what strangers send.
                 stdout=subprocess.DEVNULL,

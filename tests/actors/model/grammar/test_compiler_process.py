@@ -1,0 +1,86 @@
+"""The process that compiles may do what it likes: its engine goes on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from actors.config import GrammarConfig
+from actors.core.sampling_params import StructuredOutputParams
+from actors.model.grammar.compiler_process import CompilerProcess
+from actors.model.grammar.errors import CompilerUnusable, GrammarRefused
+
+_CHILD = """
+import os, sys, threading
+from multiprocessing.connection import Connection
+connection = Connection(int(sys.argv[1]))
+vocabulary = connection.recv_bytes()
+connection.send_bytes(b"")
+while True:
+    task = connection.recv_bytes()
+    if b"hang" in task:
+        threading.Event().wait()
+    if b"die" in task:
+        os._exit(1)
+    padding = b"." * task.count(b"large") * 2_000_000
+    connection.send_bytes(b"c" + vocabulary + b" " + str(os.getpid()).encode() + padding)
+"""
+
+
+def grammar(value: str) -> StructuredOutputParams:
+    return StructuredOutputParams("regex", value)
+
+
+@pytest.fixture
+def compiler() -> Iterator[CompilerProcess]:
+    config = GrammarConfig(compile_timeout_s=0.2, max_compiled_mib=1)
+    compiler = CompilerProcess(config, (sys.executable, "-c", _CHILD))
+    yield compiler
+    compiler.close()
+
+
+def pid_of(compiler: CompilerProcess) -> int:
+    vocabulary, pid = compiler.compile(grammar("a"), lambda: "words").split()
+    assert vocabulary == "words"
+    return int(pid)
+
+
+def test_it_starts_once(compiler: CompilerProcess) -> None:
+    assert pid_of(compiler) == pid_of(compiler) != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("hang", "longer than 0.2 s to compile"), ("die", "too much memory"), ("large", "too large")],
+)
+def test_a_grammar_that_is_too_much_for_it_is_refused_and_the_next_one_is_not(
+    value: str, words: str, compiler: CompilerProcess
+) -> None:
+    first = pid_of(compiler)
+    with pytest.raises(GrammarRefused, match=words):
+        compiler.compile(grammar(value), lambda: "words")
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+    assert pid_of(compiler) != first
+
+
+def test_closing_it_ends_the_process_and_whoever_waits() -> None:
+    compiler = CompilerProcess(GrammarConfig(compile_timeout_s=30.0), (sys.executable, "-c", _CHILD))
+    pid_of(compiler)
+    closing = threading.Timer(0.05, compiler.close)
+    closing.start()
+    with pytest.raises(CompilerUnusable):
+        compiler.compile(grammar("hang"), lambda: "words")
+    closing.join()
+    with pytest.raises(CompilerUnusable):
+        compiler.compile(grammar("a"), lambda: "words")
+
+
+def test_a_process_that_does_not_start_is_no_fault_of_the_grammar() -> None:
+    compiler = CompilerProcess(GrammarConfig(), (sys.executable, "-c", "raise SystemExit(1)"))
+    with pytest.raises(CompilerUnusable, match="does not start"):
+        compiler.compile(grammar("a"), lambda: "words")
