@@ -27,6 +27,7 @@ class Cable:
     namespace: str
     device: str
     address: str
+    bridge: str
 
     def cut(self) -> None:
         """Nothing passes any more."""
@@ -54,7 +55,7 @@ def bridged(num_hosts: int) -> Iterator[tuple[Cable, ...]]:
     # 198.18.0.0/15 is set aside for tests; tests/faults takes the lower half.
     net = f"198.19.{os.getpid() % 250}"
     cables = tuple(
-        Cable(f"{_PREFIX}{os.getpid()}-{number}", f"rph{os.getpid()}n{number}", f"{net}.{number + 1}")
+        Cable(f"{_PREFIX}{os.getpid()}-{number}", f"rph{os.getpid()}n{number}", f"{net}.{number + 1}", bridge)
         for number in range(num_hosts)
     )
     try:
@@ -62,16 +63,16 @@ def bridged(num_hosts: int) -> Iterator[tuple[Cable, ...]]:
         run_ip("addr", "add", f"{net}.254/24", "dev", bridge)
         run_ip("link", "set", bridge, "up")
         for cable in cables:
-            _lay(cable, bridge)
+            _lay(cable)
         yield cables
     finally:
         _remove(bridge, [cable.namespace for cable in cables])
 
 
-def _lay(cable: Cable, bridge: str) -> None:
+def _lay(cable: Cable) -> None:
     run_ip("netns", "add", cable.namespace)
     run_ip("link", "add", cable.device, "type", "veth", "peer", "name", "host", "netns", cable.namespace)
-    run_ip("link", "set", cable.device, "master", bridge, "up")
+    run_ip("link", "set", cable.device, "master", cable.bridge, "up")
     run_ip("-n", cable.namespace, "link", "set", "lo", "up")
     run_ip("-n", cable.namespace, "addr", "add", f"{cable.address}/24", "dev", "host")
     run_ip("-n", cable.namespace, "link", "set", "host", "up")
