@@ -48,7 +48,10 @@ class DraftControl:
         num_possible = np.where(gets_token & rows.may_draft[indices], np.minimum(num_left, limit), 0)
         if not (num_possible > 0).any():
             return None
-        chosen: np.ndarray = np.minimum(num_possible, self._num_likely(indices, batch.epochs))
+        # The fuller the step the dearer is a guess, and the surer it must be.
+        share = len(rows) / self._config.max_step_tokens
+        min_chance = self._config.min_acceptance + (1 - self._config.min_acceptance) * share
+        chosen: np.ndarray = np.minimum(num_possible, self._num_likely(indices, batch.epochs, min_chance))
         return chosen if (chosen > 0).any() else None
 
     def learn(self, row: int, num_drafted: int, num_accepted: int) -> None:
@@ -56,13 +59,13 @@ class DraftControl:
         self._tried[row] += min(num_accepted + 1, num_drafted)
         self._right[row] += num_accepted
 
-    def _num_likely(self, indices: np.ndarray, epochs: np.ndarray) -> np.ndarray:
-        """How many guesses in a row are right with at least the probability that is asked for."""
+    def _num_likely(self, indices: np.ndarray, epochs: np.ndarray, min_chance: float) -> np.ndarray:
+        """How many guesses in a row are all right with at least this probability."""
         is_known = self._epochs[indices] == epochs
         self._epochs[indices] = epochs
         tried = self._tried[indices] = self._tried[indices] * is_known * _DECAY
         right = self._right[indices] = self._right[indices] * is_known * _DECAY
         chance = (right + _PRIOR_RIGHT) / (tried + _PRIOR_TRIED)
-        num_likely = np.log(self._config.min_acceptance) / np.log(np.minimum(chance, 0.99))
+        num_likely = np.log(min_chance) / np.log(np.minimum(chance, 0.99))
         likely: np.ndarray = np.maximum(num_likely, 0).astype(np.int64)
         return likely

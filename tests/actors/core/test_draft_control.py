@@ -56,9 +56,12 @@ def test_nothing_is_guessed_that_a_request_could_not_use() -> None:
 
 
 def test_the_more_requests_run_the_fewer_tokens_each_guesses_and_a_full_batch_none() -> None:
-    for num_requests, num_each in ((1, 3), (2, 3), (3, 2), (8, 1), (9, 0)):
+    for num_requests, num_each in ((1, 4), (2, 3), (4, 2), (8, 1), (14, 0), (20, 0)):
         scheduler = make_scheduler(
-            speculative=SpeculativeConfig(num_tokens=3, max_step_tokens=8), max_num_seqs=16, num_blocks=128
+            speculative=SpeculativeConfig(num_tokens=4, max_step_tokens=20, min_acceptance=0.2),
+            max_num_seqs=20,
+            num_blocks=128,
+            max_num_batched_tokens=64,
         )
         for number in range(num_requests):
             scheduler.add_request(make_request(f"r{number}", 2, max_tokens=20, ignore_eos=True))
