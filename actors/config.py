@@ -66,7 +66,8 @@ class SpeculativeConfig(_Settings):
         0.3,
         gt=0,
         lt=1,
-        description="How likely a token must be right to be tried, as the request's guesses have fared so far.",
+        description="How likely a guess must be right to be made, as the request's guesses have fared so far. With "
+        "one request running; from there it rises, to certainty with max_step_tokens of them.",
     )
     prompt_lookup_min: int = Field(2, ge=1, le=16, description="ngram: the fewest equal tokens that count as a match.")
     prompt_lookup_max: int = Field(4, ge=1, le=16, description="ngram: the most that are looked for; these go first.")
