@@ -53,7 +53,7 @@ def chaos_cluster(model_directory: Path, directory: Path) -> Iterator[tuple[str,
     """
     processes = MarkedProcesses()
     memory_files = set(Path("/dev/shm").iterdir())
-    head = RayHead(4, processes.environment)
+    head, has_gone_well = RayHead(4, processes.environment), False
     try:
         head.wait_until_up()
         serve = ServeProcess(_config(model_directory, head.address), directory, environment=head.environment)
@@ -64,8 +64,12 @@ def chaos_cluster(model_directory: Path, directory: Path) -> Iterator[tuple[str,
             serve.kill_if_alive()
         assert not (left := head.leftovers()), f"after serve has stopped, Ray still has {left}"
         _check_gone([process for title in (CONTROLLER, INGRESS, ENGINE) for process in processes.titled(title)])
+        has_gone_well = True
+    except BaseException as error:
+        error.add_note(f"Ray's logs are in {head.directory}")
+        raise
     finally:
-        head.stop()
+        head.stop(keeps_logs=not has_gone_well)
         left_over = list(processes.all())
         for process in left_over:
             process.kill()

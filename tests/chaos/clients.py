@@ -131,6 +131,8 @@ class Clients:
             except CallFailed as error:
                 if has_begun or error.code is not grpc.StatusCode.UNAVAILABLE:
                     raise
+                if time.monotonic() + _RETRY_DELAY_S >= deadline_s:
+                    raise CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, f"nobody took it on: {error}") from error
             await asyncio.sleep(_RETRY_DELAY_S)
 
 

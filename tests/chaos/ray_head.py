@@ -76,11 +76,12 @@ class RayHead:
         found: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
         return {what: which for what, which in found.items() if which}
 
-    def stop(self) -> None:
-        """Its directory goes with it."""
+    def stop(self, *, keeps_logs: bool) -> None:
+        """Its directory goes with it, unless the logs in it are of use."""
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(_STOP_TIMEOUT_S)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        if not keeps_logs:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
 
 def _free_port() -> int:

@@ -128,3 +128,8 @@ async def test_a_request_that_nobody_takes_on_is_sent_again() -> None:
     server = Server(Call([], grpc.StatusCode.UNAVAILABLE), Call([say(0, 11, 12), say_last(2, 13, 14)]))
     assert (await visit(server)).outcome is Outcome.COMPLETED
     assert len(server.requests) == 2
+
+
+async def test_a_request_that_nobody_takes_on_ends_at_its_deadline() -> None:
+    refusals = [Call([], grpc.StatusCode.UNAVAILABLE)] * 10
+    assert (await visit(Server(*refusals), deadline_s=0.3)).outcome is Outcome.DEADLINE
