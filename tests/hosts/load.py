@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from cluster.client import GenerateClient
+from cluster.ingress.protos.raypd.v1 import generate_pb2
 from tests.reference import greedy_tokens, random_prompt
 
 NUM_TOKENS: Final = 300
@@ -73,10 +75,13 @@ async def _ask(client: GenerateClient, prompt: list[int], seen: Load) -> list[in
     token_ids: list[int] = []
     gaps_s: list[float] = []
     last_s = clock()
-    responses = client.generate(
-        prompt, timeout_s=_REQUEST_TIMEOUT_S, max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True
+    # A salt of its own: the KV of every prompt has to travel. Not resumed: it is the cluster that must keep a stream.
+    request = generate_pb2.GenerateRequest(
+        token_ids=generate_pb2.TokenIds(ids=prompt),
+        sampling_params=generate_pb2.SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True),
+        cache_salt=uuid.uuid4().hex,
     )
-    async for response in responses:
+    async for response in client.send(request, _REQUEST_TIMEOUT_S, resume=False):
         assert response.first_position == len(token_ids), "a position was told twice, or left out"
         token_ids.extend(response.token_ids)
         gaps_s.append(clock() - last_s)

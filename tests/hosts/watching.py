@@ -32,6 +32,17 @@ def states(status: admin_pb2.GetStatusResponse) -> dict[str, tuple[int, str]]:
     return {engine.engine_id: (engine.incarnation, engine.state) for engine in status.engines}
 
 
+def is_waiting(status: admin_pb2.GetStatusResponse, engine_id: str, incarnation: int, needs: str) -> bool:
+    """Whether this life of an engine has no place yet, and says that it needs this."""
+    waiting = [e for e in status.engines if e.state == "pending" and f"it needs {needs}" in e.last_error]
+    return (engine_id, incarnation) in {(engine.engine_id, engine.incarnation) for engine in waiting}
+
+
+def is_whole(status: admin_pb2.GetStatusResponse) -> bool:
+    """Whether every engine serves."""
+    return all(engine.state == "ready" for engine in status.engines)
+
+
 def is_idle(status: admin_pb2.GetStatusResponse) -> bool:
     """Whether no engine that is there has anything left of any request."""
     return all(
