@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from actors.core.removable_heap import RemovableHeap
 from actors.core.request import Request
 from actors.core.status import RequestStatus
-from actors.core.structured_output import StructuredOutputManager
+from actors.core.structured_output import GrammarFailure, StructuredOutputManager
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A request whose wait is over. error: why it will never have a grammar."""
+    """A request whose wait is over. failure: why it will never have a grammar."""
 
     request: Request
-    error: str | None = None
+    failure: GrammarFailure | None = None
 
 
 class GrammarWait:
@@ -41,13 +41,14 @@ class GrammarWait:
         """Take out those whose grammar is ready, does not compile, or took too long."""
         over: list[Compiled] = []
         compiled = {} if self._manager is None else self._manager.take_compiled()
-        for request_id, error in compiled.items():
+        for request_id, failure in compiled.items():
             # A grammar that comes after its request's end is dropped.
             if (request := self._take(request_id)) is not None:
-                over.append(Compiled(request, error))
+                over.append(Compiled(request, failure))
         while (first := self._deadlines.peek()) is not None and first[0][0] <= now_s:
             if (request := self._take(first[1])) is not None:
-                over.append(Compiled(request, f"the grammar was not compiled within {self._timeout_s:g} s"))
+                reason = f"the grammar was not compiled within {self._timeout_s:g} s"
+                over.append(Compiled(request, GrammarFailure(reason, is_requests_fault=False)))
         return over
 
     def release(self, request: Request) -> None:

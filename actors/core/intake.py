@@ -18,7 +18,7 @@ from actors.core.running_rows import RunningRows
 from actors.core.stats import SchedulerStats, SpecDecodingStats
 from actors.core.status import RequestStatus
 from actors.core.stop import find_stop
-from actors.core.structured_output import StructuredOutputManager, allows
+from actors.core.structured_output import StructuredOutputManager, find_objection
 from actors.errors import IntegrityError
 from kv_transfer.connector import ProducerEnd
 from kv_transfer.params import TransferRole
@@ -138,12 +138,11 @@ class Intake:
         new_token_ids = request.all_token_ids[num_earlier_tokens:]
         if request.pooling_params is not None and num_computed_tokens == request.num_prompt_tokens:
             self._report_vector(request, results)
-        elif new_token_ids and allows(self._structured_output, request, new_token_ids):
-            self._report_tokens(request, new_token_ids, stop, results)
-        elif new_token_ids:
+        elif new_token_ids and (error := find_objection(self._structured_output, request, new_token_ids)):
             self._finish(request, RequestStatus.FINISHED_ERROR, results.now_s)
-            error = "the grammar does not allow a token that was sampled"
             self._outbox.add_end(request, results.now_s, error=error)
+        elif new_token_ids:
+            self._report_tokens(request, new_token_ids, stop, results)
 
     def _pass_inputs(self, request: Request, num_computed_tokens: int) -> None:
         """Let go of the multimodal items that the request's computed tokens have passed."""

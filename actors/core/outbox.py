@@ -65,6 +65,7 @@ class Outbox:
         prompt_logprobs: list[TokenLogprobs] | None = None,
         handed_over: bool = False,
         error: str | None = None,
+        is_requests_fault: bool = False,
         pooling_output: list[float] | None = None,
     ) -> None:
         """Tell of a request's end, with its last tokens if there are any."""
@@ -82,6 +83,7 @@ class Outbox:
             stop_token_id=last_token_id if is_stop_token else None,
             stop_reason="repetition" if is_stopped and not is_stop_token else None,
             error=error,
+            is_requests_fault=is_requests_fault,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             pooling_output=pooling_output,

@@ -326,6 +326,7 @@ class EngineCoreOutput:
     stop_token_id:  the EOS or stop token that ended it
     stop_reason:    why it stopped, if neither EOS nor a stop token did ("repetition")
     error:          why, if finish_reason is ERROR (or ABORT by the engine's own decision)
+    is_requests_fault: any engine would say the same of this request
     pooling_output: a pooling request's vector
     prompt_logprobs: with the first token, if they were asked for
     preemption:     instead of tokens
@@ -340,6 +341,7 @@ class EngineCoreOutput:
     stop_token_id: int | None = None
     stop_reason: str | None = None
     error: str | None = None
+    is_requests_fault: bool = False
     logprobs: list[TokenLogprobs] | None = None
     pooling_output: list[float] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None

@@ -41,7 +41,7 @@ from actors.core.request_queue import RequestQueue
 from actors.core.status import RequestStatus
 from actors.core.step import Step
 from actors.core.stop import find_stop
-from actors.core.structured_output import StructuredOutputManager, allows
+from actors.core.structured_output import StructuredOutputManager, find_objection
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import (
     KVConnectorMetadata,
@@ -336,8 +336,7 @@ class RemoteKV:
         request.set_status(RequestStatus.WAITING, now_s)
         request.append_output_token_ids(first_token_id)
         places.holding.add_request(request)
-        if not allows(self._structured_output, request, [first_token_id]):
-            error = "the grammar does not allow the first token"
+        if error := find_objection(self._structured_output, request, [first_token_id]):
             return [Ending(request, RequestStatus.FINISHED_ERROR, error)]
         # The producer has looked already; but this engine's limits may be tighter.
         stop = find_stop(request)

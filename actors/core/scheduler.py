@@ -215,12 +215,14 @@ class Scheduler:
 
     def _take_compiled(self, now_s: float) -> None:
         """Let requests wait for their turn whose grammar is ready, and end those that will never have one."""
-        for request, error in ((over.request, over.error) for over in self._grammar_wait.take_over(now_s)):
-            if error is None:
-                request.set_status(RequestStatus.WAITING, now_s)
-                self.waiting.add_request(request)
-            else:
-                self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR, error=error)
+        for over in self._grammar_wait.take_over(now_s):
+            if (failure := over.failure) is None:
+                over.request.set_status(RequestStatus.WAITING, now_s)
+                self.waiting.add_request(over.request)
+                continue
+            self._finish(over.request, RequestStatus.FINISHED_ERROR, now_s)
+            is_fault = failure.is_requests_fault
+            self._outbox.add_end(over.request, now_s, error=failure.reason, is_requests_fault=is_fault)
 
     def _build_output(self, step: Step) -> SchedulerOutput:
         finished_req_ids, self.finished_req_ids = self.finished_req_ids, set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,17 +12,28 @@ from actors.core.request import Request
 from actors.core.sampling_params import StructuredOutputParams
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarFailure:
+    """Why a request will never have its grammar.
+
+    is_requests_fault: it is the grammar's, whichever engine compiles it
+    """
+
+    reason: str
+    is_requests_fault: bool = True
+
+
 class StructuredOutputManager(Protocol):
     """Compiles grammars off the step and follows each request's tokens through its own. Never blocks."""
 
     def start_compiling(self, request_id: str, params: StructuredOutputParams, output_token_ids: Sequence[int]) -> None:
         """Begin to compile. output_token_ids: tokens that the request came with, for its matcher to go through."""
 
-    def take_compiled(self) -> dict[str, str | None]:
+    def take_compiled(self) -> dict[str, GrammarFailure | None]:
         """Requests whose grammar is ready since the last call, or does not compile: then the compiler's words."""
 
-    def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> bool:
-        """Move the request's matcher on; False if the grammar does not allow the tokens."""
+    def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> str | None:
+        """Move the request's matcher on; if it cannot go on by these tokens, say why."""
 
     def fill_bitmask(self, request_ids: Iterable[str]) -> np.ndarray:
         """Say which tokens may come next: [len(request_ids), ceil(vocab_size / 32)] int32, the lowest bit first."""
@@ -33,8 +45,8 @@ class StructuredOutputManager(Protocol):
         """The engine ends: let go of threads and processes."""
 
 
-def allows(manager: StructuredOutputManager | None, request: Request, token_ids: Sequence[int]) -> bool:
-    """Move the request's matcher on, if it has one; False if its grammar does not allow the tokens."""
+def find_objection(manager: StructuredOutputManager | None, request: Request, token_ids: Sequence[int]) -> str | None:
+    """Move the request's matcher on, if it has one; if it cannot go on by these tokens, return why."""
     if manager is None or request.sampling_params.structured_output is None:
-        return True
+        return None
     return manager.accept_tokens(request.request_id, token_ids)

@@ -21,9 +21,10 @@ import numpy as np
 
 from actors.config import GrammarConfig
 from actors.core.sampling_params import StructuredOutputParams
+from actors.core.structured_output import GrammarFailure
 from actors.model.grammar.cache import GrammarCache
 from actors.model.grammar.compiler_process import CompilerProcess
-from actors.model.grammar.errors import CompilerUnusable, GrammarError
+from actors.model.grammar.errors import CompilerUnusable, GrammarError, GrammarRefused
 from actors.model.grammar.vocabulary import LazyVocabulary, deserialize_grammar, load_vocabulary
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class XGrammarManager:
         self._compiled: deque[tuple[StructuredOutputParams, xgrammar.CompiledGrammar | GrammarError | None]] = deque()
         self._cache = GrammarCache(config.cache_mib << 20)
         self._waiters: dict[StructuredOutputParams, dict[str, _Waiter]] = {}
-        self._ready: dict[str, str | None] = {}
+        self._ready: dict[str, GrammarFailure | None] = {}
         self._matchers: dict[str, TokenMatcher] = {}
 
     @classmethod
@@ -89,7 +90,7 @@ class XGrammarManager:
             self._waiters[params] = {request_id: waiter}
             self._threads.submit(self._compile, params)
 
-    def take_compiled(self) -> dict[str, str | None]:
+    def take_compiled(self) -> dict[str, GrammarFailure | None]:
         """Requests whose grammar is ready since the last call, or does not compile: then why."""
         while self._compiled:
             params, compiled = self._compiled.popleft()
@@ -106,8 +107,8 @@ class XGrammarManager:
         ready, self._ready = self._ready, {}
         return ready
 
-    def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> bool:
-        """Move the request's matcher on; False if the grammar does not allow the tokens."""
+    def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> str | None:
+        """Move the request's matcher on; if it cannot go on by these tokens, say why."""
         return self._matchers[request_id].accept(token_ids)
 
     def fill_bitmask(self, request_ids: Iterable[str]) -> np.ndarray:
@@ -133,17 +134,16 @@ class XGrammarManager:
 
     def _answer(self, waiter: _Waiter, compiled: xgrammar.CompiledGrammar | GrammarError) -> None:
         if isinstance(compiled, GrammarError):
-            self._ready[waiter.request_id] = str(compiled)
+            is_fault = isinstance(compiled, GrammarRefused)
+            self._ready[waiter.request_id] = GrammarFailure(str(compiled), is_requests_fault=is_fault)
             return
         # Here and not above: xgrammar is loaded when something is compiled.
         from actors.model.grammar.matching import TokenMatcher
 
         matcher = TokenMatcher(compiled, self._config.max_matching_ms_per_token / 1e3)
-        if matcher.accept(waiter.output_token_ids):
+        if (objection := matcher.accept(waiter.output_token_ids)) is None:
             self._matchers[waiter.request_id] = matcher
-            self._ready[waiter.request_id] = None
-        else:
-            self._ready[waiter.request_id] = "the grammar does not allow the output so far"
+        self._ready[waiter.request_id] = None if objection is None else GrammarFailure(objection)
 
     def _compile(self, params: StructuredOutputParams) -> None:
         """On a thread. If all that waited have left, the next grammar has its turn."""

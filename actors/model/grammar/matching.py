@@ -25,22 +25,17 @@ class TokenMatcher:
         self._num_tokens = 0
         self._spent_s = 0.0
 
-    @property
-    def is_too_slow(self) -> bool:
-        """Whether following the grammar has held the engine up for longer than is allowed."""
-        return self._spent_s > _GRACE_S + self._max_seconds_per_token * self._num_tokens
-
-    def accept(self, token_ids: Sequence[int]) -> bool:
-        """Go on by these tokens; False if the grammar does not allow them, or following it takes too long."""
+    def accept(self, token_ids: Sequence[int]) -> str | None:
+        """Go on by these tokens; if that cannot be, return why."""
         began_s = time.perf_counter()
         for token_id in token_ids:
             if not self._matcher.accept_token(token_id):
-                return False
+                return f"the grammar does not allow token {token_id} after {self._num_tokens} others"
             self._num_tokens += 1
             self._spent_s += -began_s + (began_s := time.perf_counter())
-            if self.is_too_slow:
-                return False
-        return True
+            if self._spent_s > _GRACE_S + self._max_seconds_per_token * self._num_tokens:
+                return f"the grammar is too ambiguous: following {self._num_tokens} tokens took {self._spent_s:.1f} s"
+        return None
 
     def fill(self, bits: np.ndarray, row: int) -> None:
         """Say which tokens may come next. bits: [num_rows, ceil(vocab_size / 32)] int32"""

@@ -16,6 +16,7 @@ from actors.core.multimodal import MultiModalFeature
 from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput
 from actors.core.sampling_params import StructuredOutputParams
 from actors.core.scheduler import Scheduler
+from actors.core.structured_output import GrammarFailure
 from kv_transfer.connector import (
     KVConnectorMetadata,
     KVConnectorOutput,
@@ -237,7 +238,7 @@ class FakeGrammars:
 
     forbidden: int | None = None
     compiling: dict[str, StructuredOutputParams] = field(default_factory=dict)
-    compiled: dict[str, str | None] = field(default_factory=dict)
+    compiled: dict[str, GrammarFailure | None] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)
 
@@ -245,13 +246,13 @@ class FakeGrammars:
         self.compiling[request_id] = params
         self.tokens[request_id] = list(output_token_ids)
 
-    def take_compiled(self) -> dict[str, str | None]:
+    def take_compiled(self) -> dict[str, GrammarFailure | None]:
         compiled, self.compiled = self.compiled, {}
         return compiled
 
-    def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> bool:
+    def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> str | None:
         self.tokens[request_id] += token_ids
-        return self.forbidden not in token_ids
+        return "the grammar does not allow it" if self.forbidden in token_ids else None
 
     def fill_bitmask(self, request_ids: Iterable[str]) -> np.ndarray:
         return np.array([[len(self.tokens[request_id])] for request_id in request_ids], dtype=np.int32)

@@ -15,6 +15,7 @@ from actors.core.multimodal import MultiModalFeature
 from actors.core.outputs import DraftTokenIds, SchedulerOutput
 from actors.core.request import FinishReason, Request, RequestStatus
 from actors.core.sampling_params import PoolingParams, StructuredOutputParams
+from actors.core.structured_output import GrammarFailure
 from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV, Reservation
 from kv_transfer.params import TransferRole
 from kv_transfer.prefix_sources import PrefixSources
@@ -229,9 +230,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.clock.now_s += by_s
 
     @precondition(lambda self: self.grammars.compiling)
-    @rule(error=st.sampled_from([None, None, None, "bad grammar"]))
-    def grammars_are_compiled(self, error: str | None) -> None:
-        self.grammars.compiled |= dict.fromkeys(self.grammars.compiling, error)
+    @rule(failure=st.sampled_from([None, None, None, GrammarFailure("bad grammar")]))
+    def grammars_are_compiled(self, failure: GrammarFailure | None) -> None:
+        self.grammars.compiled |= dict.fromkeys(self.grammars.compiling, failure)
         self.grammars.compiling.clear()
 
     # -- steps ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actors.core.request import FinishReason, RequestStatus
 from actors.core.sampling_params import StructuredOutputParams
+from actors.core.structured_output import GrammarFailure
 from kv_transfer.connector import KVConnectorOutput
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import Clock, make_request, make_scheduler
@@ -46,9 +47,10 @@ def test_a_grammar_that_does_not_compile_ends_its_request_alone_with_the_compile
     driver = Driver(make_scheduler(structured_output=grammars))
     driver.scheduler.add_request(make_request("a", 4, structured_output=JSON))
     driver.scheduler.add_request(make_request("b", 4, max_tokens=2))
-    grammars.compiled["a"] = "unexpected '}' at 3"
+    grammars.compiled["a"] = GrammarFailure("unexpected '}' at 3")
     driver.run()
     assert (driver.end_of("a").finish_reason, driver.end_of("a").error) == (FinishReason.ERROR, "unexpected '}' at 3")
+    assert driver.end_of("a").is_requests_fault
     assert driver.end_of("b").error is None
 
 
@@ -61,6 +63,7 @@ def test_a_grammar_has_a_deadline() -> None:
     clock.now_s += 30.0
     driver.step()
     assert driver.end_of("a").error == "the grammar was not compiled within 30 s"
+    assert not driver.end_of("a").is_requests_fault
     assert driver.scheduler.next_deadline() is None
 
 
@@ -82,7 +85,7 @@ def test_a_token_that_the_grammar_does_not_allow_ends_the_request_and_never_leav
     grammars.compiled["a"] = None
     driver.run()
     assert driver.tokens_of("a") == right[:1]
-    assert driver.end_of("a").error == "the grammar does not allow a token that was sampled"
+    assert driver.end_of("a").error == "the grammar does not allow it"
 
 
 def test_a_resumed_requests_matcher_goes_through_the_tokens_that_it_has() -> None:
