@@ -52,8 +52,10 @@ class CacheConfig(_Settings):
 class SpeculativeConfig(_Settings):
     """Guessing a request's next tokens, so that one forward checks several. Tokens are the same with it and without."""
 
-    method: Literal["ngram"] = Field(
-        "ngram", description="ngram: what followed the last time the same tokens came, in prompt or output."
+    method: Literal["ngram", "draft_model"] = Field(
+        "ngram",
+        description="ngram: what followed the last time the same tokens came, in prompt or output. draft_model: what a "
+        "smaller model says.",
     )
     num_tokens: int = Field(5, ge=1, le=32, description="Tokens guessed for a request at a time, at most.")
     max_step_tokens: int = Field(
@@ -71,6 +73,23 @@ class SpeculativeConfig(_Settings):
     )
     prompt_lookup_min: int = Field(2, ge=1, le=16, description="ngram: the fewest equal tokens that count as a match.")
     prompt_lookup_max: int = Field(4, ge=1, le=16, description="ngram: the most that are looked for; these go first.")
+    model: str | None = Field(
+        None, description="draft_model: directory of a smaller checkpoint with the same vocabulary."
+    )
+    cache_tokens: int = Field(
+        16384,
+        ge=64,
+        description="draft_model: tokens whose KV the smaller model keeps; where they do not suffice, who guessed "
+        "longest ago starts over.",
+    )
+
+    @model_validator(mode="after")
+    def _draft_model_has_a_directory(self) -> SpeculativeConfig:
+        if (self.method == "draft_model") != (self.model is not None):
+            raise ValueError(
+                "method draft_model needs model, the smaller checkpoint's directory, and only it takes one"
+            )
+        return self
 
     @model_validator(mode="after")
     def _lookup_has_a_length(self) -> SpeculativeConfig:

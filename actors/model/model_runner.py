@@ -28,6 +28,7 @@ from actors.model.memory import free_memory_bytes, peak_memory_bytes
 from actors.model.sampler import SamplerOutput, sample
 from actors.model.sampling_batch import SamplingBatch, SamplingRow
 from actors.model.spec_decode.choice import make_proposer
+from actors.model.spec_decode.draft_model import DraftModel, load_draft_model
 from actors.model.spec_decode.proposer import Proposer
 from actors.model.tensor_parallel_group import TensorParallelGroup
 from kv_transfer.layout import KVCacheLayout
@@ -59,6 +60,7 @@ class ModelRunner:
         self._layout: KVCacheLayout | None = None
         self._attention: TorchAttention | None = None
         self._batch: InputBatch | None = None
+        self._draft_model: DraftModel | None = None
         self._proposer: Proposer | None = None
 
     def load_model(self) -> None:
@@ -66,6 +68,9 @@ class ModelRunner:
         if self._parallel_config.num_threads:
             torch.set_num_threads(self._parallel_config.num_threads)
         self._loaded = load_model(self._model_config, self._group)
+        # One rank's guesses are enough: the scheduler gives them to all.
+        if self._group is None or self._group.rank == 0:
+            self._draft_model = load_draft_model(self._model_config, self._scheduler_config, self._loaded)
 
     def determine_num_blocks(self) -> int:
         """How many blocks the cache can have, after a profiling run of the largest batch where memory decides.
@@ -96,9 +101,8 @@ class ModelRunner:
             max_model_len=loaded.max_model_len,
             block_size=self._cache_config.block_size,
         )
-        # One rank's guesses are enough: the scheduler gives them to all.
         if self._group is None or self._group.rank == 0:
-            self._proposer = make_proposer(self._scheduler_config, self._batch.tokens)
+            self._proposer = make_proposer(self._scheduler_config, self._batch, self._draft_model)
 
     @torch.inference_mode()
     def warm_up(self) -> None:

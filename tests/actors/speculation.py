@@ -75,7 +75,7 @@ def proposing(make: ProposerMaker | None) -> Iterator[None]:
     """Engines that are built meanwhile have this proposer instead of the one that their settings name."""
     with pytest.MonkeyPatch.context() as patch:
         if make is not None:
-            patch.setattr(model_runner_module, "make_proposer", lambda config, tokens: make(tokens))
+            patch.setattr(model_runner_module, "make_proposer", lambda config, batch, draft: make(batch.tokens))
         yield
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from actors.config import SchedulerConfig
-from actors.model.input_batch import TokenRows
+from actors.model.input_batch import InputBatch
+from actors.model.spec_decode.draft_model import DraftModel, DraftModelProposer
 from actors.model.spec_decode.ngram import NgramProposer
 from actors.model.spec_decode.proposer import Proposer
 
 
-def make_proposer(config: SchedulerConfig, tokens: TokenRows) -> Proposer | None:
-    """Make what the settings name; None if nothing is guessed. tokens: of the persistent batch."""
+def make_proposer(config: SchedulerConfig, batch: InputBatch, draft_model: DraftModel | None) -> Proposer | None:
+    """Make what the settings name; None if nothing is guessed. batch: the target's"""
     speculative = config.speculative
     if speculative is None:
         return None
-    return NgramProposer(tokens, lookup_min=speculative.prompt_lookup_min, lookup_max=speculative.prompt_lookup_max)
+    if draft_model is not None:
+        return DraftModelProposer(draft_model, batch, config.max_num_batched_tokens)
+    return NgramProposer(
+        batch.tokens, lookup_min=speculative.prompt_lookup_min, lookup_max=speculative.prompt_lookup_max
+    )

@@ -68,7 +68,7 @@ def test_three_tokens_in_a_row_have_the_targets_joint_distribution(kind: str) ->
             kept = [token for token in new if token != NO_TOKEN]
             # What is sampled again at a position is the same.
             assert output[num_done:] == kept[: len(output) - num_done]
-            output[num_done:] = max(output[num_done:], kept, key=len)
+            output[num_done:] = kept if len(kept) > len(output) - num_done else output[num_done:]
 
     counts = np.zeros((VOCAB_SIZE,) * NUM_TOKENS)
     for output in outputs:

@@ -1,0 +1,200 @@
+"""A smaller model guesses: any checkpoint with the target's vocabulary, with a KV cache of its own.
+
+It samples as the target does, with the same parameters and the same uniform number at each position. So where the two
+agree on the distribution they agree on the token, and a sampled request's guesses are right almost as often as a greedy
+one's (docs/decisions/0017).
+
+Its cache is only a help: a sequence that loses its blocks is computed over, a chunk at a time, and has no guesses until
+it is through. Nothing that the scheduler decides depends on it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.config import ModelConfig, SchedulerConfig
+from actors.model.attention.base import BatchShape
+from actors.model.attention.torch_backend import TorchAttention
+from actors.model.errors import UnsupportedModel
+from actors.model.input_batch import InputBatch
+from actors.model.loader import LoadedModel, load_model
+from actors.model.sampler import sample
+
+_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """The smaller model and its cache. num_blocks: of the cache"""
+
+    loaded: LoadedModel
+    attention: TorchAttention
+    num_blocks: int
+
+
+def load_draft_model(
+    model_config: ModelConfig, scheduler_config: SchedulerConfig, target: LoadedModel
+) -> DraftModel | None:
+    """Load the model that the settings name, on the target's device; None if they name none.
+
+    Raises what load_model does, and UnsupportedModel if its vocabulary is not the target's.
+    """
+    speculative = scheduler_config.speculative
+    if speculative is None or speculative.model is None:
+        return None
+    loaded = load_model(model_config.model_copy(update={"model": speculative.model, "max_model_len": None}))
+    if loaded.vocab_size != target.vocab_size:
+        raise UnsupportedModel(
+            loaded.architecture,
+            f"it has {loaded.vocab_size} tokens and the model that it is to guess for has {target.vocab_size}",
+        )
+    geometry = loaded.geometry
+    num_blocks = -(-speculative.cache_tokens // _BLOCK_SIZE)
+    shape = (num_blocks, geometry.num_kv_heads, geometry.num_layers, 2, _BLOCK_SIZE, geometry.head_dim)
+    kv_cache = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
+    return DraftModel(loaded, TorchAttention(kv_cache, geometry.sliding_windows), num_blocks)
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """What the smaller model has of a row.
+
+    Invariant: KV is in place for the first num_valid tokens of the row, as long as the row's tokens from first_guess on
+    are the guesses.
+    """
+
+    epoch: int
+    num_valid: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    first_guess: int = 0
+    guesses: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A row in one call. num_tokens: that it has; stop: tokens whose KV is in place after the first forward."""
+
+    row: int
+    sequence: _Sequence
+    num_tokens: int
+    num_wanted: int
+    stop: int
+
+
+class DraftModelProposer:
+    """Guesses for all rows together, one forward for each further token. Implements Proposer."""
+
+    def __init__(self, model: DraftModel, batch: InputBatch, max_step_tokens: int) -> None:
+        """batch: the target's; max_step_tokens: that the first forward of a call may compute, for all rows together."""
+        self._model = model
+        self._batch = batch
+        self._tokens = batch.tokens
+        self._max_step_tokens = max_step_tokens
+        self._max_len = min(model.loaded.max_model_len, self._tokens.token_ids.shape[1])
+        self._free = list(range(model.num_blocks))
+        self._sequences: OrderedDict[int, _Sequence] = OrderedDict()
+        """By row, the one that has guessed last at the end."""
+
+    def propose(self, rows: np.ndarray, epochs: np.ndarray, num_wanted: np.ndarray) -> list[list[int]]:
+        """See Proposer."""
+        guesses: dict[int, list[int]] = {row: [] for row in rows.tolist()}
+        turns = self._begin(rows, epochs, num_wanted)
+        if turns:
+            logits = self._forward(turns, [(turn.sequence.num_valid, turn.stop) for turn in turns])
+            for turn in turns:
+                turn.sequence.num_valid = turn.stop
+            is_through = [turn.stop == turn.num_tokens for turn in turns]
+            through = [turn for turn, whether in zip(turns, is_through, strict=True) if whether]
+            self._guess_on(through, logits[torch.tensor(is_through, device=logits.device)])
+            guesses.update({turn.row: list(turn.sequence.guesses) for turn in through})
+        return list(guesses.values())
+
+    def _guess_on(self, turns: list[_Turn], logits: Tensor) -> None:
+        """Guess token after token. logits: [len(turns), vocab_size], after each row's last token"""
+        num_guessed = 0
+        while turns:
+            rows = np.array([turn.row for turn in turns])
+            sampled = sample(logits, self._batch.sampling_batch(rows, np.full(len(turns), num_guessed)))
+            for turn, token_id in zip(turns, sampled.token_ids, strict=True):
+                # Behind the row's tokens, where penalties and the next forward find it, and nobody else looks.
+                self._tokens.token_ids[turn.row, turn.num_tokens + num_guessed] = token_id
+                turn.sequence.guesses.append(token_id)
+            num_guessed += 1
+            turns = [turn for turn in turns if turn.num_wanted > num_guessed]
+            if turns:
+                spans = [(turn.num_tokens + num_guessed - 1, turn.num_tokens + num_guessed) for turn in turns]
+                logits = self._forward(turns, spans)
+                for turn in turns:
+                    turn.sequence.num_valid += 1
+
+    def _begin(self, rows: np.ndarray, epochs: np.ndarray, num_wanted: np.ndarray) -> list[_Turn]:
+        """Find what each row still lacks, and room for it; rows without room are left out."""
+        budget, turns, taking_part = self._max_step_tokens, [], set(rows.tolist())
+        for row, epoch, wanted in zip(rows.tolist(), epochs.tolist(), num_wanted.tolist(), strict=True):
+            sequence = self._sequence_of(row, epoch)
+            num_tokens = int(self._tokens.num_tokens[row])
+            num_possible = min(wanted, self._max_len - num_tokens)
+            stop = min(num_tokens, sequence.num_valid + budget)
+            if num_possible <= 0 or stop <= sequence.num_valid:
+                continue
+            if not self._make_room(sequence, num_tokens + num_possible, taking_part):
+                continue
+            budget -= stop - sequence.num_valid
+            turns.append(_Turn(row, sequence, num_tokens, num_possible, stop))
+        return turns
+
+    def _sequence_of(self, row: int, epoch: int) -> _Sequence:
+        """The row's sequence, cut where the row's tokens are not what was guessed; a new one for a new request."""
+        sequence = self._sequences.get(row)
+        if sequence is None or sequence.epoch != epoch:
+            self._let_go(row)
+            sequence = self._sequences[row] = _Sequence(epoch)
+        self._sequences.move_to_end(row)
+        num_tokens = int(self._tokens.num_tokens[row])
+        now = self._tokens.token_ids[row, sequence.first_guess : num_tokens].tolist()
+        num_right = 0
+        while num_right < min(len(now), len(sequence.guesses)) and now[num_right] == sequence.guesses[num_right]:
+            num_right += 1
+        if sequence.guesses:
+            sequence.num_valid = min(sequence.num_valid, sequence.first_guess + num_right)
+        # The last token is computed again if need be: its logits are wanted.
+        sequence.num_valid = min(sequence.num_valid, num_tokens - 1)
+        sequence.first_guess, sequence.guesses = num_tokens, []
+        return sequence
+
+    def _make_room(self, sequence: _Sequence, num_tokens: int, taking_part: set[int]) -> bool:
+        """Give a sequence blocks for so many tokens, if need be those of who took part longest ago and does not now."""
+        num_missing = -(-num_tokens // _BLOCK_SIZE) - len(sequence.block_ids)
+        for row in [row for row in self._sequences if row not in taking_part]:
+            if len(self._free) >= num_missing:
+                break
+            self._let_go(row)
+        if len(self._free) < num_missing:
+            return False
+        sequence.block_ids += [self._free.pop() for _ in range(num_missing)]
+        return True
+
+    def _let_go(self, row: int) -> None:
+        if (sequence := self._sequences.pop(row, None)) is not None:
+            self._free += sequence.block_ids
+
+    def _forward(self, turns: list[_Turn], spans: list[tuple[int, int]]) -> Tensor:
+        """[len(turns), vocab_size] after the last token of each span of tokens, [first, stop)."""
+        starts, stops = np.array(spans, dtype=np.int64).T
+        lengths = stops - starts
+        query_starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+        positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], lengths)
+        token_ids = self._tokens.token_ids[np.repeat([turn.row for turn in turns], lengths), positions]
+        block_tables = np.zeros((len(turns), max(len(turn.sequence.block_ids) for turn in turns)), dtype=np.int64)
+        for table, turn in zip(block_tables, turns, strict=True):
+            table[: len(turn.sequence.block_ids)] = turn.sequence.block_ids
+        loaded = self._model.loaded
+        arrays = (token_ids.astype(np.int64), positions, query_starts[1:] - 1)
+        input_ids, position_ids, indices = (torch.from_numpy(array).to(loaded.device) for array in arrays)
+        batch = self._model.attention.prepare(BatchShape(query_starts, starts, block_tables))
+        return loaded.forward(input_ids, position_ids, batch, indices)
