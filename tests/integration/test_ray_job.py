@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -156,12 +157,18 @@ async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(head: RayHe
     _wait_until_gone(head)
 
 
-def _serve(head: RayHead, *arguments: str) -> subprocess.Popen[str]:
+@contextmanager
+def _serve(head: RayHead, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`raypd serve`; it is gone afterwards."""
     command = (sys.executable, "-m", "cluster", "serve", "--ray-address", head.address, "--port", "0", *arguments)
     environment = head.environment | {"COLUMNS": "200", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
+    with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _read_until(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
@@ -187,15 +194,13 @@ def _placement_groups(head: RayHead) -> list[str]:
 
 
 def test_a_detached_cluster_stays_until_it_is_stopped_and_there_is_only_one(head: RayHead) -> None:
-    starting = _serve(head, "--detach")
-    address = _read_until(starting, r"ready .* at (\S+:\d+)").group(1)
-    assert starting.wait(60) == 0
+    with _serve(head, "--detach") as starting:
+        address = _read_until(starting, r"ready .* at (\S+:\d+)").group(1)
+        assert starting.wait(60) == 0
     assert asyncio.run(_ask(address)).timings.transfer.kv_bytes > 0
-    second = _serve(head)
-    _read_until(
-        second, "a raypd cluster runs in namespace 'raypd' of this Ray cluster already: end it with `raypd stop`"
-    )
-    assert second.wait(60) == 1
+    with _serve(head) as second:
+        _read_until(second, "a raypd cluster runs in namespace 'raypd' of this Ray cluster already: end it with `raypd")
+        assert second.wait(60) == 1
     assert sorted(_alive_actors(head)) == ["Controller", "EngineActor", "EngineActor", "IngressActor"]
     stopping = (sys.executable, "-m", "cluster", "stop", "--ray-address", head.address)
     stopped = subprocess.run(
@@ -207,9 +212,7 @@ def test_a_detached_cluster_stays_until_it_is_stopped_and_there_is_only_one(head
 
 
 def test_an_attached_cluster_ends_when_whoever_started_it_is_killed(head: RayHead) -> None:
-    driver = _serve(head)
-    _read_until(driver, "ready")
-    driver.kill()
-    driver.wait(60)
+    with _serve(head) as driver:
+        _read_until(driver, "ready")
     _wait_until_gone(head)
     assert not _placement_groups(head)
