@@ -44,7 +44,7 @@ def main() -> None:
     threading.Thread(target=_receive, args=(connection, tasks), daemon=True).start()
     while True:
         kind, value = json.loads(tasks.get())
-        connection.send_bytes(_answer(compiler, kind, value, max_whitespace))
+        connection.send_bytes(answer(compiler, kind, value, max_whitespace))
 
 
 def _receive(connection: Connection, tasks: queue.SimpleQueue[bytes]) -> None:
@@ -56,7 +56,8 @@ def _receive(connection: Connection, tasks: queue.SimpleQueue[bytes]) -> None:
             os._exit(0)
 
 
-def _answer(compiler: xgrammar.GrammarCompiler, kind: str, value: str, max_whitespace: int) -> bytes:
+def answer(compiler: xgrammar.GrammarCompiler, kind: str, value: str, max_whitespace: int) -> bytes:
+    """Compile one grammar, and say what came of it."""
     try:
         compiled = _compile(compiler, kind, value, max_whitespace)
         return COMPILED + compiled.serialize_json().encode()
