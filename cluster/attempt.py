@@ -26,6 +26,7 @@ from cluster.errors import DeadlineExceeded, EngineFailed, EngineLost, OutputsDi
 from cluster.generation import EngineReport
 from cluster.output_order import Diverged, OutputOrder
 from cluster.router.base import Route
+from cluster.structured_output_rules import refused_by_compiler
 from kv_transfer.params import KVTransferParams, TransferRole
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class EngineStream:
         self.connection = connection
         self._request_id = request.request_id
         self._attempt = request.attempt
+        self._structured_output = request.sampling_params.structured_output
         self._outputs = connection.submit(request)
         self.engine_id = connection.descriptor.engine_id
         self.is_open = True
@@ -48,7 +50,10 @@ class EngineStream:
         self.timings: RequestTimings | None = None
 
     async def next_output(self) -> EngineCoreOutput | None:
-        """The next output; None if the engine has failed, or has nothing more to say. Then failure says why, if so."""
+        """The next output; None if the engine has failed, or has nothing more to say. Then failure says why, if so.
+
+        Raises InvalidRequest if its grammar does not compile: no engine can do better.
+        """
         try:
             while (output := await anext(self._outputs, None)) is not None:
                 if output.attempt == self._attempt:
@@ -65,6 +70,8 @@ class EngineStream:
         self.timings = output.timings or self.timings
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             reason = output.error or f"it ended with reason {output.finish_reason}"
+            if output.is_requests_fault and self._structured_output is not None:
+                raise refused_by_compiler(self._structured_output, reason)
             self.failure = f"engine {self.engine_id} gave the request up: {reason}"
             return None
         self.has_given_tokens |= bool(output.new_token_ids)
@@ -184,7 +191,10 @@ class Attempt:
         return self
 
     async def __anext__(self) -> EngineCoreOutput:
-        """Wait for the next output. Raises EngineFailed if no engine can go on, OutputsDiverged, DeadlineExceeded."""
+        """Wait for the next output.
+
+        Raises EngineFailed if no engine can go on, OutputsDiverged, DeadlineExceeded, or InvalidRequest if none could.
+        """
         while not self._ready:
             self._fail_if_nothing_can_follow()
             try:

@@ -44,12 +44,10 @@ KINDS = {
     ),
     "regex": StructuredOutputParams("regex", r"[a-f]{3}(-[0-9]{2}){6}!"),
     "choice": StructuredOutputParams("choice", json.dumps(['the first "one"\n', "the second é"])),
-    "grammar": StructuredOutputParams(
-        "grammar", 'root ::= "(" pair ("," pair){9,12} ")"\npair ::= [0-9] [0-9] | "."'
-    ),
+    "grammar": StructuredOutputParams("grammar", 'root ::= "(" pair ("," pair){9,12} ")"\npair ::= [0-9] [0-9] | "."'),
 }
 """Those that are sure to end soon, whatever the model likes."""
-_MAX_WHITESPACE = 1
+MAX_WHITESPACE = 1
 """Random weights love it."""
 
 
@@ -63,7 +61,7 @@ class CompilerInProcess:
         if self._compiler is None:
             tokens = xgrammar.TokenizerInfo.deserialize_json(vocabulary())
             self._compiler = xgrammar.GrammarCompiler(tokens, max_threads=1, cache_enabled=False)
-        said = answer(self._compiler, params.kind, params.value, _MAX_WHITESPACE)
+        said = answer(self._compiler, params.kind, params.value, MAX_WHITESPACE)
         if said[:1] != COMPILED:
             raise GrammarRefused(said[1:].decode())
         return said[1:].decode()
