@@ -19,7 +19,8 @@ from actors.model.grammar import manager
 from actors.model.grammar.compiler_child import answer
 from actors.model.grammar.compiler_process import COMPILED
 from actors.model.grammar.errors import GrammarRefused
-from actors.model.grammar.vocabulary import load_vocabulary
+from actors.model.grammar.matching import TokenMatcher
+from actors.model.grammar.vocabulary import deserialize_grammar, load_vocabulary
 from tests.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
 from tests.reference import load_model
 
@@ -82,23 +83,24 @@ def constrained_tokens(
     directory: Path, prompt: Sequence[int], params: StructuredOutputParams, num_tokens: int
 ) -> list[int]:
     """The most likely tokens that a grammar allows, by transformers' own forward, until the end or so many."""
-    matcher = xgrammar.GrammarMatcher(_compiled(directory, params))
+    vocabulary = load_vocabulary(directory, VOCAB_SIZE, (EOS_TOKEN_ID,))
+    matcher = TokenMatcher(compiled(directory, params), vocabulary.utf8, max_seconds_per_token=1.0)
     tokens = list(prompt)
     for _ in range(num_tokens):
         bits = np.zeros((1, -(-VOCAB_SIZE // 32)), dtype=np.int32)
-        matcher.fill_next_token_bitmask(bits, 0)
+        matcher.fill(bits, 0)
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[:VOCAB_SIZE].astype(bool)
         with torch.inference_mode():
             logits = load_model(directory)(torch.tensor([tokens])).logits[0, -1]
         tokens.append(int(logits.masked_fill(~torch.from_numpy(allowed), -torch.inf).argmax()))
-        assert matcher.accept_token(tokens[-1])
+        assert matcher.accept(tokens[-1:]) is None
         if tokens[-1] == EOS_TOKEN_ID:
             break
     return tokens[len(prompt) :]
 
 
 @functools.cache
-def _compiled(directory: Path, params: StructuredOutputParams) -> xgrammar.CompiledGrammar:
+def compiled(directory: Path, params: StructuredOutputParams) -> xgrammar.CompiledGrammar:
     vocabulary = load_vocabulary(directory, VOCAB_SIZE, (EOS_TOKEN_ID,))
-    serialized = CompilerInProcess(GrammarConfig()).compile(params, vocabulary.serialize_json)
-    return xgrammar.CompiledGrammar.deserialize_json(serialized, vocabulary)
+    serialized = CompilerInProcess(GrammarConfig()).compile(params, vocabulary.tokens.serialize_json)
+    return deserialize_grammar(serialized, vocabulary)

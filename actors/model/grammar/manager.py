@@ -140,7 +140,7 @@ class XGrammarManager:
         # Here and not above: xgrammar is loaded when something is compiled.
         from actors.model.grammar.matching import TokenMatcher
 
-        matcher = TokenMatcher(compiled, self._config.max_matching_ms_per_token / 1e3)
+        matcher = TokenMatcher(compiled, self._vocabulary.get().utf8, self._config.max_matching_ms_per_token / 1e3)
         if (objection := matcher.accept(waiter.output_token_ids)) is None:
             self._matchers[waiter.request_id] = matcher
         self._ready[waiter.request_id] = None if objection is None else GrammarFailure(objection)
@@ -155,7 +155,7 @@ class XGrammarManager:
         compiler = self._idle.get_nowait()
         try:
             vocabulary = self._vocabulary.get()
-            serialized = compiler.compile(params, vocabulary.serialize_json)
+            serialized = compiler.compile(params, vocabulary.tokens.serialize_json)
             return deserialize_grammar(serialized, vocabulary)
         except GrammarError as error:
             return error

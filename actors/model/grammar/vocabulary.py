@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from actors.model.grammar.errors import CompilerUnusable
+from actors.model.grammar.utf8 import Utf8Guard, can_be_in_text
 
 if TYPE_CHECKING:
     import xgrammar
 
 
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens as the compiler has them, and which of them may follow on each other as bytes."""
+
+    tokens: xgrammar.TokenizerInfo
+    utf8: Utf8Guard
+
+
 class LazyVocabulary:
     """Loads on first use, on whichever thread that is: what no request needs costs an engine nothing."""
 
-    def __init__(self, load: Callable[[], xgrammar.TokenizerInfo]) -> None:
+    def __init__(self, load: Callable[[], Vocabulary]) -> None:
         self._load = load
         self._lock = threading.Lock()
-        self._loaded: xgrammar.TokenizerInfo | None = None
+        self._loaded: Vocabulary | None = None
 
-    def get(self) -> xgrammar.TokenizerInfo:
+    def get(self) -> Vocabulary:
         """Raises CompilerUnusable."""
         with self._lock:
             if self._loaded is None:
@@ -31,7 +41,7 @@ class LazyVocabulary:
             return self._loaded
 
 
-def load_vocabulary(directory: Path, vocab_size: int, stop_token_ids: tuple[int, ...]) -> xgrammar.TokenizerInfo:
+def load_vocabulary(directory: Path, vocab_size: int, stop_token_ids: tuple[int, ...]) -> Vocabulary:
     """Read the checkpoint's tokenizer.
 
     vocab_size: the model's, which can be larger than the tokenizer's
@@ -48,27 +58,30 @@ def load_vocabulary(directory: Path, vocab_size: int, stop_token_ids: tuple[int,
         )
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise CompilerUnusable(f"the tokenizer of {directory} is of no use for grammars: {error}") from error
-    texts = found.decoded_vocab
-    for token_id in _special_token_ids(tokenizer):
-        if token_id < len(texts):
-            texts[token_id] = b""
-    return xgrammar.TokenizerInfo(
+    specials = _special_token_ids(tokenizer)
+    # No text: the compiler never allows it.
+    texts = [
+        text if token_id not in specials and can_be_in_text(text) else b""
+        for token_id, text in enumerate(found.decoded_vocab)
+    ]
+    tokens = xgrammar.TokenizerInfo(
         texts,
         xgrammar.VocabType.RAW,
         vocab_size=vocab_size,
         stop_token_ids=list(stop_token_ids),
         add_prefix_space=found.add_prefix_space,
     )
+    return Vocabulary(tokens, Utf8Guard(texts, -(-vocab_size // 32)))
 
 
-def _special_token_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _special_token_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Tokens that are no text: a grammar that allows "<|im_end|>" means these ten characters, not the token."""
     added = tokenizer.added_tokens_decoder
-    return [token_id for token_id, token in added.items() if token.special]
+    return {token_id for token_id, token in added.items() if token.special}
 
 
-def deserialize_grammar(serialized: str, vocabulary: xgrammar.TokenizerInfo) -> xgrammar.CompiledGrammar:
+def deserialize_grammar(serialized: str, vocabulary: Vocabulary) -> xgrammar.CompiledGrammar:
     """Read a grammar that another process has compiled for this vocabulary."""
     import xgrammar
 
-    return xgrammar.CompiledGrammar.deserialize_json(serialized, vocabulary)
+    return xgrammar.CompiledGrammar.deserialize_json(serialized, vocabulary.tokens)
