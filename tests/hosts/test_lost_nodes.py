@@ -59,7 +59,7 @@ async def test_the_engine_of_a_dead_node_is_replaced_on_another(served: Served) 
             successor = {engine.engine_id: (engine.incarnation + 1, "ready")}
             # The other decode engine may have been there, too.
             status = await status_becomes(
-                client, lambda s: states(s).items() >= successor.items() and is_whole(s), _REPLACED_S
+                client, lambda s: states(s).items() >= successor.items() and is_whole(s), _JOINED_S
             )
         logger.info("%s", seen.report())
         assert max(seen.pauses_s) < ENGINE_TIMEOUT_S
