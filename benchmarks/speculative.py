@@ -60,13 +60,19 @@ def run(
     temperature: Annotated[float, typer.Option()] = 0.0,
     num_tokens: Annotated[int, typer.Option(help="Guessed at a time.")] = SpeculativeConfig().num_tokens,
     max_step_tokens: Annotated[int, typer.Option()] = SpeculativeConfig().max_step_tokens,
+    draft_model: Annotated[Path | None, typer.Option(help="Let this smaller checkpoint guess, not n-grams.")] = None,
     output: Annotated[int, typer.Option(help="Tokens of an answer.")] = 192,
     repeats: Annotated[int, typer.Option()] = 3,
 ) -> None:
     """Measure and print a row for each workload and batch."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     sizes = [int(size) for size in batches.split(",")]
-    speculative = SpeculativeConfig(num_tokens=num_tokens, max_step_tokens=max_step_tokens)
+    speculative = SpeculativeConfig(
+        method="ngram" if draft_model is None else "draft_model",
+        model=None if draft_model is None else str(draft_model),
+        num_tokens=num_tokens,
+        max_step_tokens=max_step_tokens,
+    )
     table = Table(
         "prompt", "batch", "tok/s", "with", "ratio", "CPU ratio", "steps", "with", "accepted by position",
         title=f"temperature {temperature}, {num_tokens} guesses, {output} tokens each",

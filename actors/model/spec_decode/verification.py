@@ -3,7 +3,7 @@
 A guessed position is sampled like any other: from the target's own logits there, with the uniform number of the
 request's seed and that output position. A guess is right if it is that very token, and the first wrong one is replaced
 by it. So the tokens are those that would have been sampled one by one, greedy or not, and nothing about their
-distribution needs a proof (docs/decisions/0016).
+distribution needs a proof (docs/decisions/0017).
 """
 
 from __future__ import annotations
