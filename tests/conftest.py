@@ -3,10 +3,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
 from tests.checkpoints import make_checkpoint
+
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("raypd", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("raypd")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -69,6 +69,7 @@ class Controller:
         loop = asyncio.get_running_loop()
         self._attended_at_s = loop.time()
         has_died = ray.get_runtime_context().was_current_actor_reconstructed
+        self._probing = loop.create_task(head.watch(config.heartbeat_interval_s))
         self._going_on = loop.create_task(self._go_on_or_die()) if has_died else None
 
     # -- from the start to the end -------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ class Controller:
         Engines that have no room in the Ray cluster are waited for, unless the others can serve without them.
         """
         await asyncio.to_thread(sweep, self._config.ray.namespace)
-        await self._ingresses.begin(time.time())
+        self._ingresses.begin(time.time())
         await self._act()
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
@@ -125,7 +126,7 @@ class Controller:
         """Let clients in; further ingresses, and later lives of these, are opened as they come."""
         self._is_open = True
         version = max(engine.model_version for engine in self._fleet if engine.state is EngineState.READY)
-        await self._ingresses.open(self._fleet.facts(version), time.time())
+        await self._ingresses.open(self._fleet.facts(version))
         await self._save()
 
     async def _go_on_or_die(self) -> None:
@@ -331,7 +332,7 @@ class Controller:
 
     async def _look_after_engines(self) -> None:
         is_alone = asyncio.get_running_loop().time() > self._attended_at_s + _DRIVER_TIMEOUT_S
-        if self._needs_driver and is_alone and await self._head.answers():
+        if self._needs_driver and is_alone and self._head.is_answering:
             self._journal.add("stop: whoever started this cluster is gone")
             self._stopping = asyncio.create_task(self.stop())
             return

@@ -173,14 +173,9 @@ class EngineLife:
         done, _ = await asyncio.wait({self._ending}, timeout=self._config.heartbeat_interval_s)
         if done:
             return self._ending.result()
-        fault = await self._ask()
-        if fault is not None and self.is_silent and not await head.answers():
-            # It is this controller that is cut off, or Ray's head is away: the clock begins anew.
-            self._first_silent_s = None
-            return None
-        return fault
+        return await self._ask(head)
 
-    async def _ask(self) -> str | None:
+    async def _ask(self, head: HeadProbe) -> str | None:
         loop = asyncio.get_running_loop()
         timeout_s = self._config.heartbeat_timeout_s
         asked_at_s = loop.time()
@@ -189,7 +184,7 @@ class EngineLife:
                 health: EngineHealth = await self._actor.health.remote()
         except (TimeoutError, ActorUnavailableError):
             self._first_silent_s = asked_at_s if self._first_silent_s is None else self._first_silent_s
-            silent_s = loop.time() - self._first_silent_s
+            silent_s = head.silence_s(self._first_silent_s)
             logger.warning("an engine is slow to answer", extra={"engine_id": self.engine_id, "silent_s": silent_s})
             return f"it has not answered for {silent_s:.0f} s" if silent_s >= timeout_s else None
         except RayActorError as died:

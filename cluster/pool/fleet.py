@@ -176,6 +176,8 @@ class Fleet:
         ending = asyncio.create_task(_end(engine))
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)
+        # Its slot is free: the next round need not wait for its time.
+        self._on_change()
 
     def _mark_dead(self, engine: EngineLife, error: str) -> None:
         if engine.state is EngineState.DEAD:

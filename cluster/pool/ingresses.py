@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _CALL_TIMEOUT_S: Final = 30.0
 _PROOF_TIMEOUT_S: Final = 150.0
-_DEATHS_OF_ONE_PROOF: Final = 3
+_MAX_DEATHS_OF_ONE_PROOF: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,9 @@ class Ingresses:
         self._membership = Membership(0, ())
         self._facts: ModelFacts | None = None
         self._acting: set[asyncio.Task[None]] = set()
-        self._changing = asyncio.Lock()
-        """Held by whoever starts or opens some: an ingress is not started twice."""
+        self._starts: dict[int, asyncio.Task[None]] = {}
+        self._avoided: frozenset[str] = frozenset()
+        """Ids of nodes where none is to be."""
 
     @property
     def addresses(self) -> list[str]:
@@ -124,36 +125,33 @@ class Ingresses:
             )
         return tuple(views)
 
-    async def begin(self, now_s: float, avoided: Collection[str] = ()) -> None:
-        """Start those that are missing and may be tried. Their doors stay shut until open()."""
-        async with self._changing:
-            for number, history in self._histories.items():
-                if number not in self._lives and now_s >= history.not_before_s(now_s, self._policy):
-                    try:
-                        await self._begin(number, history, avoided)
-                    except (RayActorError, RayTaskError, TimeoutError) as error:
-                        await self._give_up(self._lives[number], one_line(error), now_s)
+    def begin(self, now_s: float) -> None:
+        """Start those that are missing and may be tried; settled() waits for that. Doors stay shut until open()."""
+        for number, history in self._histories.items():
+            is_there = number in self._lives or number in self._starts
+            if not is_there and now_s >= history.not_before_s(now_s, self._policy):
+                self._starts[number] = asyncio.create_task(self._start(number, history))
 
-    async def open(self, facts: ModelFacts, now_s: float) -> None:
-        """Open the doors that are still shut. Raises nothing: one that cannot open is tried again later."""
+    async def settled(self) -> None:
+        """Wait until those that are being started are up, or given up."""
+        if self._starts:
+            await asyncio.wait(list(self._starts.values()))
+
+    async def open(self, facts: ModelFacts) -> None:
+        """Open the doors of all of them; later ones open theirs as they come."""
         self._facts = facts
-        async with self._changing:
-            for life in [life for life in self._begun() if not life.is_open]:
-                try:
-                    await self._open(life, facts)
-                except (RayActorError, RayTaskError, TimeoutError) as error:
-                    await self._give_up(life, one_line(error), now_s)
+        await self.settled()
+        await asyncio.gather(*(self._open_or_give_up(life, facts) for life in self._begun()))
 
     async def prove(
         self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts, now_s: float
     ) -> None:
-        """Send a canary request through this pair. Raises CannotStart if it did not come through.
+        """Send a canary request through this pair, once there is an ingress. Raises CannotStart if it fails.
 
         An ingress that dies meanwhile says nothing about the engines: another one is asked.
         """
-        error: Exception | None = None
-        for _ in range(_DEATHS_OF_ONE_PROOF):
-            await self.begin(now_s)
+        num_deaths = 0
+        while True:
             for life in self._begun():
                 try:
                     async with asyncio.timeout(_PROOF_TIMEOUT_S):
@@ -161,9 +159,15 @@ class Ingresses:
                 except RayTaskError as failed:
                     raise CannotStart(one_line(failed)) from failed
                 except (RayActorError, TimeoutError) as died:
-                    error = died
-                    await self._give_up(life, one_line(died), now_s)
-        raise CannotStart(f"no ingress could try {decode.engine_id}: {error and one_line(error)}")
+                    num_deaths += 1
+                    await self._give_up(life, one_line(died))
+                    if num_deaths == _MAX_DEATHS_OF_ONE_PROOF:
+                        raise CannotStart(f"{num_deaths} ingresses died trying {decode.engine_id}") from died
+            self.begin(now_s)
+            # Those that may not be tried yet are, by the controller's rounds.
+            await asyncio.wait({asyncio.ensure_future(self.settled())}, timeout=self._config.heartbeat_interval_s)
+            if not self._starts:
+                await asyncio.sleep(self._config.heartbeat_interval_s)
 
     async def prepare(self, model: ServedModel) -> None:
         """Let all of them load what requests of this model need. Raises CannotStart if they cannot.
@@ -197,16 +201,17 @@ class Ingresses:
 
     async def look(self, now_s: float, avoided: Collection[str] = ()) -> int:
         """Look after all of them: replace who died, tell who is behind. Returns the newest membership version seen."""
+        self._avoided = frozenset(avoided)
         await self._for_all(self._look_at)
         for life in [life for life in self._begun() if life.node_id in avoided]:
             self._leave(life)
-        await self.begin(now_s, avoided)
-        if self._facts is not None:
-            await self.open(self._facts, now_s)
+        self.begin(now_s)
         return max((life.health.membership_version for life in self._lives.values()), default=0)
 
     async def stop(self, grace_s: float) -> None:
         """Drain and end all of them."""
+        for task in self._starts.values():
+            task.cancel()
         lives, self._lives = list(self._lives.values()), {}
         await asyncio.gather(*(self._end(life, grace_s) for life in lives), *self._acting, return_exceptions=True)
 
@@ -246,16 +251,26 @@ class Ingresses:
 
     # -- one of them ---------------------------------------------------------------------------------------------
 
-    async def _begin(self, number: int, history: SlotHistory, avoided: Collection[str]) -> None:
+    async def _start(self, number: int, history: SlotHistory) -> None:
         history.last_incarnation += 1
-        # First of all: a later controller must neither miss it nor give its name to another one.
-        await self._save()
+        try:
+            # First of all: a later controller must neither miss it nor give its name to another one.
+            await self._save()
+            actor = self._make_actor(number, history.last_incarnation)
+            life = self._lives[number] = _Ingress(number, history.last_incarnation, actor)
+            await self._begin_or_give_up(life)
+            if life.has_begun and self._facts is not None:
+                await self._open_or_give_up(life, self._facts)
+        finally:
+            del self._starts[number]
+
+    def _make_actor(self, number: int, incarnation: int) -> Any:  # Ray's handle
         ingress = self._config.ingress
         selector = dict(ingress.labels)
-        if avoided:
-            selector["ray.io/node-id"] = f"!in({','.join(sorted(avoided))})"
+        if self._avoided:
+            selector["ray.io/node-id"] = f"!in({','.join(sorted(self._avoided))})"
         actor = remote_class(IngressActor).options(
-            name=ingress_actor_name(number, history.last_incarnation),
+            name=ingress_actor_name(number, incarnation),
             lifetime="detached",
             num_cpus=0,
             resources=dict(ingress.resources) or None,
@@ -263,20 +278,31 @@ class Ingresses:
             scheduling_strategy="SPREAD",
             max_concurrency=10_000,
         )
-        life = _Ingress(number, history.last_incarnation, actor.remote(self._config, CONTROLLER_NAME))
-        self._lives[number] = life
-        async with asyncio.timeout(_CALL_TIMEOUT_S):
-            life.node_id, life.node_address = await life.actor.place.remote()
-            await life.actor.use_port.remote(self._ports.get(number) or self._free_port(life))
-        life.has_begun = True
+        return actor.remote(self._config, CONTROLLER_NAME)
 
-    async def _open(self, life: _Ingress, facts: ModelFacts) -> None:
+    async def _begin_or_give_up(self, life: _Ingress) -> None:
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s):
+                life.node_id, life.node_address = await life.actor.place.remote()
+                await life.actor.use_port.remote(self._ports.get(life.number) or self._free_port(life))
+        except (RayActorError, RayTaskError, TimeoutError) as error:
+            await self._give_up(life, one_line(error))
+        else:
+            life.has_begun = True
+
+    async def _open_or_give_up(self, life: _Ingress, facts: ModelFacts) -> None:
+        if life.is_open:
+            return
         await self._send_membership(life)
-        async with asyncio.timeout(_CALL_TIMEOUT_S):
-            self._ports[life.number] = await life.actor.start.remote(facts)
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s):
+                self._ports[life.number] = await life.actor.start.remote(facts)
+        except (RayActorError, RayTaskError, TimeoutError) as error:
+            await self._give_up(life, one_line(error))
+            return
         life.is_open = True
-        await self._save()
         self._journal.add(f"open ingress {life.number}, incarnation {life.incarnation}, at {self._address(life)}")
+        await self._save()
 
     def _free_port(self, life: _Ingress) -> int:
         """The configured one, or the next ones for further ingresses on its node; 0 lets it take any."""
@@ -293,7 +319,8 @@ class Ingresses:
         return port
 
     async def _look_at(self, life: _Ingress) -> None:
-        if life.is_asked:
+        # One that still opens is busy; its start has a deadline of its own.
+        if life.is_asked or not life.is_open:
             return
         life.is_asked = True
         try:
@@ -303,14 +330,15 @@ class Ingresses:
 
     async def _ask(self, life: _Ingress) -> None:
         timeout_s = self._config.heartbeat_timeout_s
+        asked_at_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(timeout_s):
                 life.health = await life.actor.health.remote()
         except TimeoutError:
-            if await self._head.answers():
-                await self._give_up(life, f"it has not answered for {timeout_s:.0f} s", time.time())
+            if self._head.silence_s(asked_at_s) >= timeout_s:
+                await self._give_up(life, f"it has not answered for {timeout_s:.0f} s")
         except (RayActorError, RayTaskError) as died:
-            await self._give_up(life, one_line(died), time.time())
+            await self._give_up(life, one_line(died))
         else:
             if life.is_behind or life.health.membership_version < self._membership.version:
                 await self._send_membership(life)
@@ -338,11 +366,11 @@ class Ingresses:
         await within(life.actor.drain.remote(grace_s), grace_s + 10)
         await end_actor(life.actor)
 
-    async def _give_up(self, life: _Ingress, error: str, now_s: float) -> None:
+    async def _give_up(self, life: _Ingress, error: str) -> None:
         if self._lives.get(life.number) is not life:
             return
         del self._lives[life.number]
-        self._histories[life.number].add_death(now_s, error)
+        self._histories[life.number].add_death(time.time(), error)
         self._journal.add(f"give up ingress {life.number}, incarnation {life.incarnation}: {error}")
         logger.error("an ingress died", extra={"ingress": life.number, "error": error})
         await end_actor(life.actor)

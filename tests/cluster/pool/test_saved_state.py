@@ -24,7 +24,7 @@ class FakeStore:
         monkeypatch.setattr(saved_state, "_put", self.put)
         monkeypatch.setattr(saved_state, "_get", self.data.get)
         monkeypatch.setattr(saved_state, "_delete", self.data.pop)
-        monkeypatch.setattr(saved_state, "_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(saved_state, "_TIMEOUT_S", 0.5)
 
     def put(self, key: bytes, data: bytes) -> None:
         assert self.gate.wait(10)

@@ -1,0 +1,82 @@
+"""Whose silence counts, and from when."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import ray
+
+from cluster.pool import ray_calls
+from cluster.pool.ray_calls import HeadProbe
+
+
+class FakeHead:
+    """Ray's head as ray.nodes() asks it. Questions that it has not answered wait until `may_answer`."""
+
+    def __init__(self) -> None:
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.num_asked = 0
+
+    def nodes(self) -> list[object]:
+        self.num_asked += 1
+        assert self.may_answer.wait(30)
+        return []
+
+
+@pytest.fixture
+def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHead]:
+    fake = FakeHead()
+    monkeypatch.setattr(ray, "nodes", fake.nodes)
+    monkeypatch.setattr(ray_calls, "_PROBE_TIMEOUT_S", 0.3)
+    yield fake
+    fake.may_answer.set()
+
+
+async def until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    """Until it is so; what it depends on is in threads."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            if is_so():
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_silence_counts_from_its_begin_while_the_head_answers(head: FakeHead) -> None:
+    probe = HeadProbe()
+    watch = asyncio.create_task(probe.watch(0.01))
+    await until(lambda: head.num_asked >= 3)
+    now_s = asyncio.get_running_loop().time()
+    assert probe.silence_s(now_s - 5.0) >= 5.0
+    watch.cancel()
+
+
+async def test_nobody_is_silent_while_the_head_is_not_heard_and_the_clock_begins_anew_afterwards(
+    head: FakeHead,
+) -> None:
+    probe = HeadProbe()
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    watch = asyncio.create_task(probe.watch(0.01))
+    head.may_answer.clear()
+    await until(lambda: not probe.is_answering)
+    assert probe.silence_s(began_s - 100.0) == 0.0
+    lost_at_s = loop.time()
+    head.may_answer.set()
+    await until(lambda: probe.is_answering)
+    assert probe.silence_s(began_s - 100.0) <= loop.time() - lost_at_s
+    watch.cancel()
+
+
+async def test_one_question_is_asked_at_a_time(head: FakeHead) -> None:
+    probe = HeadProbe()
+    watch = asyncio.create_task(probe.watch(0.01))
+    head.may_answer.clear()
+    await until(lambda: not probe.is_answering)
+    num_asked = head.num_asked
+    await asyncio.sleep(0.1)
+    assert head.num_asked == num_asked
+    watch.cancel()
