@@ -11,6 +11,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from actors import session_server
 from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
 from actors.core.request import EngineCoreRequest, FinishReason
 from actors.core.sampling_params import SamplingParams
@@ -223,7 +224,8 @@ async def test_a_busy_engine_tells_its_counters_too(monkeypatch: pytest.MonkeyPa
         call.cancel()
 
 
-async def test_a_silent_engine_is_lost() -> None:
+async def test_a_silent_engine_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_server, "_HEARTBEAT_S", 60.0)
     async with serving() as served:
         session = EngineSession(served.descriptor, timeout_s=1.0)
         await session.open()
@@ -284,7 +286,7 @@ async def test_what_a_drained_engine_could_not_end_is_no_sign_of_its_death(is_dr
 
 async def test_a_lost_session_is_opened_again_while_its_engine_is_a_member() -> None:
     async with serving() as served:
-        pool = SessionPool(timeout_s=1.0)
+        pool = SessionPool(timeout_s=5.0)
         await pool.update(Membership(1, (served.descriptor,)))
         change = pool.next_change()
         [session] = pool.snapshot()
