@@ -84,7 +84,9 @@ def constrained_tokens(
 ) -> list[int]:
     """The most likely tokens that a grammar allows, by transformers' own forward, until the end or so many."""
     vocabulary = load_vocabulary(directory, VOCAB_SIZE, (EOS_TOKEN_ID,))
-    matcher = TokenMatcher(compiled(directory, params), vocabulary.utf8, max_seconds_per_token=1.0)
+    matcher = TokenMatcher(
+        compiled(directory, params), vocabulary.texts, is_json=params.is_json, max_seconds_per_token=1.0
+    )
     tokens = list(prompt)
     for _ in range(num_tokens):
         bits = np.zeros((1, -(-VOCAB_SIZE // 32)), dtype=np.int32)

@@ -16,6 +16,11 @@ class StructuredOutputParams:
     kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
     value: str = ""
 
+    @property
+    def is_json(self) -> bool:
+        """Whether the output is JSON by what it is called."""
+        return self.kind in ("json_schema", "json_object")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:

@@ -83,7 +83,7 @@ class XGrammarManager:
         """Begin to compile, unless it is known already or under way."""
         waiter = _Waiter(request_id, tuple(output_token_ids))
         if (known := self._cache.get(params)) is not None:
-            self._answer(waiter, known)
+            self._answer(waiter, params, known)
         elif (others := self._waiters.get(params)) is not None:
             others[request_id] = waiter
         else:
@@ -103,7 +103,7 @@ class XGrammarManager:
             if not isinstance(compiled, CompilerUnusable):
                 self._cache.put(params, compiled)
             for waiter in waiters.values():
-                self._answer(waiter, compiled)
+                self._answer(waiter, params, compiled)
         ready, self._ready = self._ready, {}
         return ready
 
@@ -132,7 +132,9 @@ class XGrammarManager:
             compiler.close()
         self._threads.shutdown(cancel_futures=True)
 
-    def _answer(self, waiter: _Waiter, compiled: xgrammar.CompiledGrammar | GrammarError) -> None:
+    def _answer(
+        self, waiter: _Waiter, params: StructuredOutputParams, compiled: xgrammar.CompiledGrammar | GrammarError
+    ) -> None:
         if isinstance(compiled, GrammarError):
             is_fault = isinstance(compiled, GrammarRefused)
             self._ready[waiter.request_id] = GrammarFailure(str(compiled), is_requests_fault=is_fault)
@@ -140,7 +142,12 @@ class XGrammarManager:
         # Here and not above: xgrammar is loaded when something is compiled.
         from actors.model.grammar.matching import TokenMatcher
 
-        matcher = TokenMatcher(compiled, self._vocabulary.get().utf8, self._config.max_matching_ms_per_token / 1e3)
+        matcher = TokenMatcher(
+            compiled,
+            self._vocabulary.get().texts,
+            is_json=params.is_json,
+            max_seconds_per_token=self._config.max_matching_ms_per_token / 1e3,
+        )
         if (objection := matcher.accept(waiter.output_token_ids)) is None:
             self._matchers[waiter.request_id] = matcher
         self._ready[waiter.request_id] = None if objection is None else GrammarFailure(objection)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import xgrammar
 
-from actors.model.grammar.utf8 import Utf8Guard
+from actors.model.grammar.token_text import TokenTexts
 
 _GRACE_S: Final = 2.0
 EVERY_TOKEN: Final = -1
@@ -21,8 +21,12 @@ class TokenMatcher:
     Invariant: it has seen exactly the output tokens that the scheduler has appended to its request.
     """
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, utf8: Utf8Guard, max_seconds_per_token: float) -> None:
-        self._utf8 = utf8
+    def __init__(
+        self, compiled: xgrammar.CompiledGrammar, texts: TokenTexts, *, is_json: bool, max_seconds_per_token: float
+    ) -> None:
+        """is_json: the output is JSON, whatever the grammar says"""
+        self._texts = texts
+        self._json_mask = texts.json_mask if is_json else None
         self._utf8_mask: np.ndarray | None = None
         self._matcher = xgrammar.GrammarMatcher(compiled)
         self._max_seconds_per_token = max_seconds_per_token
@@ -36,7 +40,7 @@ class TokenMatcher:
             if not self._matcher.accept_token(token_id):
                 return f"the grammar does not allow token {token_id} after {self._num_tokens} others"
             self._num_tokens += 1
-            self._utf8_mask = self._utf8.mask_after(token_id)
+            self._utf8_mask = self._texts.mask_after(token_id)
             self._spent_s += -began_s + (began_s := time.perf_counter())
             if self._spent_s > _GRACE_S + self._max_seconds_per_token * self._num_tokens:
                 return f"the grammar is too ambiguous: following {self._num_tokens} tokens took {self._spent_s:.1f} s"
@@ -50,6 +54,7 @@ class TokenMatcher:
             return
         began_s = time.perf_counter()
         self._matcher.fill_next_token_bitmask(bits, row)
-        if self._utf8_mask is not None:
-            bits[row] &= self._utf8_mask
+        for mask in (self._utf8_mask, self._json_mask):
+            if mask is not None:
+                bits[row] &= mask
         self._spent_s += time.perf_counter() - began_s

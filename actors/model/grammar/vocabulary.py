@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from actors.model.grammar.errors import CompilerUnusable
-from actors.model.grammar.utf8 import Utf8Guard, can_be_in_text
+from actors.model.grammar.token_text import TokenTexts, can_be_in_text
 
 if TYPE_CHECKING:
     import xgrammar
@@ -22,7 +22,7 @@ class Vocabulary:
     """The tokens as the compiler has them, and which of them may follow on each other as bytes."""
 
     tokens: xgrammar.TokenizerInfo
-    utf8: Utf8Guard
+    texts: TokenTexts
 
 
 class LazyVocabulary:
@@ -71,7 +71,7 @@ def load_vocabulary(directory: Path, vocab_size: int, stop_token_ids: tuple[int,
         stop_token_ids=list(stop_token_ids),
         add_prefix_space=found.add_prefix_space,
     )
-    return Vocabulary(tokens, Utf8Guard(texts, -(-vocab_size // 32)))
+    return Vocabulary(tokens, TokenTexts(texts, -(-vocab_size // 32)))
 
 
 def _special_token_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:

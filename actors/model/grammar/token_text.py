@@ -1,13 +1,17 @@
-"""Keeps outputs to UTF-8, where the grammar compiler is content with bytes that look like it.
+"""Keeps outputs to UTF-8 and to JSON, where the grammar compiler is content with bytes that look like it.
 
-It demands that a character's first byte is followed by as many others as it says, but after four of the first bytes the
+UTF-8: it demands that a character's first byte is followed by as many others as it says, but after four first bytes the
 standard (RFC 3629, section 4) leaves out some second ones, which would be overlong forms, surrogates or beyond the last
 character. Who reads such an output sees other characters than the grammar has counted.
+
+JSON: in strings of a given length, and in those of some patterns, it allows control characters as they are. JSON (RFC
+8259, section 7) has them only in escapes; as they are, the line's ends may stand between values, where the tab may too.
 """
 
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Final
@@ -20,6 +24,7 @@ _SECOND_BYTES: Final[Mapping[int, range]] = {
     0xF0: range(0x90, 0xC0),
     0xF4: range(0x80, 0x90),
 }
+_CONTROL: Final = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
 _CONTINUATION: Final = range(0x80, 0xC0)
 _MAX_CONTINUATIONS: Final = 3
 
@@ -37,14 +42,20 @@ def can_be_in_text(token: bytes) -> bool:
     return all(second in _SECOND_BYTES.get(lead, _CONTINUATION) for lead, second in pairwise(token) if lead >= 0xC0)
 
 
-class Utf8Guard:
-    """Says which tokens may follow on a token that ends with the first byte of a character."""
+class TokenTexts:
+    """Says which tokens may follow on a token that ends with the first byte of a character, and which can be in JSON.
+
+    json_mask: [num_words] int32, 1 for tokens without control characters, but for the line's ends
+    """
 
     def __init__(self, tokens: Sequence[bytes], num_words: int) -> None:
         """tokens: of the vocabulary; num_words: 32-bit words in a mask of it"""
         self._last_bytes = np.fromiter((token[-1] if token else 0 for token in tokens), np.uint8, len(tokens))
         first_bytes = np.fromiter((token[0] if token else 0 for token in tokens), np.uint8, len(tokens))
         is_continuation = (first_bytes >= _CONTINUATION.start) & (first_bytes < _CONTINUATION.stop)
+        self.json_mask = _pack(
+            np.fromiter((not _CONTROL.search(token) for token in tokens), bool, len(tokens)), num_words
+        )
         self._masks: dict[int, np.ndarray] = {}
         for lead, seconds in _SECOND_BYTES.items():
             is_second = (first_bytes >= seconds.start) & (first_bytes < seconds.stop)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from actors.model.grammar.utf8 import Utf8Guard, can_be_in_text
+from actors.model.grammar.token_text import TokenTexts, can_be_in_text
 
 BYTES = [bytes([byte]) for byte in range(256)]
 
@@ -34,13 +34,20 @@ def begins_a_character(lead: int, second: int) -> bool:
 
 
 def test_after_a_first_byte_exactly_the_second_ones_are_allowed_that_utf8_has() -> None:
-    guard = Utf8Guard(BYTES, num_words=8)
+    texts = TokenTexts(BYTES, num_words=8)
     for lead, second in itertools.product(range(0xC2, 0xF5), range(0x80, 0xC0)):
-        mask = guard.mask_after(lead)
+        mask = texts.mask_after(lead)
         is_allowed = mask is None or bool(np.unpackbits(mask.view(np.uint8), bitorder="little")[second])
         assert is_allowed == can_be_in_text(bytes([lead, second])) == begins_a_character(lead, second), (lead, second)
 
 
 def test_after_a_whole_character_the_grammar_alone_decides() -> None:
-    guard = Utf8Guard([b"", b"a", "é".encode(), b"\xe0"], num_words=1)
-    assert [guard.mask_after(token_id) is None for token_id in range(4)] == [True, True, True, False]
+    texts = TokenTexts([b"", b"a", "é".encode(), b"\xe0"], num_words=1)
+    assert [texts.mask_after(token_id) is None for token_id in range(4)] == [True, True, True, False]
+
+
+def test_json_has_no_control_characters_but_line_ends() -> None:
+    mask = TokenTexts(BYTES, num_words=8).json_mask
+    allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    assert [bytes([byte]) for byte in range(0x20) if allowed[byte]] == [b"\n", b"\r"]
+    assert allowed[0x20:].all()
