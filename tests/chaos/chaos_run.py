@@ -52,13 +52,16 @@ def chaos_cluster(model_directory: Path, directory: Path) -> Iterator[tuple[str,
     directory: for its configuration
     """
     processes = MarkedProcesses()
-    memory_files = set(Path("/dev/shm").iterdir())
+    memory_files: set[Path] = set()
     head, has_gone_well = RayHead(4, processes.environment), False
     try:
         head.wait_until_up()
         serve = ServeProcess(_config(model_directory, head.address), directory, environment=head.environment)
         try:
-            yield serve.wait_until_ready(), processes
+            address = serve.wait_until_ready()
+            memory_files |= processes.memory_files()
+            yield address, processes
+            memory_files |= processes.memory_files()
             assert serve.stop() == 0, "\n".join(serve.lines)
         finally:
             serve.kill_if_alive()
@@ -74,7 +77,7 @@ def chaos_cluster(model_directory: Path, directory: Path) -> Iterator[tuple[str,
         for process in left_over:
             process.kill()
     assert not left_over, f"left running: {left_over}"
-    left_files = set(Path("/dev/shm").iterdir()) - memory_files
+    left_files = [path for path in memory_files if path.exists()]
     assert not left_files, f"left behind: {left_files}"
 
 

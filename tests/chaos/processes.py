@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -33,6 +35,17 @@ class MarkedProcesses:
                     yield process
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue  # It has ended, or is not ours.
+
+    def memory_files(self) -> set[Path]:
+        """Files of shared memory that processes of the run have open or mapped now."""
+        found: set[str] = set()
+        for process in self.all():
+            try:
+                found |= {mapped.path for mapped in process.memory_maps()}
+                found |= {os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()}
+            except (psutil.Error, OSError):
+                continue  # It has ended meanwhile, or the file has.
+        return {Path(path) for path in found if path.startswith("/dev/shm/")}
 
     def titled(self, title: str) -> list[psutil.Process]:
         """Those with this title, which is the beginning of their command line."""
