@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +41,7 @@ class MarkedProcesses:
         for process in self.all():
             try:
                 found |= {mapped.path for mapped in process.memory_maps()}
-                found |= {os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()}
+                found |= {str(link.readlink()) for link in Path(f"/proc/{process.pid}/fd").iterdir()}
             except (psutil.Error, OSError):
                 continue  # It has ended meanwhile, or the file has.
         return {Path(path) for path in found if path.startswith("/dev/shm/")}
