@@ -67,6 +67,8 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
         parts.append(_links(status.engines))
     if any(engine.HasField("stores") for engine in status.engines):
         parts.append(_stores(status.engines))
+    if any(engine.guesses.drafts for engine in status.engines):
+        parts.append(_guesses(status.engines))
     if status.ingresses:
         parts.append(_ingresses(status.ingresses))
     if status.requests:
@@ -243,6 +245,21 @@ def _stores(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
         if (stores := engine.stores) is not None and engine.HasField("stores")
     ]
     return _Table("KV stores, in blocks", (" engine", "saved", "not saved", "loaded", "missing"), rows)
+
+
+def _guesses(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
+    rows = [
+        [
+            engine.engine_id,
+            guesses.drafts,
+            guesses.guessed_tokens,
+            _percent(guesses.accepted_tokens, guesses.guessed_tokens),
+            ", ".join(_percent(count, guesses.drafts) for count in guesses.accepted_by_place),
+        ]
+        for engine in engines
+        if (guesses := engine.guesses).drafts
+    ]
+    return _Table("guessed tokens", (" engine", "times", "tokens", "right", " of first, second, … guesses"), rows)
 
 
 def _ingresses(ingresses: Iterable[admin_pb2.IngressStatus]) -> _Table:

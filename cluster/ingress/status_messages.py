@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.core.stats import SchedulerStats
+from actors.core.stats import SchedulerStats, SpecDecodingStats
 from cluster.ingress.protos.raypd.v1 import admin_pb2
 from cluster.ingress.version import server_version
 from cluster.status import ClusterView, EngineView, IngressView, ModelView, RequestView
@@ -77,6 +77,8 @@ def _engine(engine: EngineView, now_s: float) -> admin_pb2.EngineStatus:
         message.links.extend(_link(link, now_s) for link in stats.transfer_stats.links)
     if stats.store_stats is not None:
         message.stores.CopyFrom(_stores(stats.store_stats))
+    if stats.spec_decoding_stats is not None:
+        message.guesses.CopyFrom(_guesses(stats.spec_decoding_stats))
     return message
 
 
@@ -143,6 +145,15 @@ def _stores(stats: StoreStats) -> admin_pb2.StoreStatus:
         unsaved_blocks=stats.num_unsaved_blocks,
         loaded_blocks=stats.num_loaded_blocks,
         missing_blocks=stats.num_missing_blocks,
+    )
+
+
+def _guesses(stats: SpecDecodingStats) -> admin_pb2.GuessStatus:
+    return admin_pb2.GuessStatus(
+        drafts=stats.num_drafts,
+        guessed_tokens=stats.num_draft_tokens,
+        accepted_tokens=stats.num_accepted_tokens,
+        accepted_by_place=stats.num_accepted_tokens_per_pos,
     )
 
 

@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from actors.core.stats import PrefixCacheStats, SchedulerStats
+from actors.core.stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats
 from cluster.client import GenerateClient
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.ingress.protos.raypd.v1 import admin_pb2
@@ -44,6 +44,9 @@ STATS = SchedulerStats(
     prefix_cache_stats=PrefixCacheStats(queries=100, hits=20, loaded=5),
     transfer_stats=TRANSFERS,
     store_stats=StoreStats(num_saved_blocks=9),
+    spec_decoding_stats=SpecDecodingStats(
+        4, num_drafts=50, num_draft_tokens=90, num_accepted_tokens=63, num_accepted_tokens_per_pos=[44, 19]
+    ),
 )
 VIEW = ClusterView(
     model="demo",
@@ -92,6 +95,8 @@ def test_every_number_has_its_place() -> None:
     assert engine.transfers.dropped_messages == {"another attempt": 5}
     assert (engine.links[0].state, engine.links[0].idle_seconds, engine.links[0].end) == ("dead", 4, "producer")
     assert engine.stores.saved_blocks == 9
+    assert (engine.guesses.drafts, engine.guesses.guessed_tokens, engine.guesses.accepted_tokens) == (50, 90, 63)
+    assert list(engine.guesses.accepted_by_place) == [44, 19]
     assert not status.engines[1].HasField("load")
     assert status.requests[0].age_seconds == 12
     assert (status.requests[0].moves, status.moves) == (1, 3)
@@ -108,6 +113,9 @@ def test_tables_show_all_of_it() -> None:
         "3.0 GiB",
         "1 min 1 s",
         "another attempt 5",
+        "guessed tokens",
+        "70 %",
+        "88 %, 38 %",
         "cut",
         "r1",
         "100.0 ms",

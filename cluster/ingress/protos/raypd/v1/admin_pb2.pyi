@@ -144,7 +144,7 @@ class RefusedPair(_message.Message):
     def __init__(self, prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("engine_id", "incarnation", "role", "state", "address", "last_error", "load", "transfers", "links", "stores", "age_seconds", "kv_transport", "node", "model_version")
+    __slots__ = ("engine_id", "incarnation", "role", "state", "address", "last_error", "load", "transfers", "links", "stores", "age_seconds", "kv_transport", "node", "model_version", "guesses")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,7 @@ class EngineStatus(_message.Message):
     KV_TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    GUESSES_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     incarnation: int
     role: str
@@ -173,7 +174,8 @@ class EngineStatus(_message.Message):
     kv_transport: str
     node: str
     model_version: int
-    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., last_error: _Optional[str] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., transfers: _Optional[_Union[TransferStatus, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., stores: _Optional[_Union[StoreStatus, _Mapping]] = ..., age_seconds: _Optional[float] = ..., kv_transport: _Optional[str] = ..., node: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+    guesses: GuessStatus
+    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., last_error: _Optional[str] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., transfers: _Optional[_Union[TransferStatus, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., stores: _Optional[_Union[StoreStatus, _Mapping]] = ..., age_seconds: _Optional[float] = ..., kv_transport: _Optional[str] = ..., node: _Optional[str] = ..., model_version: _Optional[int] = ..., guesses: _Optional[_Union[GuessStatus, _Mapping]] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
     __slots__ = ("running", "waiting", "waiting_for_remote_kvs", "held", "blocks", "free_blocks", "preemptions", "prompt_tokens", "output_tokens", "steps", "prefix_queried_tokens", "prefix_cached_tokens", "prefix_loaded_tokens", "late_completions")
@@ -285,6 +287,18 @@ class StoreStatus(_message.Message):
     loaded_blocks: int
     missing_blocks: int
     def __init__(self, saved_blocks: _Optional[int] = ..., unsaved_blocks: _Optional[int] = ..., loaded_blocks: _Optional[int] = ..., missing_blocks: _Optional[int] = ...) -> None: ...
+
+class GuessStatus(_message.Message):
+    __slots__ = ("drafts", "guessed_tokens", "accepted_tokens", "accepted_by_place")
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    GUESSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_BY_PLACE_FIELD_NUMBER: _ClassVar[int]
+    drafts: int
+    guessed_tokens: int
+    accepted_tokens: int
+    accepted_by_place: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, drafts: _Optional[int] = ..., guessed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_place: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RequestInFlight(_message.Message):
     __slots__ = ("request_id", "age_seconds", "phase", "prefill_engine", "decode_engine", "prompt_tokens", "output_tokens", "attempt", "moves", "model_version")
