@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +27,9 @@ from actors.model.tensor_parallel_plan import shard_heads
 from actors.model.tensor_parallel_weights import CheckpointWeights, DrawnWeights, MergedWeights
 
 logger = logging.getLogger(__name__)
+
+_BUILDING = threading.Lock()
+"""While transformers builds a model, torch's default dtype and initialisers are not what they are: one at a time."""
 
 _NUM_PROBE_TOKENS = 4
 
@@ -61,10 +65,11 @@ def load_model(model_config: ModelConfig, group: TensorParallelGroup | None = No
     refuse_unsupported(config, trust_remote_code=model_config.trust_remote_code)
     max_model_len = derive_max_model_len(config, model_config.max_model_len)
     register_attention()
-    if group is None:
-        model = _read_model(directory, config, model_config)
-    else:
-        model = _read_shard(directory, config, model_config, group)
+    with _BUILDING:
+        if group is None:
+            model = _read_model(directory, config, model_config)
+        else:
+            model = _read_shard(directory, config, model_config, group)
     model.train(False)
     model.to(choose_device(model_config))  # type: ignore[arg-type]  # transformers' decorator hides the signature
     # A flattened batch has no padding: a token that happens to be the padding token is like any other.

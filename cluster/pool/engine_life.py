@@ -227,7 +227,7 @@ class EngineLife:
 
     def missing(self) -> str:
         """What keeps a pending engine from its place, in words."""
-        return "" if self._placement is None else self._placement.missing()
+        return "its place is being asked for" if self._placement is None else self._placement.missing()
 
     async def stop(self) -> None:
         """Let it abort what runs, close its links and end."""

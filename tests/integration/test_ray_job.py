@@ -23,9 +23,9 @@ from cluster.client import GenerateClient
 from cluster.ingress.protos.raypd.v1 import generate_pb2
 from tests.integration.served import ROOT
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
 
-_READY_TIMEOUT_S = 150.0
+_READY_TIMEOUT_S = 240.0
 _GONE_TIMEOUT_S = 60.0
 _BIN = Path(sys.executable).parent
 

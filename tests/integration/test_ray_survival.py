@@ -34,7 +34,7 @@ def served(
         "parallel": {"num_threads": 1},
         "prefill": {"count": 1, "num_cpus": 0.2},
         "decode": {"count": 1, "num_cpus": 0.2},
-        "drain_timeout_s": 5,
+        "drain_timeout_s": 30,
     }
     process = ServeProcess(config, tmp_path_factory.mktemp("survival"))
     try:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,13 @@ def test_a_sliding_window_that_attention_is_not_told_of_is_refused(checkpoint: C
 
     with pytest.raises(UnsupportedModel, match=r"names a sliding window of 64 in layers \[0, 1, 2\]"):
         load(directory)
+
+
+def test_models_may_be_loaded_in_several_threads_at_once(checkpoint: CheckpointOf) -> None:
+    directory = checkpoint("llama")
+    dtypes = ["float32", "bfloat16", "float16"] * 8
+    before = torch.get_default_dtype()
+    with ThreadPoolExecutor(len(dtypes)) as threads:
+        models = list(threads.map(lambda dtype: load(directory, dtype=dtype), dtypes))
+    assert [str(model.dtype) for model in models] == [f"torch.{dtype}" for dtype in dtypes]
+    assert torch.get_default_dtype() is before
