@@ -81,8 +81,9 @@ class EngineCore:
         """What these requests have is known: none of them runs ahead of its tokens."""
         grammars = self.scheduler.structured_output
         assert grammars is not None, "a request with a grammar is refused where there are none"
-        request_ids = scheduler_output.structured_output_request_ids
-        scheduler_output.grammar_bitmask = grammars.fill_bitmask(request_ids)
+        scheduler_output.grammar_bitmask = grammars.fill_bitmask(
+            scheduler_output.structured_output_request_ids, scheduler_output.scheduled_spec_decode_tokens
+        )
 
     def _finish_step(self, *, is_news: bool) -> StepResult:
         """Wait for the oldest step and take it in. is_news: something was scheduled just now."""

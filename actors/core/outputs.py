@@ -123,7 +123,8 @@ class SchedulerOutput:
     free_encoder_input_ids: items whose request is past them, as (request id, input id)
     free_encoder_mm_hashes: encoder outputs to forget
     structured_output_request_ids: requests that need a grammar's mask, with their places in the batch
-    grammar_bitmask: [len(structured_output_request_ids), ceil(vocab_size / 32)] int32, 1 for allowed tokens; filled in
+    grammar_bitmask: [num_rows, ceil(vocab_size / 32)] int32, 1 for allowed tokens; a row for each of
+        structured_output_request_ids, followed by one for each of its drafts; filled in
         between schedule() and the forward
     """
 

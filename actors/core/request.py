@@ -256,12 +256,11 @@ class Request:
     def may_draft(self) -> bool:
         """Whether its next tokens may be guessed.
 
-        Not where this engine does not generate; not under a grammar, whose mask is made for one token at a time; and
-        not where the prompt's tokens stand for something else: as guesses they would ask for what is not there.
+        Not where this engine does not generate, and not where the prompt's tokens stand for something else: as guesses
+        they would ask for what is not there.
         """
         ends_here = self.transfer_role is TransferRole.PRODUCER or self.pooling_params is not None
-        is_text = self.prompt_embeds is None and not self.mm_features
-        return not ends_here and is_text and self.sampling_params.structured_output is None
+        return not ends_here and self.prompt_embeds is None and not self.mm_features
 
     @property
     def reads_prefix_cache(self) -> bool:

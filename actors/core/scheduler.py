@@ -39,7 +39,7 @@ from actors.core.running_rows import RunningRows
 from actors.core.stats import SchedulerStats, SpecDecodingStats
 from actors.core.step import Step
 from actors.core.stop import find_stop
-from actors.core.structured_output import StructuredOutputManager
+from actors.core.structured_output import StructuredOutputManager, cut_drafts
 from actors.errors import DuplicateRequest, IntegrityError
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import KVConnectorScheduler, ProducerEnd
@@ -292,8 +292,8 @@ class Scheduler:
         for request_id, token_ids in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
             request = self.running.by_id.get(request_id)
             if request is not None and self.running.decodes(request):
-                request.spec_token_ids = token_ids
-                self.running.has_drafts[request.row] = bool(token_ids)
+                request.spec_token_ids = allowed = cut_drafts(self.structured_output, request, token_ids)
+                self.running.has_drafts[request.row] = bool(allowed)
 
     # -- questions -----------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,8 +35,17 @@ class StructuredOutputManager(Protocol):
     def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> str | None:
         """Move the request's matcher on; if it cannot go on by these tokens, say why."""
 
-    def fill_bitmask(self, request_ids: Iterable[str]) -> np.ndarray:
-        """Say which tokens may come next: [len(request_ids), ceil(vocab_size / 32)] int32, the lowest bit first."""
+    def count_allowed(self, request_id: str, token_ids: Sequence[int]) -> int:
+        """How many of these tokens, guessed to come next, the grammar allows from the first on."""
+
+    def fill_bitmask(
+        self, request_ids: Iterable[str], guesses: Mapping[str, Sequence[int]] | None = None
+    ) -> np.ndarray:
+        """Say which tokens may come next, and which after each guess. guesses: by request id, of some or of others too.
+
+        Returns [num_rows, ceil(vocab_size / 32)] int32, the lowest bit first: for each request a row, and one for each
+        guess. What may follow a guess that is not allowed is anything: it is not looked at.
+        """
 
     def release(self, request_id: str) -> None:
         """The request has ended; its grammar may still be compiling. Unknown ones are ignored."""
@@ -50,3 +59,10 @@ def find_objection(manager: StructuredOutputManager | None, request: Request, to
     if manager is None or request.sampling_params.structured_output is None:
         return None
     return manager.accept_tokens(request.request_id, token_ids)
+
+
+def cut_drafts(manager: StructuredOutputManager | None, request: Request, token_ids: list[int]) -> list[int]:
+    """Leave out the guesses that the request's grammar forbids, if it has one: they would be wrong for sure."""
+    if manager is None or request.sampling_params.structured_output is None:
+        return token_ids
+    return token_ids[: manager.count_allowed(request.request_id, token_ids)]

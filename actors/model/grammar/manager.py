@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,12 +111,20 @@ class XGrammarManager:
         """Move the request's matcher on; if it cannot go on by these tokens, say why."""
         return self._matchers[request_id].accept(token_ids)
 
-    def fill_bitmask(self, request_ids: Iterable[str]) -> np.ndarray:
-        """[len(request_ids), ceil(vocab_size / 32)] int32: which tokens may come next, the lowest bit first."""
-        matchers = [self._matchers[request_id] for request_id in request_ids]
-        bits = np.empty((len(matchers), self._num_words), dtype=np.int32)
-        for row, matcher in enumerate(matchers):
-            matcher.fill(bits, row)
+    def count_allowed(self, request_id: str, token_ids: Sequence[int]) -> int:
+        """How many of these tokens, guessed to come next, the grammar allows from the first on."""
+        return self._matchers[request_id].count_allowed(token_ids)
+
+    def fill_bitmask(
+        self, request_ids: Iterable[str], guesses: Mapping[str, Sequence[int]] | None = None
+    ) -> np.ndarray:
+        """See StructuredOutputManager."""
+        guessed = {request_id: (guesses or {}).get(request_id, ()) for request_id in request_ids}
+        bits = np.empty((sum(1 + len(token_ids) for token_ids in guessed.values()), self._num_words), dtype=np.int32)
+        row = 0
+        for request_id, token_ids in guessed.items():
+            self._matchers[request_id].fill(bits, row, token_ids)
+            row += 1 + len(token_ids)
         return bits
 
     def release(self, request_id: str) -> None:

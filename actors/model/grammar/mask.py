@@ -27,15 +27,17 @@ class GrammarMask:
     def of_step(cls, scheduler_output: SchedulerOutput, sampled: np.ndarray) -> Self | None:
         """Pick the masks of requests that sample in this step: those in the middle of their prompts do not.
 
-        sampled: [num_sampled] int64, increasing, places in the batch
+        sampled: [num_sampled] int64, places in the batch in their order; who has guesses is there once more for each
         Returns None if no row has a grammar.
         """
         if (bits := scheduler_output.grammar_bitmask) is None:
             return None
-        places = np.fromiter(scheduler_output.structured_output_request_ids.values(), dtype=np.int64)
-        order = np.argsort(places)
+        requests, drafts = scheduler_output.structured_output_request_ids, scheduler_output.scheduled_spec_decode_tokens
+        num_rows = [1 + len(drafts.get(request_id, ())) for request_id in requests]
+        places = np.repeat(np.fromiter(requests.values(), dtype=np.int64), num_rows)
+        order = np.argsort(places, kind="stable")
         order = order[np.isin(places[order], sampled)]
-        return cls(np.searchsorted(sampled, places[order]), bits[order]) if len(order) else None
+        return cls(np.flatnonzero(np.isin(sampled, places)), bits[order]) if len(order) else None
 
     def forbid(self, logits: Tensor, rows: np.ndarray) -> None:
         """Set what is not allowed to -inf.

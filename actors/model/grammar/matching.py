@@ -46,15 +46,43 @@ class TokenMatcher:
                 return f"the grammar is too ambiguous: following {self._num_tokens} tokens took {self._spent_s:.1f} s"
         return None
 
-    def fill(self, bits: np.ndarray, row: int) -> None:
-        """Say which tokens may come next. bits: [num_rows, ceil(vocab_size / 32)] int32"""
+    def count_allowed(self, guesses: Sequence[int]) -> int:
+        """How many of these tokens, guessed to come next, are allowed from the first on. Changes nothing."""
+        began_s = time.perf_counter()
+        num_allowed = 0
+        while num_allowed < len(guesses) and self._try(guesses[num_allowed]):
+            num_allowed += 1
+        self._matcher.rollback(num_allowed)
+        self._spent_s += time.perf_counter() - began_s
+        return num_allowed
+
+    def fill(self, bits: np.ndarray, row: int, guesses: Sequence[int] = ()) -> None:
+        """Say which tokens may come next and, in the rows behind, after each guess, as far as these are allowed.
+
+        bits: [num_rows, ceil(vocab_size / 32)] int32
+        """
+        began_s = time.perf_counter()
+        num_allowed = 0
+        self._fill_row(bits, row, self._utf8_mask)
+        for guess in guesses:
+            if not self._try(guess):
+                bits[row + num_allowed + 1 : row + len(guesses) + 1] = EVERY_TOKEN
+                break
+            num_allowed += 1
+            self._fill_row(bits, row + num_allowed, self._texts.mask_after(guess))
+        self._matcher.rollback(num_allowed)
+        self._spent_s += time.perf_counter() - began_s
+
+    def _try(self, guess: int) -> bool:
+        """Go on by a guess, if it is allowed; whoever calls this goes back again."""
+        return not self._matcher.is_terminated() and bool(self._matcher.accept_token(guess))
+
+    def _fill_row(self, bits: np.ndarray, row: int, utf8_mask: np.ndarray | None) -> None:
         if self._matcher.is_terminated():
             # It goes on although its grammar is through, as a request that ignores the end may.
             bits[row] = EVERY_TOKEN
             return
-        began_s = time.perf_counter()
         self._matcher.fill_next_token_bitmask(bits, row)
-        for mask in (self._utf8_mask, self._json_mask):
+        for mask in (utf8_mask, self._json_mask):
             if mask is not None:
                 bits[row] &= mask
-        self._spent_s += time.perf_counter() - began_s

@@ -7,7 +7,7 @@ request's output is the same however it was scheduled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -254,8 +254,19 @@ class FakeGrammars:
         self.tokens[request_id] += token_ids
         return "the grammar does not allow it" if self.forbidden in token_ids else None
 
-    def fill_bitmask(self, request_ids: Iterable[str]) -> np.ndarray:
-        return np.array([[len(self.tokens[request_id])] for request_id in request_ids], dtype=np.int32)
+    def count_allowed(self, request_id: str, token_ids: Sequence[int]) -> int:
+        assert request_id in self.tokens
+        return next((place for place, token_id in enumerate(token_ids) if token_id == self.forbidden), len(token_ids))
+
+    def fill_bitmask(
+        self, request_ids: Iterable[str], guesses: Mapping[str, Sequence[int]] | None = None
+    ) -> np.ndarray:
+        rows = [
+            [len(self.tokens[request_id]) + num_guesses]
+            for request_id in request_ids
+            for num_guesses in range(len((guesses or {}).get(request_id, ())) + 1)
+        ]
+        return np.array(rows, dtype=np.int32)
 
     def release(self, request_id: str) -> None:
         self.released.append(request_id)

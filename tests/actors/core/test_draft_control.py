@@ -7,7 +7,7 @@ import numpy as np
 from actors.config import SpeculativeConfig
 from actors.core.draft_control import DraftControl
 from actors.core.outputs import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
-from actors.core.request import RequestStatus
+from actors.core.request import PromptEmbeds, RequestStatus
 from actors.core.sampling_params import StructuredOutputParams
 from actors.core.scheduler import Scheduler
 from kv_transfer.params import TransferRole
@@ -107,19 +107,30 @@ def test_a_rows_next_owner_begins_without_its_former_owners_luck() -> None:
     assert wanted(scheduler.schedule()) == {"b": 3}
 
 
-def test_who_does_not_generate_here_and_who_has_a_grammar_guesses_nothing() -> None:
+def test_who_does_not_generate_here_guesses_nothing() -> None:
     connector = FakeConnector()
-    grammars = FakeGrammars()
-    scheduler = make_scheduler(num_speculative_tokens=3, connector=connector, structured_output=grammars)
+    scheduler = make_scheduler(num_speculative_tokens=3, connector=connector)
     scheduler.add_request(make_request("producer", 6, max_tokens=30, role=TransferRole.PRODUCER))
     connector.ready.add("producer")
-    scheduler.add_request(
-        make_request("grammar", 6, max_tokens=30, structured_output=StructuredOutputParams("json_object"))
-    )
-    grammars.compiled["grammar"] = None
+    embeds = PromptEmbeds(bytes(24), num_tokens=6, hidden_size=1, dtype="float32", digest=b"e")
+    scheduler.add_request(make_request("embeds", [0] * 6, max_tokens=30, prompt_embeds=embeds))
     step = scheduler.schedule()
-    assert set(step.batch.req_ids) == {"producer", "grammar"}
+    assert set(step.batch.req_ids) == {"producer", "embeds"}
     assert wanted(step) == {}
+
+
+def test_guesses_are_cut_where_a_grammar_forbids_them() -> None:
+    grammars = FakeGrammars(forbidden=6)
+    scheduler = make_scheduler(num_speculative_tokens=3, structured_output=grammars)
+    scheduler.add_request(make_request("a", 6, max_tokens=30, structured_output=StructuredOutputParams("json_object")))
+    grammars.compiled["a"] = None
+    step = scheduler.schedule()
+    assert wanted(step) == {"a": 3}
+    sample_one(scheduler, step, DraftTokenIds(["a"], [[5, 6, 7]]))
+    step = scheduler.schedule()
+    assert step.scheduled_spec_decode_tokens == {"a": [5]}
+    sample_one(scheduler, step, DraftTokenIds(["a"], [[6, 7, 8]]))
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 1}
 
 
 def test_nobody_runs_ahead_of_a_step_that_guesses() -> None:
