@@ -60,9 +60,10 @@ def _check(pair: EnginePair, seeds: Iterable[int], bias: dict[int, float], token
 
 def _is_complete_and_valid(pair: EnginePair, name: str, schema: dict[str, JSON], tokenizer: Tokenizer) -> bool:
     answer = pair.answers[name]
-    ends = [end for end in answer.last.values() if end.finish_reason is not None]
-    assert all(end.error is None for end in ends), (schema, ends)
-    if ends[-1].finish_reason is not FinishReason.STOP:
+    # On a busy machine a handoff may time out; the decode engine then does all of it.
+    ends = [end.finish_reason for end in answer.last.values() if end.error is None and end.finish_reason is not None]
+    assert len(ends) == 1, (schema, answer.last)
+    if ends != [FinishReason.STOP]:
         return False
     text = tokenizer.decode(answer.token_ids)
     jsonschema.Draft202012Validator(schema).validate(json.loads(text))

@@ -48,5 +48,8 @@ class GrammarMask:
         octets = torch.from_numpy(self.bits.view(np.uint8)).to(logits.device)
         bit_of_octet = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)
         is_forbidden = (octets[:, :, None] & bit_of_octet).eq_(0).bool().flatten(1)[:, : logits.shape[1]]
+        if len(self.rows) == len(rows):
+            logits.masked_fill_(is_forbidden, -torch.inf)
+            return
         masked = torch.from_numpy(np.searchsorted(rows, self.rows)).to(logits.device)
         logits[masked] = logits[masked].masked_fill_(is_forbidden, -torch.inf)
