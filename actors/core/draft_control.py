@@ -11,12 +11,13 @@ from typing import Final
 
 import numpy as np
 
-from actors.config import SpeculativeConfig
-from actors.core.outputs import StepBatch
+from actors.config import SchedulerConfig, SpeculativeConfig
+from actors.core.outputs import DraftTokenIds, StepBatch
 from actors.core.running_rows import RunningRows
+from actors.core.structured_output import StructuredOutputManager, cut_drafts
 
-_DECAY: Final = 0.95
-"""Per step: what was seen twenty steps ago counts a third, so who was given up is tried again in time."""
+_DECAY: Final = 0.97
+"""Per step: what was seen thirty-three steps ago counts a third, so who was given up is tried again in time."""
 _PRIOR_TRIED: Final = 2.0
 _PRIOR_RIGHT: Final = 1.4
 
@@ -27,8 +28,10 @@ class DraftControl:
     Invariant: tried and right belong to the request whose epoch its row has here; for another one they begin anew.
     """
 
-    def __init__(self, config: SpeculativeConfig, max_num_seqs: int) -> None:
+    def __init__(self, config: SpeculativeConfig, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """max_num_seqs, max_num_batched_tokens: of a step"""
         self._config = config
+        self._max_num_batched_tokens = max_num_batched_tokens
         self._epochs = np.zeros(max_num_seqs, dtype=np.int64)
         self._tried = np.zeros(max_num_seqs)
         self._right = np.zeros(max_num_seqs)
@@ -39,7 +42,10 @@ class DraftControl:
         Only those that get a token in this step have a next one to guess; the last token they may have is not guessed,
         since the token before it brings it anyway.
         """
-        limit = min(self._config.num_tokens, self._config.max_step_tokens // max(1, len(rows)))
+        num_running = max(1, len(rows))
+        # Nobody's guesses take the token that another one decodes.
+        num_spare = self._max_num_batched_tokens - num_running
+        limit = min(self._config.num_tokens, min(self._config.max_step_tokens, num_spare) // num_running)
         if limit == 0:
             return None
         indices = batch.rows
@@ -49,7 +55,7 @@ class DraftControl:
         if not (num_possible > 0).any():
             return None
         # The fuller the step the dearer is a guess, and the surer it must be.
-        share = len(rows) / self._config.max_step_tokens
+        share = num_running / self._config.max_step_tokens
         min_chance = self._config.min_acceptance + (1 - self._config.min_acceptance) * share
         chosen: np.ndarray = np.minimum(num_possible, self._num_likely(indices, batch.epochs, min_chance))
         return chosen if (chosen > 0).any() else None
@@ -69,3 +75,19 @@ class DraftControl:
         num_likely = np.log(min_chance) / np.log(np.minimum(chance, 0.99))
         likely: np.ndarray = np.maximum(num_likely, 0).astype(np.int64)
         return likely
+
+
+def make_draft_control(config: SchedulerConfig) -> DraftControl | None:
+    """None if nothing is guessed."""
+    if config.speculative is None:
+        return None
+    return DraftControl(config.speculative, config.max_num_seqs, config.max_num_batched_tokens)
+
+
+def take_drafts(drafts: DraftTokenIds, rows: RunningRows, grammars: StructuredOutputManager | None) -> None:
+    """Let running requests have what was guessed for them, as far as their grammars allow it; others are ignored."""
+    for request_id, token_ids in zip(drafts.req_ids, drafts.draft_token_ids, strict=True):
+        request = rows.by_id.get(request_id)
+        if request is not None and rows.decodes(request):
+            request.spec_token_ids = allowed = cut_drafts(grammars, request, token_ids)
+            rows.has_drafts[request.row] = bool(allowed)

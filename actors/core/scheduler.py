@@ -20,7 +20,7 @@ from actors.config import CacheConfig, SchedulerConfig
 from actors.core.admission import Admission
 from actors.core.batch import Batch
 from actors.core.door import Ability, engine_abilities, find_refusal
-from actors.core.draft_control import DraftControl
+from actors.core.draft_control import make_draft_control, take_drafts
 from actors.core.encoder_cache_manager import EncoderCacheManager
 from actors.core.encoder_scheduling import EncoderStep
 from actors.core.grammar_wait import GrammarWait
@@ -39,7 +39,7 @@ from actors.core.running_rows import RunningRows
 from actors.core.stats import SchedulerStats, SpecDecodingStats
 from actors.core.step import Step
 from actors.core.stop import find_stop
-from actors.core.structured_output import StructuredOutputManager, cut_drafts
+from actors.core.structured_output import StructuredOutputManager
 from actors.errors import DuplicateRequest, IntegrityError
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import KVConnectorScheduler, ProducerEnd
@@ -97,10 +97,9 @@ class Scheduler:
         self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
         self._grammar_wait = GrammarWait(structured_output, scheduler_config.grammar_timeout_s)
         self._stats = SchedulerStats(num_blocks=num_blocks, block_size=self.block_size)
-        self._draft_control: DraftControl | None = None
-        if (speculative := scheduler_config.speculative) is not None:
-            self._draft_control = DraftControl(speculative, scheduler_config.max_num_seqs)
-            self._stats.spec_decoding_stats = SpecDecodingStats(speculative.num_tokens)
+        self._draft_control = make_draft_control(scheduler_config)
+        if scheduler_config.speculative is not None:
+            self._stats.spec_decoding_stats = SpecDecodingStats(scheduler_config.speculative.num_tokens)
         self._intake = Intake(
             self._places.running,
             self.kv_cache_manager,
@@ -285,15 +284,8 @@ class Scheduler:
             self._stats.num_corrupted_reqs += 1
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Take in a drafter's proposals for running requests: the next step verifies them.
-
-        Ignored are those for a request that does not decode: its prompt is not through, or it has no next token here.
-        """
-        for request_id, token_ids in zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True):
-            request = self.running.by_id.get(request_id)
-            if request is not None and self.running.decodes(request):
-                request.spec_token_ids = allowed = cut_drafts(self.structured_output, request, token_ids)
-                self.running.has_drafts[request.row] = bool(allowed)
+        """Take in a drafter's proposals for running requests: the next step verifies those of requests that decode."""
+        take_drafts(draft_token_ids, self.running, self.structured_output)
 
     # -- questions -----------------------------------------------------------------------------------------------
 

@@ -79,8 +79,9 @@ class Step:
             return min(num_new_tokens, self.token_budget)
         config = self.config
         if request.spec_token_ids:
+            # It decodes, and does not wait for room for its guesses.
             num_computed_tokens = request.num_tokens - num_missing_tokens
-            num_new_tokens = min(num_new_tokens, request.max_num_tokens - num_computed_tokens)
+            return min(num_new_tokens, request.max_num_tokens - num_computed_tokens, self.token_budget)
         if not config.enable_chunked_prefill:
             # What no step could hold in one piece is the recomputation of a prompt with its outputs: it is cut.
             is_possible = num_new_tokens <= config.max_num_batched_tokens
@@ -157,6 +158,7 @@ class Step:
                 request.request_id: index
                 for index, request in enumerate(others, len(self.steady_rows))
                 if request.sampling_params.structured_output is not None
+                and request.num_computed_tokens >= request.num_tokens
             },
         )
 

@@ -240,7 +240,8 @@ class ModelRunner:
         """As many tokens and sampled rows as a step can have, without a KV cache."""
         loaded, scheduler_config = self._model, self._scheduler_config
         tokens = torch.arange(scheduler_config.max_num_batched_tokens, device=loaded.device)
-        num_rows = min(scheduler_config.max_num_seqs, len(tokens))
+        num_guesses = 0 if (speculative := scheduler_config.speculative) is None else speculative.max_step_tokens
+        num_rows = min(scheduler_config.max_num_seqs + num_guesses, len(tokens))
         logits = loaded.forward(
             tokens % loaded.vocab_size,
             tokens % loaded.max_model_len,

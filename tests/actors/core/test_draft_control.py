@@ -174,8 +174,22 @@ def test_who_checks_guesses_does_not_wait_for_a_prompt_that_was_admitted_before_
     assert scheduler.schedule().num_scheduled_tokens == {"short": 4, "long": 4}
 
 
+def test_guesses_are_cut_to_what_a_step_has_left_even_where_prompts_are_not() -> None:
+    scheduler = make_scheduler(
+        num_speculative_tokens=5, max_num_batched_tokens=8, max_num_seqs=3, enable_chunked_prefill=False
+    )
+    for name in ("a", "b", "c"):
+        scheduler.add_request(make_request(name, 2, max_tokens=20, ignore_eos=True))
+    step = scheduler.schedule()
+    assert wanted(step) == {"a": 1, "b": 1, "c": 1}, "or one's guesses would take the token that another one decodes"
+    sample_one(scheduler, step, DraftTokenIds(["a", "b"], [[1] * 4, [2] * 5]))
+    step = scheduler.schedule()
+    assert step.num_scheduled_tokens == {"c": 1, "a": 5, "b": 2}
+    assert step.scheduled_spec_decode_tokens == {"a": [1] * 4, "b": [2]}
+
+
 def test_luck_is_counted_only_up_to_the_first_wrong_guess() -> None:
-    control = DraftControl(SpeculativeConfig(num_tokens=8), max_num_seqs=1)
+    control = DraftControl(SpeculativeConfig(num_tokens=8), max_num_seqs=1, max_num_batched_tokens=64)
     control.learn(0, num_drafted=8, num_accepted=3)
     control.learn(0, num_drafted=2, num_accepted=2)
     assert (control._tried[0], control._right[0]) == (6, 5)
