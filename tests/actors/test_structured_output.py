@@ -11,7 +11,6 @@ import pytest
 
 from actors.core.request import EngineCoreRequest, FinishReason, RequestStatus
 from actors.core.sampling_params import SamplingParams, StructuredOutputParams
-from tests.actors.speculation import EAGER, proposing, right_by_chance
 from tests.actors.test_multi_rank_engine import running
 from tests.checkpoints import EOS_TOKEN_ID
 from tests.engine_pair import Answer, EnginePair, engine_config
@@ -134,29 +133,9 @@ def test_log_probabilities_are_the_models_own(checkpoint: CheckpointOf) -> None:
         assert logprobs[-1].rank > 1, "the model would have gone on"
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_all_ranks_of_an_engine_sample_under_the_grammar(overlap: bool, checkpoint: CheckpointOf) -> None:
+def test_all_ranks_of_an_engine_sample_under_the_grammar(checkpoint: CheckpointOf) -> None:
     directory, prompt = checkpoint("llama"), PROMPTS["regex"]
     *expected, end = constrained_tokens(directory, prompt, KINDS["regex"], NUM_TOKENS)
     assert end == EOS_TOKEN_ID
-    with running(directory, RankThreads, size=2, overlap=overlap) as engine:
+    with running(directory, RankThreads, size=2, overlap=True) as engine:
         assert engine.generate(prompt, len(expected), structured_output=KINDS["regex"]) == expected
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-def test_others_may_guess_beside_a_form(overlap: bool, checkpoint: CheckpointOf) -> None:
-    directory = checkpoint("llama")
-    expected = expected_tokens(directory)
-    config = engine_config(directory, overlap=overlap)
-    speculating = config.model_copy(
-        update={"scheduler": config.scheduler.model_copy(update={"speculative": EAGER, "overlap": overlap})}
-    )
-    free = {tuple(PROMPTS["free"]): expected["free"]}
-    with proposing(right_by_chance(free)), EnginePair(config, speculating) as pair:
-        for name, prompt in PROMPTS.items():
-            pair.hand_over(name, prompt, params_of(name))
-        pair.run()
-        assert {name: pair.answers[name].token_ids for name in PROMPTS} == expected
-        stats = pair.engines["decode"].make_stats().spec_decoding_stats
-        assert stats is not None
-        assert stats.num_accepted_tokens > 0

@@ -42,6 +42,16 @@ def test_the_step_names_the_requests_that_need_a_mask_by_their_place_in_the_batc
         assert driver.steps[-1].batch.req_ids[place] == "a"
 
 
+def test_a_prompt_that_is_not_through_needs_no_mask_yet() -> None:
+    grammars = FakeGrammars()
+    driver = Driver(make_scheduler(structured_output=grammars, max_num_batched_tokens=8))
+    driver.scheduler.add_request(make_request("a", 12, structured_output=JSON, max_tokens=2, ignore_eos=True))
+    grammars.compiled["a"] = None
+    driver.run()
+    needs_mask = [bool(step.structured_output_request_ids) for step in driver.steps]
+    assert needs_mask == [False, True, True, False]
+
+
 def test_a_grammar_that_does_not_compile_ends_its_request_alone_with_the_compilers_words() -> None:
     grammars = FakeGrammars()
     driver = Driver(make_scheduler(structured_output=grammars))

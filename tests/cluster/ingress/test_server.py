@@ -228,6 +228,11 @@ async def test_a_bad_request_is_an_invalid_argument(message: generate_pb2.Genera
         ("logprobs", 21),
         ("logit_bias", {VOCAB_SIZE: 1.0}),
         ("logit_bias", {1: 101.0}),
+        ("json_schema", '{"type": "object", "not": {}}'),
+        ("json_object", False),
+        ("regex", ""),
+        ("choice", {"choices": ["yes", ""]}),
+        ("grammar", "x" * 65_537),
     ],
 )
 async def test_a_bad_sampling_parameter_is_an_invalid_argument_with_its_name(name: str, value: Any) -> None:
