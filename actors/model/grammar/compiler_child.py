@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import xgrammar
 
 from actors.model.grammar.compiler_process import COMPILED, REFUSED
@@ -60,12 +61,20 @@ def answer(compiler: xgrammar.GrammarCompiler, kind: str, value: str, max_whites
     """Compile one grammar, and say what came of it."""
     try:
         compiled = _compile(compiler, kind, value, max_whitespace)
+        if not _has_beginning(compiled):
+            return REFUSED + b"no output could be of this form"
         return COMPILED + compiled.serialize_json().encode()
-    except MemoryError:
-        return REFUSED + b"it takes too much memory to compile"
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (MemoryError, RuntimeError, ValueError, TypeError) as error:
         words = " ".join(_SOURCE_PLACE.sub("", str(error)).split())
+        if isinstance(error, MemoryError) or "std::bad_alloc" in words:
+            words = "it takes too much memory to compile"
         return REFUSED + words[:_MAX_REASON_CHARS].encode(errors="replace")
+
+
+def _has_beginning(compiled: xgrammar.CompiledGrammar) -> bool:
+    """Whether any token may come first: not, for instance, in a schema that refers to nothing but itself."""
+    bits = np.zeros((1, -(-compiled.tokenizer_info.vocab_size // 32)), dtype=np.int32)
+    return not xgrammar.GrammarMatcher(compiled).fill_next_token_bitmask(bits) or bool(bits.any())
 
 
 def _compile(

@@ -144,6 +144,25 @@ def test_a_grammar_is_refused_once_for_all_that_have_it(grammars: Grammars) -> N
     assert grammars.compiler.compiled == ["(x"]
 
 
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        (StructuredOutputParams("json_schema", '{"$ref": "#"}'), "no output could be of this form"),
+        (StructuredOutputParams("json_schema", '{"type": "strang"}'), 'Unsupported type "strang"'),
+        (StructuredOutputParams("json_schema", '{"$ref": "#/a"}'), "Cannot find field a in #/a"),
+        (StructuredOutputParams("regex", r"\bfoo"), "Word boundary is not supported yet"),
+        (StructuredOutputParams("grammar", "a ::= b"), 'The root rule with name "root" is not found'),
+    ],
+)
+def test_the_compilers_words_say_what_is_wrong(params: StructuredOutputParams, words: str, grammars: Grammars) -> None:
+    grammars.start("r", params)
+    failure = grammars.wait()["r"]
+    assert failure is not None
+    assert failure.is_requests_fault
+    assert words in failure.reason
+    assert ".cc" not in failure.reason
+
+
 def test_a_compiler_that_is_broken_is_no_fault_of_the_request_and_is_tried_again(grammars: Grammars) -> None:
     grammars.compiler.is_broken = True
     grammars.start("a", regex("x"))
