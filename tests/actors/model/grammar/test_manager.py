@@ -204,6 +204,18 @@ def test_special_tokens_are_no_text(grammars: Grammars) -> None:
     assert min(allowed) > 2
 
 
+@pytest.mark.parametrize("schema", ['{"type": "string", "maxLength": 9}', '{"type": "string", "pattern": "^[^a]*$"}'])
+def test_strings_of_json_have_control_characters_in_escapes_only(
+    schema: str, grammars: Grammars, directory: Path
+) -> None:
+    grammars.make("r", StructuredOutputParams("json_schema", schema))
+    assert grammars.manager.accept_tokens("r", [token('"', directory)]) is None
+    [allowed] = grammars.allowed("r")
+    texts = [grammars.manager._vocabulary.get().tokens.decoded_vocab[token_id] for token_id in allowed]
+    assert b"b" in texts
+    assert not [text for text in texts if min(text) < 0x20]
+
+
 def test_an_ambiguous_grammar_ends_before_it_holds_the_engine_up(
     grammars: Grammars, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
