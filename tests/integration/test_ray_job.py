@@ -60,18 +60,22 @@ class RayHead:
         )
 
     def run(self, *command: str) -> str:
-        """Run one of Ray's own commands against this cluster."""
-        result = subprocess.run(
-            [str(_BIN / command[0]), *command[1:]],
-            env=self.environment | {"RAY_ADDRESS": self.dashboard},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
-        return result.stdout
+        """Run one of Ray's own commands against this cluster, once it has an agent for it."""
+        deadline_s = time.monotonic() + 60
+        while True:
+            result = subprocess.run(
+                [str(_BIN / command[0]), *command[1:]],
+                env=self.environment | {"RAY_ADDRESS": self.dashboard},
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            if result.returncode == 0:
+                return result.stdout
+            is_too_early = "No available agent" in result.stderr and time.monotonic() < deadline_s
+            assert is_too_early, f"{command}: {result.stdout}{result.stderr}"
 
     def get(self, path: str) -> object:
         """What the dashboard answers."""
