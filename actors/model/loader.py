@@ -59,17 +59,26 @@ def load_model(model_config: ModelConfig, group: TensorParallelGroup | None = No
     group: the ranks that share the model; each reads its own slices and then takes part in the checks
     Raises CheckpointError if files are missing or unreadable, UnsupportedModel if it must not be served, RankLost.
     """
+    if group is not None:
+        return _load(model_config, group)
+    with _BUILDING:
+        return _load(model_config, None)
+
+
+def _load(model_config: ModelConfig, group: TensorParallelGroup | None) -> LoadedModel:
     started = time.monotonic()
     directory = _checkpoint_directory(model_config)
     config = _read_config(directory, model_config)
     refuse_unsupported(config, trust_remote_code=model_config.trust_remote_code)
     max_model_len = derive_max_model_len(config, model_config.max_model_len)
     register_attention()
-    with _BUILDING:
-        if group is None:
-            model = _read_model(directory, config, model_config)
-        else:
+    if group is None:
+        model = _read_model(directory, config, model_config)
+    else:
+        with _BUILDING:
             model = _read_shard(directory, config, model_config, group)
+        # None computes before all have built: ranks may be threads of one process.
+        group.smallest(0)
     model.train(False)
     model.to(choose_device(model_config))  # type: ignore[arg-type]  # transformers' decorator hides the signature
     # A flattened batch has no padding: a token that happens to be the padding token is like any other.
