@@ -48,6 +48,7 @@ class RayHead:
         self.environment = environment | {
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_agent_register_timeout_ms": "150000",
             "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}",
         }
         command = (
@@ -61,7 +62,7 @@ class RayHead:
 
     def run(self, *command: str) -> str:
         """Run one of Ray's own commands against this cluster, once it has an agent for it."""
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 180
         while True:
             result = subprocess.run(
                 [str(_BIN / command[0]), *command[1:]],
