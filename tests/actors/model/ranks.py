@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from actors.model.errors import RankLost
 from actors.model.tensor_parallel_group import Rendezvous, TensorParallelGroup, join_group
 
 T = TypeVar("T")
@@ -16,7 +17,7 @@ _TIMEOUT_S = 20.0
 
 
 def on_each_rank(size: int, work: Callable[[TensorParallelGroup], T]) -> list[T]:
-    """What the ranks return, by rank. Raises what the lowest rank that failed raised."""
+    """What the ranks return, by rank. Raises what a rank failed with, before what others lost by that."""
     cpu = torch.device("cpu")
     rendezvous = Rendezvous("127.0.0.1", cpu, _TIMEOUT_S)
 
@@ -31,6 +32,9 @@ def on_each_rank(size: int, work: Callable[[TensorParallelGroup], T]) -> list[T]
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(run, rank) for rank in range(size)]
         try:
-            return [future.result(2 * _TIMEOUT_S) for future in futures]
+            errors = [error for future in futures if (error := future.exception(2 * _TIMEOUT_S)) is not None]
+            for error in sorted(errors, key=lambda error: isinstance(error, RankLost)):
+                raise error
+            return [future.result() for future in futures]
         finally:
             rendezvous.close()
