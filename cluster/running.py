@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
@@ -21,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 _POLL_TIMEOUT_S: Final = 30.0
 _ATTEND_INTERVAL_S: Final = 2.0
-_CONTROLLER_RESTART_S: Final = 20.0
+_LONGEST_STOP_S: Final = 60.0
+"""Of the controller beside the drain."""
 
 
 def serve_until_signalled(config: ClusterConfig, console: Console) -> None:
@@ -164,21 +164,13 @@ class RunningCluster:
         import ray
         from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError
 
-        timeout_s = self._config.drain_timeout_s + 60
-        give_up_s = time.monotonic() + min(timeout_s, _CONTROLLER_RESTART_S)
+        # If it dies meanwhile, Ray starts it again and asks again; what it does not end is ended below.
+        stopped = self._controller.stop.options(max_task_retries=-1).remote()
         try:
-            while True:
-                try:
-                    ray.get(self._controller.stop.remote(), timeout=timeout_s)
-                    break
-                except ActorDiedError:
-                    break
-                except RayActorError:
-                    # Ray starts it again; what it does not end is ended below.
-                    if time.monotonic() >= give_up_s:
-                        break
-                    time.sleep(0.5)
-        except (GetTimeoutError, RayTaskError) as error:
+            ray.get(stopped, timeout=self._config.drain_timeout_s + _LONGEST_STOP_S)
+        except ActorDiedError:
+            pass
+        except (GetTimeoutError, RayActorError, RayTaskError) as error:
             logger.warning("the controller did not stop the cluster", extra={"error": str(error)})
         finally:
             ray.kill(self._controller)

@@ -59,26 +59,39 @@ def load_model(model_config: ModelConfig, group: TensorParallelGroup | None = No
     group: the ranks that share the model; each reads its own slices and then takes part in the checks
     Raises CheckpointError if files are missing or unreadable, UnsupportedModel if it must not be served, RankLost.
     """
-    if group is not None:
-        return _load(model_config, group)
-    with _BUILDING:
-        return _load(model_config, None)
-
-
-def _load(model_config: ModelConfig, group: TensorParallelGroup | None) -> LoadedModel:
-    started = time.monotonic()
     directory = _checkpoint_directory(model_config)
+    if group is None:
+        with _BUILDING:
+            config, model = _build(directory, model_config, None)
+            return _finish(directory, config, model, model_config, None)
+    with _BUILDING:
+        config, model = _build(directory, model_config, group)
+    # None computes before all have built: ranks may be threads of one process, and a check takes all of them.
+    group.smallest(0)
+    return _finish(directory, config, model, model_config, group)
+
+
+def _build(
+    directory: Path, model_config: ModelConfig, group: TensorParallelGroup | None
+) -> tuple[PretrainedConfig, PreTrainedModel]:
     config = _read_config(directory, model_config)
+    # It builds one, too, to look at.
     refuse_unsupported(config, trust_remote_code=model_config.trust_remote_code)
-    max_model_len = derive_max_model_len(config, model_config.max_model_len)
     register_attention()
     if group is None:
-        model = _read_model(directory, config, model_config)
-    else:
-        with _BUILDING:
-            model = _read_shard(directory, config, model_config, group)
-        # None computes before all have built: ranks may be threads of one process.
-        group.smallest(0)
+        return config, _read_model(directory, config, model_config)
+    return config, _read_shard(directory, config, model_config, group)
+
+
+def _finish(
+    directory: Path,
+    config: PretrainedConfig,
+    model: PreTrainedModel,
+    model_config: ModelConfig,
+    group: TensorParallelGroup | None,
+) -> LoadedModel:
+    started = time.monotonic()
+    max_model_len = derive_max_model_len(config, model_config.max_model_len)
     model.train(False)
     model.to(choose_device(model_config))  # type: ignore[arg-type]  # transformers' decorator hides the signature
     # A flattened batch has no padding: a token that happens to be the padding token is like any other.
@@ -91,7 +104,7 @@ def _load(model_config: ModelConfig, group: TensorParallelGroup | None) -> Loade
     _check_windows(config.get_text_config(decoder=True), geometry, architecture, max_model_len)
     check_forward(forward, geometry, vocab_size=vocab_size, max_tokens=max_model_len)
     logger.info(
-        "loaded the model", extra={"architecture": architecture, "elapsed_s": round(time.monotonic() - started, 3)}
+        "checked the model", extra={"architecture": architecture, "elapsed_s": round(time.monotonic() - started, 3)}
     )
     return LoadedModel(
         forward=forward,

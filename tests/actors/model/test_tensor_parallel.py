@@ -137,6 +137,27 @@ def test_half_precision_is_served(checkpoint: CheckpointOf) -> None:
     assert [part.dtype for part in load(checkpoint("llama"), 2, dtype="bfloat16")] == [torch.bfloat16] * 2
 
 
+def test_one_rank_of_a_process_builds_at_a_time(checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    building = threading.Lock()
+    build = AutoModelForCausalLM.from_config
+    overlaps: list[bool] = []
+
+    def build_slowly(*args: Any, **kwargs: Any) -> PreTrainedModel:
+        alone = building.acquire(blocking=False)
+        overlaps.append(not alone)
+        time.sleep(0.02)
+        try:
+            model: PreTrainedModel = build(*args, **kwargs)  # type: ignore[no-untyped-call]  # left untyped
+            return model
+        finally:
+            if alone:
+                building.release()
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_config", build_slowly)
+    load(checkpoint("llama"), 2, dtype="bfloat16")
+    assert overlaps == [False] * len(overlaps) != []
+
+
 @pytest.mark.parametrize(
     ("family", "size", "reason"),
     [
