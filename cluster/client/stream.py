@@ -10,9 +10,9 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from cluster.client_errors import CallFailed, call_failed
-from cluster.client_ingresses import Ingress, Ingresses
-from cluster.client_progress import StreamProgress
+from cluster.client.errors import CallFailed, call_failed
+from cluster.client.ingresses import Ingress, Ingresses
+from cluster.client.progress import StreamProgress
 from cluster.ingress.protos.raypd.v1 import generate_pb2
 
 _RETRY_DELAY_S: Final = 0.2

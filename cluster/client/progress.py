@@ -11,7 +11,7 @@ from typing import Final
 
 import grpc
 
-from cluster.client_errors import CallFailed
+from cluster.client.errors import CallFailed
 from cluster.ingress.protos.raypd.v1 import generate_pb2
 
 _MAX_REQUEST_ID_CHARS: Final = 128

@@ -12,8 +12,7 @@ import grpc
 import pytest
 
 from actors.core.request import EngineCoreRequest, FinishReason
-from cluster import client_ingresses
-from cluster.client import CallFailed, GenerateClient
+from cluster.client import CallFailed, GenerateClient, channel
 from cluster.generation import GenerateChunk, GenerateRequest
 from cluster.ingress.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
 from cluster.ingress.server import IngressServer
@@ -196,8 +195,8 @@ async def test_a_connection_that_breaks_is_not_the_streams_end_although_its_ingr
 
 async def test_an_ingress_that_the_network_has_swallowed_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     impatient = {"grpc.keepalive_time_ms": 300, "grpc.http2.ping_timeout_ms": 300}
-    options = tuple((dict(client_ingresses._CHANNEL_OPTIONS) | impatient).items())
-    monkeypatch.setattr(client_ingresses, "_CHANNEL_OPTIONS", options)
+    options = tuple((dict(channel._OPTIONS) | impatient).items())
+    monkeypatch.setattr(channel, "_OPTIONS", options)
     async with doors(2) as (swallowed, other):
         with SwallowingProxy(int(swallowed.address.rpartition(":")[2])) as proxy:
             async with GenerateClient([proxy.address, other.address]) as client:

@@ -10,10 +10,10 @@ from typing import Any, Self, TypeVar
 
 import grpc.aio
 
-from cluster.client_errors import CallFailed as CallFailed
-from cluster.client_errors import call_failed
-from cluster.client_ingresses import Ingress, Ingresses, parse_addresses
-from cluster.client_stream import stream_once, stream_resuming
+from cluster.client.errors import CallFailed as CallFailed
+from cluster.client.errors import call_failed
+from cluster.client.ingresses import Ingress, Ingresses, parse_addresses
+from cluster.client.stream import stream_once, stream_resuming
 from cluster.ingress.protos.raypd.v1 import admin_pb2, generate_pb2, model_pb2
 
 _T = TypeVar("_T")

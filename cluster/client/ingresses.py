@@ -10,27 +10,12 @@ from collections.abc import Sequence
 from typing import Final
 
 import grpc
-import grpc.aio
 
+from cluster.client.channel import open_channel
 from cluster.ingress.protos.raypd.v1 import admin_pb2_grpc, generate_pb2_grpc, model_pb2_grpc
 
 _CONNECT_TIMEOUT_S: Final = 3.0
 """Of an address that does not even refuse."""
-_CHANNEL_OPTIONS: Final = (
-    # An ingress that the network has swallowed must be noticed, also while it has nothing to say.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    # Without it a client's unanswered ping is waited for a minute, whatever the keepalive timeout.
-    ("grpc.http2.ping_timeout_ms", 5_000),
-    # A client says nothing while it listens: gRPC would stop asking after two pings.
-    ("grpc.http2.max_pings_without_data", 0),
-    # One that comes back is found again soon; gRPC's own patience grows to minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", 16 * 2**20),
-    ("grpc.max_send_message_length", 16 * 2**20),
-)
 
 
 class Ingress:
@@ -38,7 +23,7 @@ class Ingress:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._channel = open_channel(address)
         self._shunned_until_s = 0.0
         self.generate = generate_pb2_grpc.GenerateServiceStub(self._channel)
         self.model = model_pb2_grpc.ModelServiceStub(self._channel)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from cluster.client_errors import CallFailed
-from cluster.client_progress import StreamProgress
+from cluster.client.errors import CallFailed
+from cluster.client.progress import StreamProgress
 from cluster.ingress.protos.raypd.v1 import generate_pb2
 from cluster.ingress.protos.raypd.v1.generate_pb2 import GenerateRequest, GenerateResponse, SamplingParams
 
