@@ -3,7 +3,10 @@
 ClusterError
 |-- InvalidRequest        the client's mistake: which fields, their values, what is allowed
 |-- ModelNotFound         no such model here
+|-- Unauthenticated       the call has no token, or one that is not known
+|-- PermissionDenied      the call's token does not allow it
 |-- Overloaded            the queue is full: try again after a delay
+|   `-- AllowanceSpent    the call's token has used up what it may
 |-- DeadlineExceeded      the client's deadline passed before the request was through
 |-- NoEngineAvailable     no engine serves
 |-- ModelVersionLeft      the model version that the request began on has no engines any more
@@ -63,12 +66,27 @@ class ModelNotFound(ClusterError):
         self.model = model
 
 
-class Overloaded(ClusterError):
-    """Too many requests are in flight; retry_delay_s is when to try again."""
+class Unauthenticated(ClusterError):
+    """The call does not say who makes it, or not so that it is believed."""
 
-    def __init__(self, num_in_flight: int, retry_delay_s: float) -> None:
-        super().__init__(f"{num_in_flight} requests are in flight, which is the limit; retry in {retry_delay_s:g} s")
+
+class PermissionDenied(ClusterError):
+    """Who makes the call is known, and may not do that."""
+
+
+class Overloaded(ClusterError):
+    """There is more to do than may wait; retry_delay_s is when to try again."""
+
+    def __init__(self, reason: str, retry_delay_s: float) -> None:
+        super().__init__(f"{reason}; retry in {retry_delay_s:.3g} s")
         self.retry_delay_s = retry_delay_s
+
+
+class AllowanceSpent(Overloaded):
+    """A token's own limit is reached; others are served."""
+
+    def __init__(self, who: str, limit: str, retry_delay_s: float) -> None:
+        super().__init__(f"token {who!r} is at its limit of {limit}", retry_delay_s)
 
 
 class DeadlineExceeded(ClusterError):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from actors.core.outputs import RequestTimings, TokenLogprobs
 from actors.core.request import FinishReason
 from actors.core.sampling_params import StructuredOutputParams
+from cluster.access.caller import Caller, current_caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class GenerateRequest:
     output_token_ids: the output that the client already has; the answer goes on at the next position
     model_version:    the one that made output_token_ids: no other goes on with them; 0: whichever serves
     timeout_s:        how long the client will wait from now on, or None
+    caller:           whose limits it counts against, and whose prompts it may share cached blocks with
     """
 
     prompt: Prompt | None
@@ -89,6 +91,7 @@ class GenerateRequest:
     model_version: int = 0
     cache_salt: str = ""
     timeout_s: float | None = None
+    caller: Caller = field(default_factory=current_caller)
 
 
 @dataclass(frozen=True, slots=True)

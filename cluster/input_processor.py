@@ -60,7 +60,7 @@ class InputProcessor:
 
         Its id at the engines is the client's with a random ending, so that two ingresses never give one engine the
         same id twice.
-        Raises ModelNotFound, or InvalidRequest with every violation that could be found at once.
+        Raises ModelNotFound, PermissionDenied, or InvalidRequest with every violation that could be found at once.
         """
         arrival_time_s = self._wall_clock()
         self._check_before_tokenizing(request)
@@ -72,10 +72,11 @@ class InputProcessor:
             sampling_params=resolve_sampling(request.sampling, max_tokens),
             output_token_ids=list(request.output_token_ids),
             eos_token_ids=self.model.eos_token_ids,
-            priority=request.priority,
+            priority=request.caller.priority(request.priority),
             arrival_time_s=arrival_time_s,
             deadline_s=None if request.timeout_s is None else arrival_time_s + request.timeout_s,
-            cache_salt=request.cache_salt or None,
+            cache_salt=request.caller.salted(request.cache_salt),
+            tenant=request.caller.tenant,
         )
 
     def _check_before_tokenizing(self, request: GenerateRequest) -> None:

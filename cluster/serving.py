@@ -54,7 +54,8 @@ class Serving:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """Stream a request's output; the last chunk has an end. Closing the generator aborts the request.
 
-        Raises InvalidRequest, ModelNotFound, Overloaded, NoEngineAvailable, EngineFailed, DeadlineExceeded.
+        Raises InvalidRequest, ModelNotFound, PermissionDenied, Overloaded, NoEngineAvailable, EngineFailed,
+        DeadlineExceeded.
         """
         deadline_s = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
         with self._admitted(request, deadline_s) as in_flight:
@@ -80,6 +81,9 @@ class Serving:
         """Stream a request's output, of one model version. Raises ModelVersionLeft, and what generate() raises."""
         model, stopwatch = engines.model, in_flight.stopwatch
         engine_request = await model.input_processor.process(request)
+        allowance = request.caller.allowance
+        if in_flight.recovery is None:
+            allowance.charge(len(engine_request.prompt_token_ids))
         tokenizer = model.input_processor.tokenizer
         output_processor = OutputProcessor(tokenizer.backend, engine_request, request.sampling)
         recovery = Recovery(
@@ -91,6 +95,7 @@ class Serving:
             async for output in outputs:
                 processed = output_processor.process(output)
                 stopwatch.count(len(processed.token_ids))
+                allowance.charge(len(processed.token_ids))
                 if processed.finish_reason is not None:
                     break
                 yield _chunk(processed)
@@ -135,15 +140,18 @@ class Serving:
     def _admitted(self, request: GenerateRequest, deadline_s: float | None) -> Iterator[_InFlight]:
         request_id, stopwatch = request.request_id, _Stopwatch(self._clock)
         if len(self._in_flight) >= self._max_requests_in_flight:
-            raise Overloaded(len(self._in_flight), self._retry_delay_s)
+            reason = f"{len(self._in_flight)} requests are in flight, which is the limit"
+            raise Overloaded(reason, self._retry_delay_s)
         if request_id in self._in_flight:
             raise InvalidRequest(FieldViolation("request_id", repr(request_id), "one that no request in flight has"))
+        request.caller.allowance.begin()
         in_flight = self._in_flight[request_id] = _InFlight(request_id, time.time(), stopwatch, deadline_s)
         try:
             yield in_flight
         finally:
             self._num_moves_of_ended += in_flight.num_moves
             del self._in_flight[request_id]
+            request.caller.allowance.end()
 
 
 @dataclass(slots=True)

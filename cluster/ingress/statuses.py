@@ -20,6 +20,8 @@ from cluster.errors import (
     ModelNotFound,
     NoEngineAvailable,
     Overloaded,
+    PermissionDenied,
+    Unauthenticated,
     UnknownEngine,
     UnknownNode,
 )
@@ -58,6 +60,10 @@ def status_of(error: ClusterError) -> ErrorStatus:
             return ErrorStatus(code.INVALID_ARGUMENT, message)
         case ModelNotFound() | UnknownEngine() | UnknownNode():
             return ErrorStatus(code.NOT_FOUND, message)
+        case Unauthenticated():
+            return ErrorStatus(code.UNAUTHENTICATED, message)
+        case PermissionDenied():
+            return ErrorStatus(code.PERMISSION_DENIED, message)
         case Overloaded():
             return ErrorStatus(code.RESOURCE_EXHAUSTED, message, (_retry_info(error.retry_delay_s),))
         case NoEngineAvailable() | Draining() | ControllerUnavailable():

@@ -5,8 +5,11 @@ import pytest
 
 from actors.core.outputs import TokenLogprobs
 from actors.core.request import FinishReason
+from cluster.access.allowance import Allowance, AllowanceLimits
+from cluster.access.caller import Caller
 from cluster.engine_connection import EngineRole
 from cluster.errors import (
+    AllowanceSpent,
     DeadlineExceeded,
     InvalidRequest,
     NoEngineAvailable,
@@ -20,6 +23,7 @@ from cluster.generation import (
     SamplingOptions,
     Usage,
 )
+from tests.cluster.access.test_allowance import Clock
 from tests.cluster.serving_setup import (
     HELLO,
     assert_nothing_is_left,
@@ -222,3 +226,36 @@ async def test_a_burst_is_spread_over_the_engines() -> None:
             engine.send(await engine.next_request(), 0, "a", finish_reason=FinishReason.LENGTH)
 
     assert [text_of(chunks) for chunks in await asyncio.gather(*collecting)] == ["a"] * 8
+
+
+async def test_a_tokens_limits_salt_and_tenant_go_with_its_requests() -> None:
+    pair = make_pair()
+    caller = Caller("a", "alice", highest_priority=3, allowance=Allowance("a", AllowanceLimits(concurrent=1)))
+    generating = pair.serving.generate(replace(HELLO, caller=caller, cache_salt="mine"))
+    first = asyncio.ensure_future(anext(generating))
+    producer, _ = await pair.next_requests()
+
+    assert (producer.tenant, producer.cache_salt, producer.priority) == ("alice", "alice/mine", 3)
+    with pytest.raises(AllowanceSpent, match="1 requests at once"):
+        await collect(pair.serving.generate(replace(HELLO, caller=caller, request_id="second")))
+
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await generating.aclose()
+    assert caller.allowance.num_running == 0
+    assert_nothing_is_left(pair)
+
+
+async def test_prompt_and_output_are_charged_to_the_token() -> None:
+    pair = make_pair()
+    clock = Clock()
+    caller = Caller("a", "alice", allowance=Allowance("a", AllowanceLimits(tokens_per_s=1.0, burst_s=1.0), clock))
+    chunks = asyncio.create_task(collect(pair.serving.generate(replace(HELLO, caller=caller))))
+    producer, consumer = await pair.next_requests()
+    pair.prefill.send(producer, 0, "a", handed_over=True)
+    pair.decode.send(consumer, 1, "bc", finish_reason=FinishReason.LENGTH)
+    await chunks
+
+    with pytest.raises(AllowanceSpent) as raised:
+        caller.allowance.begin()
+    assert raised.value.retry_delay_s == len("hello") + len("abc") - 1.0

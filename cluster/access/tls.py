@@ -1,0 +1,100 @@
+"""TLS for the doors, from files that may be renewed while they are used."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+
+import grpc
+from pydantic import BaseModel, ConfigDict, Field
+
+from cluster.access.watched_file import WatchedFiles
+from cluster.errors import InvalidConfig
+
+logger = logging.getLogger(__name__)
+
+
+class TlsConfig(BaseModel):
+    """The ingress's side of TLS. Files are PEM; those that change are used from the next connection on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    certificate: Path = Field(description="The server's certificate, and those between it and its root.")
+    key: Path = Field(description="The certificate's private key.")
+    client_ca: Path | None = Field(
+        None, description="Roots of the certificates that clients must show (mutual TLS); default: none are asked for."
+    )
+
+
+class ServerTls:
+    """What servers need of it. A set of files that do not fit together is not used: the one before it is."""
+
+    def __init__(self, config: TlsConfig) -> None:
+        """Raises InvalidConfig."""
+        self._config = config
+        paths = [config.certificate, config.key, *([config.client_ca] if config.client_ca is not None else [])]
+        self._grpc_files, self._http_files = WatchedFiles(paths), WatchedFiles(paths)
+        self._grpc_files.have_changed()
+        self._http_files.have_changed()
+        self._newest = self._make_context()
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """For a gRPC server; each handshake looks for new files."""
+        return grpc.dynamic_ssl_server_credentials(
+            self._read(),
+            self._newer,  # type: ignore[arg-type]  # None is allowed, as grpc's documentation says
+            require_client_authentication=self._config.client_ca is not None,
+        )
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """For an HTTP server; each handshake looks for a new certificate (not for a new client_ca)."""
+        context = self._newest = self._make_context()
+        context.sni_callback = self._use_newest
+        return context
+
+    def _newer(self) -> grpc.ServerCertificateConfiguration | None:
+        """Called by gRPC, from a thread of its own. None: nothing new."""
+        if not self._grpc_files.have_changed():
+            return None
+        try:
+            self._make_context()
+            return self._read()
+        except InvalidConfig as error:
+            logger.error("the certificates stay as they were", extra={"error": str(error)})
+            return None
+
+    def _use_newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Called by ssl in each handshake, also of clients that name no host."""
+        del name
+        if self._http_files.have_changed():
+            try:
+                self._newest = self._make_context()
+            except InvalidConfig as error:
+                logger.error("the certificates stay as they were", extra={"error": str(error)})
+        if self._newest is not context:
+            connection.context = self._newest
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        config = self._config
+        try:
+            pair = config.key.read_bytes(), config.certificate.read_bytes()
+            roots = None if config.client_ca is None else config.client_ca.read_bytes()
+        except OSError as error:
+            raise InvalidConfig("ingress.tls", [f"{error.filename} cannot be read: {error.strerror}"]) from error
+        return grpc.ssl_server_certificate_configuration([pair], roots)
+
+    def _make_context(self) -> ssl.SSLContext:
+        """Raises InvalidConfig if the files cannot be used, or not together."""
+        config = self._config
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(config.certificate, config.key)
+            if config.client_ca is not None:
+                context.load_verify_locations(config.client_ca)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except (ssl.SSLError, OSError) as error:
+            files = f"certificate {config.certificate}, key {config.key}, client_ca {config.client_ca}"
+            raise InvalidConfig("ingress.tls", [f"cannot be used: {error} ({files})"]) from error
+        return context

@@ -1,0 +1,156 @@
+"""The file of bearer tokens: a hash of each, and what it allows.
+
+A token is 256 random bits, so its SHA-256 is as good a secret as it is: nothing that is slow by design is needed, as
+for passwords that people make up. Tokens are looked up by a hash keyed with a secret of this process, and compared in
+constant time: how long an answer takes says nothing of how near a guess was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from cluster.access.allowance import Allowance, AllowanceLimits
+from cluster.access.caller import Caller
+from cluster.access.watched_file import WatchedFiles
+from cluster.errors import InvalidConfig
+
+logger = logging.getLogger(__name__)
+
+TOKEN_PREFIX: Final = "raypd-"
+"""So that a token that went astray is known for what it is."""
+_NUM_SECRET_BYTES: Final = 32
+_Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TokenEntry(_Settings):
+    """One token."""
+
+    name: _Name = Field(description="For logs and errors.")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="Of the token, as `raypd token` prints it.")
+    tenant: _Name | None = Field(None, description="Whose it is; default: its name. Tenants share no cached prompts.")
+    admin: bool = Field(False, description="Whether AdminService takes it.")
+    requests_per_s: float | None = Field(None, gt=0, description="At each ingress, as the other limits; default: any.")
+    tokens_per_s: float | None = Field(None, gt=0, description="Of prompts and outputs together.")
+    concurrent: int | None = Field(None, ge=1, description="Requests at once.")
+    burst_s: float = Field(10.0, gt=0, description="So many seconds of an unused rate are kept.")
+    highest_priority: int = Field(0, description="The lowest number that priority may have; lower goes first.")
+    adapters: frozenset[str] | None = Field(None, description="Adapters that it may use; default: any.")
+
+    @property
+    def limits(self) -> AllowanceLimits:
+        """What its Allowance is held to."""
+        return AllowanceLimits(self.requests_per_s, self.tokens_per_s, self.concurrent, self.burst_s)
+
+
+class TokenFile(_Settings):
+    """What the file says."""
+
+    tokens: tuple[TokenEntry, ...]
+
+    @model_validator(mode="after")
+    def _are_distinct(self) -> Self:
+        for values in ([entry.name for entry in self.tokens], [entry.sha256 for entry in self.tokens]):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{next(value for value in values if values.count(value) > 1)!r} is there twice")
+        return self
+
+
+def make_token() -> str:
+    """A new secret."""
+    return TOKEN_PREFIX + secrets.token_urlsafe(_NUM_SECRET_BYTES)
+
+
+def hash_token(token: str) -> str:
+    """Of a token, as it is in the file."""
+    return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
+
+
+def read_token_file(path: Path) -> TokenFile:
+    """Read and check it. Raises InvalidConfig."""
+    try:
+        return TokenFile.model_validate(yaml.safe_load(path.read_text()))
+    except OSError as error:
+        raise InvalidConfig(str(path), [f"cannot be read: {error.strerror}"]) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidConfig(str(path), [f"is not YAML: {error}"]) from error
+    except ValidationError as error:
+        mistakes = [f"{'.'.join(map(str, mistake['loc'])) or 'file'}: {mistake['msg']}" for mistake in error.errors()]
+        raise InvalidConfig(str(path), mistakes) from error
+
+
+class Tokens:
+    """The tokens of a file, as it is now: one that is taken out is refused within a second.
+
+    A file that cannot be used is not: what it said before stays, and the log says why.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises InvalidConfig."""
+        self._path = path
+        self._clock = clock
+        self._file = WatchedFiles([path], clock)
+        self._key = secrets.token_bytes(_NUM_SECRET_BYTES)
+        self._allowances: dict[str, tuple[AllowanceLimits, Allowance]] = {}
+        self._callers: dict[bytes, tuple[bytes, Caller]] = {}
+        self._file.have_changed()
+        self._use(read_token_file(path))
+
+    def find(self, token: str) -> Caller | None:
+        """Whose token it is; None: nobody's."""
+        self._follow()
+        digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+        known = self._callers.get(self._index(digest))
+        if known is None or not hmac.compare_digest(known[0], digest):
+            return None
+        return known[1]
+
+    def _follow(self) -> None:
+        if not self._file.have_changed():
+            return
+        try:
+            self._use(read_token_file(self._path))
+        except InvalidConfig as error:
+            logger.error("the tokens stay as they were", extra={"path": str(self._path), "error": str(error)})
+        else:
+            logger.info("tokens were read", extra={"path": str(self._path), "num_tokens": len(self._callers)})
+
+    def _use(self, file: TokenFile) -> None:
+        callers = {}
+        for entry in file.tokens:
+            digest = bytes.fromhex(entry.sha256)
+            callers[self._index(digest)] = digest, self._caller(entry)
+        self._callers = callers
+
+    def _caller(self, entry: TokenEntry) -> Caller:
+        limits, allowance = self._allowances.get(entry.name, (None, None))
+        if allowance is None:
+            allowance = Allowance(entry.name, entry.limits, self._clock)
+        elif limits != entry.limits:
+            allowance.set_limits(entry.limits)
+        # What runs goes on to count.
+        self._allowances[entry.name] = entry.limits, allowance
+        return Caller(
+            name=entry.name,
+            tenant=entry.tenant or entry.name,
+            may_administer=entry.admin,
+            highest_priority=entry.highest_priority,
+            adapters=entry.adapters,
+            allowance=allowance,
+        )
+
+    def _index(self, digest: bytes) -> bytes:
+        return hashlib.blake2b(digest, key=self._key, digest_size=16).digest()
