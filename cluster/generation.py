@@ -6,12 +6,14 @@ Nothing here is validated: the input processor does that, and names the fields a
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actors.core.outputs import RequestTimings, TokenLogprobs
 from actors.core.request import FinishReason
 from actors.core.sampling_params import StructuredOutputParams
 from cluster.access.caller import Caller, current_caller
+from cluster.json_types import JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +32,24 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation."""
+    """One turn of a conversation. fields: what else the chat template may look at, such as tool_calls."""
 
     role: str
     content: str
+    fields: Mapping[str, JSON] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation, oldest message first; the model's chat template renders it."""
+    """A conversation, oldest message first; the model's chat template renders it.
+
+    tools:     JSON schemas of the functions that the model may call, as the template expects them
+    variables: what else the template may look at, such as enable_thinking
+    """
 
     messages: list[ChatMessage]
+    tools: Sequence[JSON] = ()
+    variables: Mapping[str, JSON] = field(default_factory=dict)
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt

@@ -6,6 +6,7 @@ Every mistake of a client is found here and named: no engine ever sees an invali
 from __future__ import annotations
 
 import asyncio
+import json
 import reprlib
 import secrets
 import time
@@ -15,7 +16,7 @@ from typing import Final
 
 from actors.core.request import EngineCoreRequest
 from cluster.errors import ModelNotFound
-from cluster.generation import ChatMessage, ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from cluster.generation import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from cluster.input_limits import InputLimits
 from cluster.model_tokenizer import ChatTemplateError, ModelTokenizer
 from cluster.sampling_rules import Violations, check_sampling, resolve_sampling
@@ -79,9 +80,20 @@ class InputProcessor:
             tenant=request.caller.tenant,
         )
 
+    async def tokenize(self, prompt: Prompt) -> list[int]:
+        """Tokenize a prompt that need not fit into the context. Raises InvalidRequest."""
+        violations = Violations()
+        self._check_prompt(prompt, violations)
+        violations.raise_if_any()
+        return await self._tokenize(prompt)
+
+    def check_model(self, model: str) -> None:
+        """Raise ModelNotFound if a request for this one cannot be served."""
+        if model not in ("", self.model.name):
+            raise ModelNotFound(model, self.model.name)
+
     def _check_before_tokenizing(self, request: GenerateRequest) -> None:
-        if request.model not in ("", self.model.name):
-            raise ModelNotFound(request.model, self.model.name)
+        self.check_model(request.model)
         limits, violations = self._limits, Violations()
         request_id, salt = request.request_id, request.cache_salt
         is_named = len(request_id) <= limits.max_request_id_chars and request_id.isascii() and request_id.isprintable()
@@ -107,10 +119,11 @@ class InputProcessor:
             case TokenPrompt(token_ids):
                 violations.require(len(token_ids) > 0, "token_ids", token_ids, "at least one token id")
                 self._check_token_ids("token_ids", token_ids, violations)
-            case ChatPrompt(messages):
+            case ChatPrompt() as chat:
+                messages = chat.messages
                 allowed = f"1 to {self._limits.max_chat_messages} messages"
                 violations.require(1 <= len(messages) <= self._limits.max_chat_messages, "chat", messages, allowed)
-                self._check_num_chars("chat", _num_chat_chars(messages), violations)
+                self._check_num_chars("chat", _num_chat_chars(chat), violations)
 
     def _check_num_chars(self, field: str, num_chars: int, violations: Violations) -> None:
         limit = self._limits.max_prompt_chars
@@ -131,12 +144,12 @@ class InputProcessor:
         match prompt:
             case TextPrompt(text):
                 return await _run(len(text), lambda: tokenizer.encode(text))
-            case ChatPrompt(messages):
+            case ChatPrompt() as chat:
                 try:
-                    return await _run(_num_chat_chars(messages), lambda: tokenizer.encode_chat(messages))
+                    return await _run(_num_chat_chars(chat), lambda: tokenizer.encode_chat(chat))
                 except ChatTemplateError as exc:
                     violations = Violations()
-                    violations.add("chat", reprlib.repr(messages), str(exc))
+                    violations.add("chat", reprlib.repr(chat.messages), str(exc))
                     violations.raise_if_any()
                     raise
             case TokenPrompt(token_ids):
@@ -169,8 +182,10 @@ class InputProcessor:
         return max_tokens
 
 
-def _num_chat_chars(messages: list[ChatMessage]) -> int:
-    return sum(len(message.role) + len(message.content) for message in messages)
+def _num_chat_chars(chat: ChatPrompt) -> int:
+    num_chars = sum(len(message.role) + len(message.content) for message in chat.messages)
+    others = [*(message.fields for message in chat.messages if message.fields), *chat.tools]
+    return num_chars + sum(len(json.dumps(other)) for other in [*others, chat.variables] if other)
 
 
 async def _run(num_chars: int, tokenize: Callable[[], list[int]]) -> list[int]:

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
 import jinja2
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from cluster.errors import TokenizerUnusable
-from cluster.generation import ChatMessage
+from cluster.generation import ChatPrompt
+from cluster.json_types import JSON
 
-ChatTemplate = Callable[[list[dict[str, str]]], str]
+ChatTemplate = Callable[[list[dict[str, JSON]], dict[str, JSON]], str]
+"""Makes text of messages and variables, tools among them."""
+
+_RENDERING: Final = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters) - {
+    "add_generation_prompt",
+    "continue_final_message",
+}
+"""What apply_chat_template takes for itself: no variables of a template's."""
+_TEMPLATE_ERRORS: Final = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 class ChatTemplateError(Exception):
@@ -22,12 +41,16 @@ class ChatTemplateError(Exception):
 class ModelTokenizer:
     """Encodes prompts. Safe to use from several threads at once: nothing in it changes."""
 
-    def __init__(self, backend: Tokenizer, chat_template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self, backend: Tokenizer, chat_template: ChatTemplate | None = None, chat_template_source: str = ""
+    ) -> None:
+        """chat_template_source: as the checkpoint has it, for those who look for what it writes."""
         # A tokenizer.json may say to truncate or pad, which is right for training and wrong for prompts.
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self._chat_template = chat_template
+        self.chat_template_source = chat_template_source
 
     @classmethod
     def from_directory(cls, directory: Path) -> ModelTokenizer:
@@ -45,12 +68,14 @@ class ModelTokenizer:
                 "only tokenizers of the tokenizers library can decode as they stream"
             )
 
-        def render(messages: list[dict[str, str]]) -> str:
-            text = loaded.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        def render(messages: list[dict[str, JSON]], variables: dict[str, JSON]) -> str:
+            options: dict[str, Any] = {"conversation": messages, "add_generation_prompt": True} | variables
+            text = loaded.apply_chat_template(tokenize=False, **options)
             assert isinstance(text, str)
             return text
 
-        return cls(loaded.backend_tokenizer, render if loaded.chat_template else None)
+        source = str(loaded.chat_template or "")
+        return cls(loaded.backend_tokenizer, render if loaded.chat_template else None, source)
 
     @property
     def has_chat_template(self) -> bool:
@@ -61,13 +86,21 @@ class ModelTokenizer:
         """Tokenize a prompt, with the special tokens that the tokenizer adds."""
         return self.backend.encode(text).ids
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Tokenize a conversation and the start of the assistant's answer. Raises ChatTemplateError."""
         if self._chat_template is None:
             raise ChatTemplateError("this model has no chat template")
+        if reserved := prompt.variables.keys() & _RENDERING:
+            raise ChatTemplateError(f"not a variable of a chat template: {', '.join(sorted(reserved))}")
+        messages: list[dict[str, JSON]] = [
+            {"role": turn.role, "content": turn.content, **turn.fields} for turn in prompt.messages
+        ]
+        variables = dict(prompt.variables)
+        if prompt.tools:
+            variables["tools"] = list(prompt.tools)
         try:
-            text = self._chat_template([{"role": message.role, "content": message.content} for message in messages])
-        except (jinja2.TemplateError, TypeError, ValueError) as exc:
+            text = self._chat_template(messages, variables)
+        except _TEMPLATE_ERRORS as exc:
             raise ChatTemplateError(f"the model's chat template refuses these messages: {exc}") from exc
         # The template writes the special tokens itself.
         return self.backend.encode(text, add_special_tokens=False).ids

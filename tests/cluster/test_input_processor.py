@@ -16,6 +16,7 @@ from cluster.generation import (
 )
 from cluster.input_limits import InputLimits
 from cluster.input_processor import MAX_CHARS_ON_EVENT_LOOP, InputProcessor, ModelDescription
+from cluster.json_types import JSON
 from cluster.model_tokenizer import ModelTokenizer
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, byte_tokenizer
 
@@ -30,7 +31,8 @@ SMALL_LIMITS = InputLimits(
 )
 
 
-def _template(messages: list[dict[str, str]]) -> str:
+def _template(messages: list[dict[str, JSON]], variables: dict[str, JSON]) -> str:
+    del variables
     if messages[0]["role"] == "system":
         raise ValueError("no system messages here")
     return "".join(f"[{message['role']}]{message['content']}" for message in messages) + "[assistant]"
@@ -156,6 +158,22 @@ async def test_a_bad_prompt_is_refused(prompt: Prompt | None, field: str, said: 
     [violation] = raised.value.violations
     assert violation.field == field
     assert said in str(violation)
+
+
+async def test_tools_and_further_fields_count_as_characters_of_a_conversation() -> None:
+    messages = [ChatMessage("user", "hi", {"name": "x" * 60})]
+    for chat in (
+        ChatPrompt(messages, ["x" * 40]),
+        ChatPrompt(messages, variables={"mood": "x" * 40}),
+    ):
+        with pytest.raises(InvalidRequest, match="chat is"):
+            await _processor().process(GenerateRequest(prompt=chat))
+
+
+async def test_a_prompt_can_be_tokenized_that_has_no_room_in_the_context() -> None:
+    assert await _processor().tokenize(TextPrompt("x" * 100)) == [120] * 100
+    with pytest.raises(InvalidRequest, match="text is 101 characters long"):
+        await _processor().tokenize(TextPrompt("x" * 101))
 
 
 async def test_a_conversation_needs_a_chat_template() -> None:

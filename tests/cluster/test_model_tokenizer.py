@@ -4,7 +4,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from cluster.errors import TokenizerUnusable
-from cluster.generation import ChatMessage
+from cluster.generation import ChatMessage, ChatPrompt
+from cluster.json_types import JSON
 from cluster.model_tokenizer import ChatTemplateError, ModelTokenizer
 from tests.fakes import byte_tokenizer
 
@@ -34,14 +35,37 @@ def test_a_conversation_is_rendered_by_the_models_template(tmp_path: Path) -> No
     tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, TEMPLATE))
 
     assert tokenizer.has_chat_template
-    assert bytes(tokenizer.encode_chat([ChatMessage("user", "hi")])) == b"user: hi\nassistant:"
+    assert bytes(tokenizer.encode_chat(ChatPrompt([ChatMessage("user", "hi")]))) == b"user: hi\nassistant:"
 
 
 def test_a_template_may_refuse_a_conversation(tmp_path: Path) -> None:
     tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, TEMPLATE))
 
     with pytest.raises(ChatTemplateError, match="no system"):
-        tokenizer.encode_chat([ChatMessage("system", "be nice")])
+        tokenizer.encode_chat(ChatPrompt([ChatMessage("system", "be nice")]))
+
+
+def test_a_template_sees_tools_variables_and_further_fields(tmp_path: Path) -> None:
+    template = (
+        "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}{{ mood }} "
+        "{% for message in messages %}{{ message.name }}: {{ message.content }}{% endfor %}"
+        "{% if add_generation_prompt %}|{% endif %}"
+    )
+    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, template))
+    messages = [ChatMessage("user", "hi", {"name": "Ann"})]
+    tools: list[JSON] = [{"type": "function", "function": {"name": "look_up"}}]
+
+    assert bytes(tokenizer.encode_chat(ChatPrompt(messages, tools, {"mood": "calm"}))) == b"look_up calm Ann: hi|"
+    no_start: dict[str, JSON] = {"add_generation_prompt": False}
+    assert bytes(tokenizer.encode_chat(ChatPrompt(messages, variables=no_start))) == b" Ann: hi"
+
+
+@pytest.mark.parametrize("variables", [{"chat_template": "{{ 1 }}"}, {"tokenize": True}, {"messages": []}])
+def test_a_request_cannot_take_over_the_rendering(tmp_path: Path, variables: dict[str, JSON]) -> None:
+    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, TEMPLATE))
+
+    with pytest.raises(ChatTemplateError, match=next(iter(variables))):
+        tokenizer.encode_chat(ChatPrompt([ChatMessage("user", "hi")], variables=variables))
 
 
 def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
@@ -49,7 +73,7 @@ def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
 
     assert not tokenizer.has_chat_template
     with pytest.raises(ChatTemplateError, match="no chat template"):
-        tokenizer.encode_chat([ChatMessage("user", "hi")])
+        tokenizer.encode_chat(ChatPrompt([ChatMessage("user", "hi")]))
 
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
