@@ -151,6 +151,12 @@ class SchedulerConfig(_Settings):
     speculative: SpeculativeConfig | None = Field(
         None, description="Guess tokens ahead, in engines that generate; default: do not."
     )
+    max_prompt_logprobs_per_step: int = Field(
+        256,
+        ge=1,
+        description="Prompt tokens in a step whose requests want log-probabilities of them: each takes logits of the "
+        "whole vocabulary. Such prompts are cut to it.",
+    )
     num_lookahead_tokens: int = Field(
         0, ge=0, description="Slots that a running request has beyond its step, for a drafter that writes there."
     )

@@ -74,6 +74,7 @@ class SamplingOptions:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
     skip_special_tokens: bool = True
     structured_output: StructuredOutputParams | None = None
@@ -152,6 +153,7 @@ class GenerateChunk:
     text:           may lag behind token_ids, where it is held back
     first_position: output position of token_ids[0], counted over the request's whole life
     logprobs:       parallel to token_ids, if asked for
+    prompt_logprobs: with the token at position 0, if asked for: one for each token of the prompt but the first
     seed:           in the first chunk only
     model_version:  in the first chunk only
     end:            in the last chunk only
@@ -161,6 +163,7 @@ class GenerateChunk:
     token_ids: list[int]
     first_position: int
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
     seed: int | None = None
     model_version: int | None = None
     end: GenerateEnd | None = None

@@ -19,6 +19,11 @@ class InputLimits(BaseModel):
     max_stop_string_chars: int = Field(256, ge=1, description="Characters of a stop string.")
     max_stop_token_ids: int = Field(64, ge=0, description="Stop tokens of a request.")
     max_logprobs: int = Field(20, ge=0, description="Log-probabilities returned per token.")
+    max_prompt_logprobs: int = Field(
+        500_000,
+        ge=0,
+        description="Log-probabilities returned for a prompt in all: prompt_logprobs + 1 for each of its tokens.",
+    )
     max_logit_bias: int = Field(1024, ge=0, description="Entries of logit_bias.")
     max_request_id_chars: int = Field(128, ge=1, description="Characters of a request id.")
     max_cache_salt_bytes: int = Field(256, ge=1, description="Bytes of cache_salt, as UTF-8.")

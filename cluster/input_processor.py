@@ -174,12 +174,21 @@ class InputProcessor:
         allowed = f"at most {room}, which a prompt of {num_prompt_tokens} tokens leaves of {max_model_len}"
         violations.require(max_tokens <= room, "sampling_params.max_tokens", max_tokens, allowed)
         violations.require(min_tokens <= room, "sampling_params.min_tokens", min_tokens, allowed)
+        self._check_prompt_logprobs(request, num_prompt_tokens, violations)
         num_given = len(request.output_token_ids)
         allowed = f"fewer than max_tokens, which is {max_tokens}"
         if num_given >= max_tokens:
             violations.add("output_token_ids", f"{num_given} tokens long", allowed)
         violations.raise_if_any()
         return max_tokens
+
+    def _check_prompt_logprobs(self, request: GenerateRequest, num_prompt_tokens: int, violations: Violations) -> None:
+        num_asked, limit = request.sampling.prompt_logprobs, self._limits.max_prompt_logprobs
+        if num_asked is None or request.output_token_ids:
+            return
+        is_few = (num_asked + 1) * num_prompt_tokens <= limit
+        allowed = f"at most {limit} in all, that is {num_prompt_tokens} prompt tokens times one more than this"
+        violations.require(is_few, "sampling_params.prompt_logprobs", num_asked, allowed)
 
 
 def _num_chat_chars(chat: ChatPrompt) -> int:

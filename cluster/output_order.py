@@ -67,4 +67,5 @@ class OutputOrder:
             new_token_ids=output.new_token_ids[num_passed_on:],
             first_position=len(self._token_ids),
             logprobs=None if output.logprobs is None else output.logprobs[num_passed_on:],
+            prompt_logprobs=None,
         )

@@ -28,6 +28,7 @@ class ProcessedOutput:
     logprobs: list[TokenLogprobs] | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
 
 class OutputProcessor:
@@ -88,6 +89,7 @@ class OutputProcessor:
             token_ids=output.new_token_ids[:num_tokens],
             first_position=output.first_position,
             logprobs=None if output.logprobs is None else output.logprobs[:num_tokens],
+            prompt_logprobs=output.prompt_logprobs,
             finish_reason=finish_reason,
             stop_reason=stop_reason,
         )

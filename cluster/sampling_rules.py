@@ -70,6 +70,7 @@ def resolve_sampling(options: SamplingOptions, max_tokens: int) -> SamplingParam
         stop_token_ids=options.stop_token_ids,
         ignore_eos=options.ignore_eos,
         logprobs=options.logprobs,
+        prompt_logprobs=options.prompt_logprobs,
         logit_bias=dict(options.logit_bias),
         structured_output=options.structured_output,
     )
@@ -99,6 +100,7 @@ class _SamplingRules:
         self._allow("repetition_penalty", is_allowed, f"more than 0, at most {MAX_REPETITION_PENALTY:g} (1 is none)")
         self._allow("seed", _within(options.seed, 0, MAX_SEED), f"0 to {MAX_SEED}")
         self._allow("logprobs", _within(options.logprobs, 0, max_logprobs), f"0 to {max_logprobs}")
+        self._allow("prompt_logprobs", _within(options.prompt_logprobs, 0, max_logprobs), f"0 to {max_logprobs}")
 
     def check_length(self) -> None:
         max_tokens, min_tokens = self._options.max_tokens, self._options.min_tokens

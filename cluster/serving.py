@@ -241,6 +241,7 @@ def _chunk(processed: ProcessedOutput, end: GenerateEnd | None = None) -> Genera
         token_ids=processed.token_ids,
         first_position=processed.first_position,
         logprobs=processed.logprobs,
+        prompt_logprobs=processed.prompt_logprobs,
         end=end,
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.core.outputs import EngineCoreOutput, RequestTimings
+from actors.core.outputs import EngineCoreOutput, RequestTimings, TokenLogprobs
 from actors.core.request import EngineCoreRequest, RequestStatus
 from actors.core.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
@@ -28,8 +28,15 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     is_finished: bool = False
     last: dict[str, EngineCoreOutput] = field(default_factory=dict)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] | None = None
 
     def take(self, engine: str, output: EngineCoreOutput) -> None:
+        if output.prompt_logprobs is not None:
+            assert self.prompt_logprobs is None, f"{engine} brings them a second time"
+            assert output.first_position == 0
+            self.prompt_logprobs = output.prompt_logprobs
+        self.logprobs += (output.logprobs or [])[max(0, len(self.token_ids) - output.first_position) :]
         for position, token_id in enumerate(output.new_token_ids, output.first_position):
             if position < len(self.token_ids):
                 assert self.token_ids[position] == token_id, f"{engine} changed position {position}"

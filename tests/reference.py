@@ -37,3 +37,11 @@ def greedy_tokens(directory: Path, prompt: tuple[int, ...], num_tokens: int) -> 
 def random_prompt(length: int, seed: int = 0) -> list[int]:
     """Token ids beyond the special ones."""
     return random.Random(f"{seed} {length}").choices(range(3, VOCAB_SIZE), k=length)
+
+
+@functools.cache
+def logprobs_after(directory: Path, token_ids: tuple[int, ...]) -> torch.Tensor:
+    """[len(token_ids), vocab_size]: of what follows each token, given those before it."""
+    with torch.inference_mode():
+        logits = load_model(directory)(torch.tensor([token_ids])).logits[0]
+        return torch.log_softmax(logits.float(), dim=-1)

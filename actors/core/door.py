@@ -73,6 +73,8 @@ def _find_mistake(request: Request, config: SchedulerConfig) -> str | None:
         return "a pooling request has nothing to hand over"
     if (embeds := request.prompt_embeds) is not None and embeds.num_tokens != request.num_prompt_tokens:
         return f"prompt_embeds has {embeds.num_tokens} rows for {request.num_prompt_tokens} prompt tokens"
+    if request.prompt_embeds is not None and request.sampling_params.prompt_logprobs is not None:
+        return "prompt_embeds are no tokens, so there are no prompt_logprobs of them"
     return find_encoder_refusal(request, config) if request.mm_features else None
 
 

@@ -347,6 +347,8 @@ class RemoteKV:
         block_size = self._kv.block_size
         num_valid_tokens = max(num_valid_tokens, request.num_cached_tokens)
         num_kept_tokens = min(num_valid_tokens, request.num_tokens - 1) // block_size * block_size
+        if not request.reads_prefix_cache:
+            num_kept_tokens = 0
         if num_kept_tokens < request.num_cached_tokens:
             # Its last block came from the cache and may be shared: it must not be computed over. The rest of the hit
             # is found again at admission.

@@ -263,10 +263,18 @@ class Request:
         return not ends_here and self.prompt_embeds is None and not self.mm_features
 
     @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether the prompt's log-probabilities are still to come: they come with the first token."""
+        return self.sampling_params.prompt_logprobs is not None and self.num_output_tokens == 0
+
+    @property
     def reads_prefix_cache(self) -> bool:
-        """Whether it is content with cached KV: not if something is wanted of every prompt token."""
+        """Whether it is content with cached KV: not if something is wanted of every prompt token.
+
+        A consumer is: what is wanted comes from its producer.
+        """
         wants_last = self.pooling_params is None or self.pooling_params.pooling == "last"
-        return wants_last and self.sampling_params.prompt_logprobs is None
+        return wants_last and (not self.wants_prompt_logprobs or self.transfer_role is TransferRole.CONSUMER)
 
     @property
     def num_tokens_with_spec(self) -> int:

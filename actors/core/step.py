@@ -51,6 +51,7 @@ class Step:
     preempted: dict[str, Victim] = field(default_factory=dict)
     is_load_limit_reached: bool = False
     num_prompt_tokens: int = 0
+    num_prompt_logprobs: int = 0
     producer_progress: list[ProducerProgress] = field(default_factory=list)
 
     @property
@@ -78,6 +79,8 @@ class Step:
         if num_new_tokens <= 1:
             return min(num_new_tokens, self.token_budget)
         config = self.config
+        if request.wants_prompt_logprobs:
+            num_new_tokens = min(num_new_tokens, config.max_prompt_logprobs_per_step - self.num_prompt_logprobs)
         if request.spec_token_ids:
             # It decodes, and does not wait for room for its guesses.
             num_computed_tokens = request.num_tokens - num_missing_tokens
@@ -95,6 +98,8 @@ class Step:
         """Schedule so many tokens of a request, drafts included."""
         self.num_scheduled_tokens[request.request_id] = num_new_tokens
         self.token_budget -= num_new_tokens
+        if request.wants_prompt_logprobs:
+            self.num_prompt_logprobs += num_new_tokens
         if request.spec_token_ids:
             num_drafts = request.num_computed_tokens + num_new_tokens - request.num_tokens
             if num_drafts > 0:

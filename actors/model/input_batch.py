@@ -19,6 +19,7 @@ import numpy as np
 from actors.core.outputs import NO_TOKEN, NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
 from actors.core.sampling_params import SamplingParams
 from actors.model.attention.base import BatchShape
+from actors.model.prompt_logprobs import PromptLogprobs, PromptParts
 from actors.model.sampling_batch import SamplingBatch, SamplingRow, SamplingTable
 from actors.model.spec_decode.verification import StepDrafts
 
@@ -55,6 +56,7 @@ class StepInputs:
     sampled_rows:   [num_sampled] int64, their rows
     logits_indices: [num_sampled] int64, where their last tokens are; with drafts [num_positions], theirs as well
     drafts:         None if there are none in the step
+    prompts:        whose logits are wanted as well, after those at logits_indices; None if there are none in the step
     """
 
     token_ids: np.ndarray
@@ -64,6 +66,7 @@ class StepInputs:
     sampled_rows: np.ndarray
     logits_indices: np.ndarray
     drafts: StepDrafts | None = None
+    prompts: PromptParts | None = None
 
 
 class InputBatch:
@@ -78,6 +81,7 @@ class InputBatch:
         self.tokens = TokenRows(self._token_ids, self._num_tokens)
         self._num_prompt = np.zeros(max_num_seqs, dtype=np.int64)
         self._sampling = SamplingTable(max_num_seqs)
+        self.prompt_logprobs = PromptLogprobs(self._token_ids)
         self._block_size = block_size
 
     def __len__(self) -> int:
@@ -131,6 +135,7 @@ class InputBatch:
             sampled_rows=rows[sampled],
             logits_indices=logits_indices,
             drafts=step_drafts,
+            prompts=self.prompt_logprobs.find_parts(batch, query_starts),
         )
 
     def _write_drafts(self, batch: StepBatch, drafts: Mapping[str, Sequence[int]]) -> np.ndarray:
@@ -209,15 +214,19 @@ class InputBatch:
         self._num_prompt[row] = request.num_prompt_tokens
         self._block_tables[row, : len(block_ids)] = block_ids
         self._sampling.set(row, request.params)
+        if request.params.prompt_logprobs is not None and len(tokens) == request.num_prompt_tokens:
+            self.prompt_logprobs.begin(row, request.params.prompt_logprobs, request.num_prompt_tokens)
 
     def _forget(self, req_id: str) -> None:
         request = self._requests.pop(req_id, None)
         if request is not None and request.row is not None:
             self._by_row[request.row] = None
+            self.prompt_logprobs.forget(request.row)
 
     def _park(self, req_id: str) -> None:
         request = self._requests.get(req_id)
         if request is not None and request.row is not None:
             request.parked_token_ids = self._token_ids[request.row, : self._num_tokens[request.row]].copy()
             self._by_row[request.row] = None
+            self.prompt_logprobs.forget(request.row)
             request.row = None

@@ -25,6 +25,7 @@ from actors.model.input_batch import InputBatch, StepInputs
 from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks, make_layout
 from actors.model.loader import LoadedModel, load_model
 from actors.model.memory import free_memory_bytes, peak_memory_bytes
+from actors.model.prompt_logprobs import PromptParts
 from actors.model.sampler import SamplerOutput, sample
 from actors.model.sampling_batch import SamplingBatch, SamplingRow
 from actors.model.spec_decode.choice import make_proposer
@@ -39,7 +40,7 @@ logger = logging.getLogger(__name__)
 class ModelRunner:
     """Owns the model, the KV cache and the persistent batch. Not thread-safe: the engine thread owns it."""
 
-    abilities: Final = frozenset({Ability.HANDOFF, Ability.STRUCTURED_OUTPUT})
+    abilities: Final = frozenset({Ability.HANDOFF, Ability.STRUCTURED_OUTPUT, Ability.PROMPT_LOGPROBS})
     """What it does for a request beyond generating tokens."""
 
     def __init__(
@@ -128,14 +129,28 @@ class ModelRunner:
             return ModelRunnerOutput([], [])
         req_ids = scheduler_output.batch.req_ids
         inputs = batch.prepare(scheduler_output.batch, scheduler_output.scheduled_spec_decode_tokens)
-        logits = self._forward(inputs.token_ids, inputs.positions, inputs.shape, inputs.logits_indices)
+        if inputs.prompts is None:
+            logits = self._forward(inputs.token_ids, inputs.positions, inputs.shape, inputs.logits_indices)
+            prompt_logprobs = None
+        else:
+            logits, prompt_logprobs = self._look_at_prompts(inputs, inputs.prompts)
         if not len(inputs.sampled):
             return ModelRunnerOutput(req_ids, np.full((len(req_ids), 1), NO_TOKEN, dtype=np.int64))
         sample_tokens = self._sample if inputs.drafts is None else self._check_drafts
         output = sample_tokens(scheduler_output, inputs, logits)
+        output.prompt_logprobs_dict = prompt_logprobs or {}
         if self._proposer is not None and scheduler_output.num_drafts_wanted is not None:
             output.draft_token_ids = self._propose(self._proposer, scheduler_output, inputs.sampled)
         return output
+
+    def _look_at_prompts(
+        self, inputs: StepInputs, prompts: PromptParts
+    ) -> tuple[Tensor, dict[str, list[TokenLogprobs]]]:
+        """The logits to sample from, and the log-probabilities of prompts that end in the step."""
+        indices = np.concatenate([inputs.logits_indices, prompts.logits_indices])
+        logits = self._forward(inputs.token_ids, inputs.positions, inputs.shape, indices)
+        num_sampled = len(inputs.logits_indices)
+        return logits[:num_sampled], self._input_batch.prompt_logprobs.take_in(prompts, logits[num_sampled:])
 
     def _sample(self, scheduler_output: SchedulerOutput, inputs: StepInputs, logits: Tensor) -> ModelRunnerOutput:
         """One token for each request whose last token is in the step."""
@@ -246,11 +261,11 @@ class ModelRunner:
             tokens % loaded.vocab_size,
             tokens % loaded.max_model_len,
             GeometryProbe(loaded.architecture),
-            tokens[:num_rows],
+            tokens[: num_rows + scheduler_config.max_prompt_logprobs_per_step],
         )
         no_tokens = np.zeros(0, dtype=np.int64)
         row = SamplingRow(SamplingParams(), no_tokens, no_tokens, loaded.eos_token_ids)
-        sample(logits, SamplingBatch.of_rows([row] * num_rows))
+        sample(logits[:num_rows], SamplingBatch.of_rows([row] * num_rows))
 
 
 def _collect(

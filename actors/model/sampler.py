@@ -19,6 +19,7 @@ from torch import Tensor
 from actors.core.outputs import TokenLogprobs
 from actors.model.filters import filter_logits
 from actors.model.grammar.mask import GrammarMask
+from actors.model.logprobs import token_logprobs
 from actors.model.penalties import change_logits
 from actors.model.philox import uniforms
 from actors.model.sampling_batch import NO_LOGPROBS, SamplingBatch
@@ -105,19 +106,9 @@ def _draw(logits: Tensor, numbers: Tensor) -> Tensor:
 def _take_logprobs(raw: Tensor, chosen: list[int], batch: SamplingBatch) -> list[TokenLogprobs | None]:
     logprobs: list[TokenLogprobs | None] = [None] * len(chosen)
     for index in np.flatnonzero(batch.num_logprobs != NO_LOGPROBS).tolist():
-        logprobs[index] = _logprobs_of_row(raw[index], chosen[index], int(batch.num_logprobs[index]))
+        token_id = torch.tensor(chosen[index : index + 1], device=raw.device)
+        [logprobs[index]] = token_logprobs(raw[index : index + 1], token_id, int(batch.num_logprobs[index]))
     return logprobs
-
-
-def _logprobs_of_row(raw: Tensor, token_id: int, num_top: int) -> TokenLogprobs:
-    logprobs = torch.log_softmax(raw, dim=0)
-    sampled = logprobs[token_id]
-    top = torch.topk(logprobs, min(num_top, logprobs.shape[0]))
-    return TokenLogprobs(
-        token_ids=[token_id, *top.indices.tolist()],
-        logprobs=[float(sampled), *top.values.tolist()],
-        rank=int((logprobs > sampled).sum()) + 1,
-    )
 
 
 def _count_nans(raw: Tensor) -> list[int]:

@@ -39,6 +39,7 @@ _OPTIONAL_FIELDS: Final = (
     "include_stop_str_in_output",
     "ignore_eos",
     "logprobs",
+    "prompt_logprobs",
     "skip_special_tokens",
 )
 _FINISH_REASONS: Final = {
@@ -72,6 +73,7 @@ def response_to_proto(request_id: str, chunk: GenerateChunk) -> generate_pb2.Gen
         token_ids=chunk.token_ids,
         first_position=chunk.first_position,
         logprobs=_logprobs(chunk.logprobs or ()),
+        prompt_logprobs=_logprobs(chunk.prompt_logprobs or ()),
         seed=chunk.seed,
         model_version=chunk.model_version,
     )
@@ -118,6 +120,7 @@ def _structured_output(message: generate_pb2.SamplingParams) -> StructuredOutput
 def _logprobs(logprobs: Iterable[TokenLogprobs]) -> list[generate_pb2.TokenLogprobs]:
     return [
         generate_pb2.TokenLogprobs(
+            token_id=position.token_ids[0],
             logprob=position.logprobs[0],
             rank=position.rank,
             # The first entry is the sampled token's own.

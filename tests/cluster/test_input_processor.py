@@ -67,6 +67,7 @@ async def test_everything_that_is_asked_for_reaches_the_engine() -> None:
         stop_token_ids=(4, 5),
         ignore_eos=True,
         logprobs=3,
+        prompt_logprobs=2,
         logit_bias={7: -2.0},
     )
     asked = GenerateRequest(
@@ -95,6 +96,7 @@ async def test_everything_that_is_asked_for_reaches_the_engine() -> None:
         stop_token_ids=(4, 5),
         ignore_eos=True,
         logprobs=3,
+        prompt_logprobs=2,
         logit_bias={7: -2.0},
     )
     assert (request.prompt_token_ids, request.output_token_ids) == ([1, 2], [8, 9])
@@ -212,6 +214,7 @@ async def test_a_conversation_needs_a_chat_template() -> None:
         (SamplingOptions(stop_token_ids=(VOCAB_SIZE,)), "stop_token_ids is (257,)"),
         (SamplingOptions(logprobs=21), "logprobs is 21; allowed: 0 to 20"),
         (SamplingOptions(logprobs=-1), "logprobs is -1"),
+        (SamplingOptions(prompt_logprobs=21), "prompt_logprobs is 21; allowed: 0 to 20"),
         (
             SamplingOptions(logit_bias={1: 0.0, 2: 0.0, 3: 0.0}),
             "logit_bias is {1: 0.0, 2: 0.0, 3: 0.0}; allowed: at most 2",
@@ -248,6 +251,18 @@ async def test_other_bad_fields_are_refused(request_: GenerateRequest, field: st
         await _processor().process(request_)
 
     assert [violation.field for violation in raised.value.violations] == [field]
+
+
+async def test_a_long_prompt_has_fewer_logprobs() -> None:
+    processor = _processor(limits=InputLimits(max_prompt_logprobs=12))
+    asked = GenerateRequest(prompt=TextPrompt("four"), sampling=SamplingOptions(prompt_logprobs=2))
+    await processor.process(asked)
+
+    with pytest.raises(InvalidRequest) as raised:
+        await processor.process(replace(asked, prompt=TextPrompt("fives")))
+
+    allowed = "at most 12 in all, that is 5 prompt tokens times one more than this"
+    assert str(raised.value) == f"sampling_params.prompt_logprobs is 2; allowed: {allowed}"
 
 
 async def test_every_violation_is_named_at_once() -> None:

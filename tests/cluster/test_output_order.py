@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,6 +34,14 @@ def test_a_token_that_comes_twice_passes_once() -> None:
 
     assert order.push(_output(0, [5, 6])) == [_output(1, [6])]
     assert order.push(_output(0, [5])) == [_output(2, [])]
+
+
+def test_prompt_logprobs_pass_with_the_first_token_and_never_again() -> None:
+    order = OutputOrder([])
+    first = replace(_output(0, [5]), prompt_logprobs=[TokenLogprobs([4], [-1.0], 1)])
+
+    assert order.push(first) == [first]
+    assert order.push(replace(_output(0, [5, 6]), prompt_logprobs=first.prompt_logprobs)) == [_output(1, [6])]
 
 
 def test_a_token_that_comes_again_late_does_not_turn_positions_back() -> None:

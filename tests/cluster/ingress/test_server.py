@@ -65,6 +65,7 @@ async def test_tokens_stream_as_they_come_and_the_last_response_tells_everything
             model_version=1,
             logprobs=[
                 generate_pb2.TokenLogprobs(
+                    token_id=97,
                     logprob=-0.5,
                     rank=2,
                     top=[
