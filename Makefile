@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CODE := cluster actors kv_transfer tests benchmarks tools
 
-.PHONY: help demo test check fmt proto slow chaos bench clean
+.PHONY: help demo test features check fmt proto slow chaos bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -29,6 +29,9 @@ slow: $(READY) ## Run the tests that take minutes
 
 chaos: $(READY) ## Kill, stop and cut what serves a load (RAYPD_CHAOS_SEED, _FAULTS, _REQUESTS, _RATE)
 	@$(BIN)/python -m tests.chaos $(ARGS)
+
+features: $(READY) ## Ask for every feature in every scenario, and write docs/features.md
+	@RAYPD_WRITE_FEATURES=1 $(BIN)/python -m pytest -n 0 -q tests/features
 
 check: $(READY) ## Lint, types, import contracts
 	@echo "== ruff"

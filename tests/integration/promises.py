@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import pytest
+
 from actors.config import EngineConfig
+from actors.core.outputs import TokenLogprobs
 from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
 from kv_transfer.config import KVTransferConfig
 from tests.engine_pair import engine_config
@@ -70,6 +73,28 @@ def text_of(chunks: list[GenerateChunk]) -> str:
     return "".join(chunk.text for chunk in chunks)
 
 
+def assert_same(name: str, answer: list[GenerateChunk], expected: list[GenerateChunk]) -> None:
+    """An answer is what is expected, whoever gave it. name: for messages"""
+    assert (name, token_ids_of(answer)) == (name, token_ids_of(expected))
+    assert (name, text_of(answer)) == (name, text_of(expected))
+    positions = [chunk.first_position for chunk in answer if chunk.token_ids]
+    counts = [len(chunk.token_ids) for chunk in answer if chunk.token_ids]
+    assert positions == [positions[0] + sum(counts[:index]) for index in range(len(counts))], name
+    _assert_same_logprobs(name, answer, expected)
+    assert [chunk.seed is not None for chunk in answer] == [True] + [False] * (len(answer) - 1)
+    assert [chunk.end is not None for chunk in answer] == [False] * (len(answer) - 1) + [True]
+    end, expected_end = answer[-1].end, expected[-1].end
+    assert end is not None
+    assert expected_end is not None
+    assert (end.finish_reason, end.stop_reason) == (expected_end.finish_reason, expected_end.stop_reason), name
+    assert end.usage.num_prompt_tokens == expected_end.usage.num_prompt_tokens
+    assert end.usage.num_output_tokens == expected_end.usage.num_output_tokens, name
+    assert end.usage.num_cached_tokens <= end.usage.num_prompt_tokens
+    assert end.timings.ttft_s is not None
+    assert end.timings.tpot_s is not None
+    assert end.timings.tpot_s >= 0
+
+
 def _requests(plain: list[GenerateChunk]) -> dict[str, GenerateRequest]:
     """One for each promise. plain: a greedy answer to the prompt that most of them have."""
     prompt, token_ids = random_prompt(NUM_PROMPT_TOKENS), token_ids_of(plain)
@@ -117,3 +142,16 @@ def _text_around_cut(chunks: list[GenerateChunk]) -> str:
         if whole.find(found) == len(before) - num_chars:
             return found
     raise AssertionError(f"no such text in {whole!r}")
+
+
+def _assert_same_logprobs(name: str, answer: list[GenerateChunk], expected: list[GenerateChunk]) -> None:
+    """Equal but for rounding: a position is computed in another batch than it would have been."""
+    ours, theirs = _logprobs_of(answer), _logprobs_of(expected)
+    assert [(one.token_ids, one.rank) for one in ours] == [(one.token_ids, one.rank) for one in theirs], name
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4), name
+
+
+def _logprobs_of(chunks: list[GenerateChunk]) -> list[TokenLogprobs]:
+    """Those of the prompt, if there are any, then those of the output."""
+    return [logprobs for chunk in chunks for logprobs in (*(chunk.prompt_logprobs or ()), *(chunk.logprobs or ()))]

@@ -32,6 +32,7 @@ from cluster.pool.session_pool import SessionPool
 from cluster.recovery import RecoveryPolicy
 from cluster.router.least_loaded import LeastLoadedPair
 from cluster.serving import Serving
+from tests.integration.idle_engines import until_all_idle
 
 _TIMEOUT_S: Final = 30.0
 
@@ -245,11 +246,7 @@ class RecoveringCluster:
 
     async def until_idle(self) -> None:
         """Wait until every engine has all its blocks back; then its invariants hold."""
-        async with asyncio.timeout(_TIMEOUT_S):
-            while not all(_is_empty(engine) for engine in self.engines.values()):  # noqa: ASYNC110  # other threads
-                await asyncio.sleep(0.02)
-        for engine in self.engines.values():
-            engine.check_integrity()
+        await until_all_idle(self.engines.values())
 
 
 @asynccontextmanager
@@ -269,12 +266,3 @@ async def collect(serving: Serving, request: GenerateRequest) -> list[GenerateCh
     """Every chunk of an answer."""
     async with asyncio.timeout(_TIMEOUT_S), aclosing(serving.generate(request)) as chunks:
         return [chunk async for chunk in chunks]
-
-
-def _is_empty(engine: EngineServer) -> bool:
-    stats = engine.stats
-    return (
-        stats.num_free_blocks == stats.num_blocks
-        and stats.num_held_reqs == stats.num_running_reqs == stats.num_waiting_reqs == 0
-        and stats.num_waiting_for_remote_kvs == 0
-    )

@@ -16,6 +16,7 @@ from actors.core.stats import SchedulerStats
 from cluster.generation import GenerateRequest, SamplingOptions, TokenPrompt
 from kv_transfer.config import KVTransferConfig
 from tests.engine_pair import engine_config
+from tests.integration.idle_engines import until_all_idle
 from tests.integration.local_cluster import LocalCluster, local_cluster
 from tests.reference import greedy_tokens, random_prompt
 
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.timeout(180)
 
 _NUM_REQUESTS = 300
 _NUM_TOKENS = 12
-_IDLE_TIMEOUT_S = 30.0
 
 
 async def _complete(cluster: LocalCluster, request_id: str, prompt: list[int]) -> list[int]:
@@ -74,19 +74,9 @@ async def _storm(cluster: LocalCluster, directory: Path, num_requests: int, seed
     return num_aborted
 
 
-def _is_empty(stats: SchedulerStats) -> bool:
-    return (
-        stats.num_free_blocks == stats.num_blocks
-        and stats.num_held_reqs == stats.num_running_reqs == stats.num_waiting_reqs == 0
-        and stats.num_waiting_for_remote_kvs == 0
-    )
-
-
 async def until_idle(cluster: LocalCluster) -> dict[str, SchedulerStats]:
-    """Heartbeats bring the engines' counters; wait until they say that nothing is left."""
-    async with asyncio.timeout(_IDLE_TIMEOUT_S):
-        while not all(_is_empty(engine.stats) for engine in cluster.engines.values()):  # noqa: ASYNC110  # other threads
-            await asyncio.sleep(0.05)
+    """Wait until nothing is left in any engine; returns what they have counted."""
+    await until_all_idle(cluster.engines.values())
     return {name: engine.stats for name, engine in cluster.engines.items()}
 
 

@@ -10,9 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from actors.core.outputs import TokenLogprobs
 from actors.core.request import FinishReason
-from cluster.generation import GenerateChunk
 from tests.integration.promises import (
     CUT,
     NUM_PROMPT_TOKENS,
@@ -20,9 +18,9 @@ from tests.integration.promises import (
     Answers,
     Expected,
     ask_all,
+    assert_same,
     engines_config,
     expected_answers,
-    text_of,
     token_ids_of,
 )
 from tests.integration.recovering_cluster import RecoveringCluster, recovering_cluster
@@ -130,7 +128,7 @@ async def test_an_answer_is_the_same_when(
             tasks.create_task(fault(_Run(cluster, answers)))
             asking = tasks.create_task(ask_all(cluster, requests))
         for name, answer in asking.result().items():
-            _assert_same(name, answer, answers[name])
+            assert_same(name, answer, answers[name])
         await cluster.until_idle()
 
 
@@ -153,42 +151,8 @@ async def test_an_answer_is_the_same_when_a_living_engine_is_cut_off(position: i
                 await cluster.cut_off("decode-0", proxy.cut)
                 cluster.gates["prefill-0"].open()
             for name, answer in asking.result().items():
-                _assert_same(name, answer, answers[name])
+                assert_same(name, answer, answers[name])
             await cluster.until_idle()
-
-
-def _assert_same(name: str, answer: list[GenerateChunk], expected: list[GenerateChunk]) -> None:
-    assert (name, token_ids_of(answer)) == (name, token_ids_of(expected))
-    assert (name, text_of(answer)) == (name, text_of(expected))
-    positions = [chunk.first_position for chunk in answer if chunk.token_ids]
-    counts = [len(chunk.token_ids) for chunk in answer if chunk.token_ids]
-    assert positions == [positions[0] + sum(counts[:index]) for index in range(len(counts))], name
-    _assert_same_logprobs(name, answer, expected)
-    assert [chunk.seed is not None for chunk in answer] == [True] + [False] * (len(answer) - 1)
-    assert [chunk.end is not None for chunk in answer] == [False] * (len(answer) - 1) + [True]
-    end, expected_end = answer[-1].end, expected[-1].end
-    assert end is not None
-    assert expected_end is not None
-    assert (end.finish_reason, end.stop_reason) == (expected_end.finish_reason, expected_end.stop_reason), name
-    assert end.usage.num_prompt_tokens == expected_end.usage.num_prompt_tokens
-    assert end.usage.num_output_tokens == expected_end.usage.num_output_tokens, name
-    assert end.usage.num_cached_tokens <= end.usage.num_prompt_tokens
-    assert end.timings.ttft_s is not None
-    assert end.timings.tpot_s is not None
-    assert end.timings.tpot_s >= 0
-
-
-def _assert_same_logprobs(name: str, answer: list[GenerateChunk], expected: list[GenerateChunk]) -> None:
-    """Equal but for rounding: a position is computed in another batch than it would have been."""
-    ours, theirs = _logprobs_of(answer), _logprobs_of(expected)
-    assert [(one.token_ids, one.rank) for one in ours] == [(one.token_ids, one.rank) for one in theirs], name
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4), name
-
-
-def _logprobs_of(chunks: list[GenerateChunk]) -> list[TokenLogprobs]:
-    """Those of the prompt, if there are any, then those of the output."""
-    return [logprobs for chunk in chunks for logprobs in (*(chunk.prompt_logprobs or ()), *(chunk.logprobs or ()))]
 
 
 def test_the_requests_are_what_they_are_meant_to_be(expected: Expected) -> None:

@@ -1,0 +1,106 @@
+"""The rows of the table, by the engines that serve them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from actors.config import EngineConfig, GrammarConfig, SchedulerConfig, SpeculativeConfig
+from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
+from kv_transfer.config import KVTransferConfig
+from tests.engine_pair import engine_config
+from tests.features.feature import CheckpointOf, Generated, Group, Setup
+from tests.integration.promises import assert_same, engines_config, expected_answers, token_ids_of
+from tests.integration.recovering_cluster import RecoveringCluster
+from tests.reference import greedy_tokens, random_prompt
+from tests.structured import KINDS, MAX_WHITESPACE, constrained_tokens
+
+_PROMISES: Final = {
+    "greedy": "greedy sampling",
+    "sampled": "seeded sampling: temperature, top-k, top-p, min-p",
+    "stop string": "stop strings",
+    "kept stop string": "stop strings, kept in the text",
+    "held text": "text held back where a stop string may begin",
+    "stop token": "stop tokens, min_tokens",
+    "eos": "logit bias, end-of-sequence tokens",
+    "ignored eos": "ignore_eos",
+    "logprobs": "logprobs",
+    "prompt logprobs": "prompt_logprobs",
+    "repetition": "repetition penalty",
+    "presence": "presence penalty",
+    "frequency": "frequency penalty",
+    "resumed": "going on from a client's tokens",
+}
+_NUM_STRUCTURED_TOKENS: Final = 80
+_NUM_SPECULATED_TOKENS: Final = 24
+
+
+def _prepare_promises(checkpoint: CheckpointOf) -> Setup:
+    expected = expected_answers(checkpoint("llama"))
+    features = [
+        Generated(title, expected.requests[name], partial(assert_same, name, expected=expected.answers[name]))
+        for name, title in _PROMISES.items()
+    ]
+    return Setup(engines_config(expected.directory), features)
+
+
+def _prepare_structured_output(checkpoint: CheckpointOf) -> Setup:
+    directory = checkpoint("llama")
+    features = []
+    for seed, (name, params) in enumerate(KINDS.items()):
+        prompt = random_prompt(20 + seed, seed=seed)
+        sampling = SamplingOptions(temperature=0.0, max_tokens=_NUM_STRUCTURED_TOKENS, structured_output=params)
+        request = GenerateRequest(request_id=name, prompt=TokenPrompt(prompt), sampling=sampling)
+        expected = constrained_tokens(directory, prompt, params, _NUM_STRUCTURED_TOKENS)
+        features.append(Generated(f"structured output: {name}", request, partial(_assert_tokens, expected)))
+    return Setup(_with_grammars(_small_engines(directory)), features)
+
+
+def _prepare_speculation(checkpoint: CheckpointOf, method: str) -> Setup:
+    directory = checkpoint("llama")
+    # The draft model is the model itself: it guesses right, as long as its cache is.
+    draft = {"model": str(directory)} if method == "draft_model" else {}
+    speculative = SpeculativeConfig.model_validate(
+        {"method": method, "num_tokens": 3, "min_acceptance": 0.01, "prompt_lookup_min": 1, **draft}
+    )
+    config = _small_engines(directory)
+    scheduler = config.scheduler.model_copy(update={"speculative": speculative})
+    prompt = random_prompt(9) * 4
+    sampling = SamplingOptions(temperature=0.0, max_tokens=_NUM_SPECULATED_TOKENS, ignore_eos=True)
+    request = GenerateRequest(prompt=TokenPrompt(prompt), sampling=sampling)
+    expected = greedy_tokens(directory, tuple(prompt), _NUM_SPECULATED_TOKENS)
+    feature = Generated(f"speculative decoding: {method}", request, partial(_assert_tokens, expected))
+    return Setup(_with_scheduler(config, scheduler), [feature], _assert_guessed_right)
+
+
+def _assert_tokens(expected: list[int], chunks: list[GenerateChunk]) -> None:
+    assert token_ids_of(chunks) == expected
+
+
+def _assert_guessed_right(cluster: RecoveringCluster) -> None:
+    stats = [engine.stats.spec_decoding_stats for engine in cluster.engines.values()]
+    assert sum(stat.num_accepted_tokens for stat in stats if stat is not None) > 0
+
+
+def _small_engines(directory: Path) -> EngineConfig:
+    return engine_config(directory, block_size=8, transfer=KVTransferConfig(transport="tcp"))
+
+
+def _with_grammars(config: EngineConfig) -> EngineConfig:
+    grammar = GrammarConfig(max_whitespace=MAX_WHITESPACE)
+    return _with_scheduler(config, config.scheduler.model_copy(update={"grammar": grammar}))
+
+
+def _with_scheduler(config: EngineConfig, scheduler: SchedulerConfig) -> EngineConfig:
+    return config.model_copy(update={"scheduler": scheduler})
+
+
+GROUPS: Final = (
+    Group("sampling", tuple(_PROMISES.values()), _prepare_promises),
+    Group("structured output", tuple(f"structured output: {name}" for name in KINDS), _prepare_structured_output),
+    *(
+        Group(method, (f"speculative decoding: {method}",), partial(_prepare_speculation, method=method))
+        for method in ("ngram", "draft_model")
+    ),
+)

@@ -1,0 +1,116 @@
+"""The columns of the table: the same requests, and what happens to them. Each proves that it happened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from actors.config import EngineConfig
+from actors.engine_core import EngineCore, StepResult
+from tests.features.feature import Feature, Scenario, Setup
+from tests.integration.promises import CUT
+from tests.integration.recovering_cluster import RecoveringCluster, recovering_cluster
+
+_TIMEOUT_S: Final = 60.0
+_STEPS_BETWEEN_PREEMPTIONS: Final = 4
+_NUM_ROUNDS: Final = 3
+
+Outcomes = dict[str, BaseException | None]
+_Asking = asyncio.Future[list[BaseException | None]]
+
+
+async def run_scenario(scenario: Scenario, setup: Setup) -> Outcomes:
+    """Ask for every feature that the scenario is for, at once; by name, what was wrong with its answer.
+
+    Raises AssertionError if what the scenario is about did not happen, or left anything behind.
+    """
+    features = [feature for feature in setup.features if scenario in feature.scenarios]
+    if not features:
+        return {}
+    config = _with_overlap(setup.config) if scenario is Scenario.OVERLAPPED else setup.config
+    async with recovering_cluster(config, _engines_of(scenario)) as cluster, asyncio.timeout(_TIMEOUT_S):
+        await cluster.join(*_members_of(scenario))
+        preemptions = [_Preemptions(cluster, name) for name in cluster.engines if scenario is Scenario.PREEMPTED]
+        asking = asyncio.gather(*(feature.visit(cluster.serving) for feature in features), return_exceptions=True)
+        if scenario is Scenario.RESUMED:
+            await _crash(cluster, features, asking)
+        outcomes = dict(zip((feature.name for feature in features), await asking, strict=True))
+        await cluster.until_idle()
+        if scenario is Scenario.PREEMPTED:
+            assert sum(each.num_preempted for each in preemptions) >= sum(feature.num_streams for feature in features)
+        if scenario not in (Scenario.PREFILL_ONLY, Scenario.DECODE_ONLY):
+            _assert_handed_over(cluster, features)
+        setup.check(cluster)
+    return outcomes
+
+
+def _engines_of(scenario: Scenario) -> list[str]:
+    resumed = ["prefill-0", "prefill-1", "decode-0", "decode-1"]
+    return resumed if scenario is Scenario.RESUMED else _members_of(scenario)
+
+
+def _members_of(scenario: Scenario) -> list[str]:
+    """Those that serve from the beginning."""
+    if scenario is Scenario.PREFILL_ONLY:
+        return ["prefill-0"]
+    return ["decode-0"] if scenario is Scenario.DECODE_ONLY else ["prefill-0", "decode-0"]
+
+
+async def _crash(cluster: RecoveringCluster, features: Sequence[Feature], asking: _Asking) -> None:
+    """Kill the engine that the requests are on: in the middle of their output, or before it has computed anything."""
+    num_streams = sum(feature.num_streams for feature in features)
+    if num_streams == 0:
+        cluster.gates["prefill-0"].close(0)
+        await _first_of(cluster.gates["prefill-0"].is_reached, asking)
+        await cluster.join("prefill-1")
+        await cluster.kill("prefill-0")
+        return
+    cluster.tap.close(["decode-0"], CUT, num_streams)
+    await _first_of(cluster.tap.has_stopped, asking)
+    await cluster.join("decode-1")
+    await cluster.kill("decode-0")
+
+
+async def _first_of(event: asyncio.Event, asking: _Asking) -> None:
+    """Wait for the event; if it can no longer come, the answers say why."""
+    waiting = asyncio.create_task(event.wait())
+    asking.add_done_callback(lambda _: waiting.cancel())
+    await asyncio.wait([waiting])
+    assert event.is_set(), f"over before the crash: {asking.result()}"
+
+
+class _Preemptions:
+    """Preempts everything that an engine runs, some times, and makes it forget what it had cached."""
+
+    def __init__(self, cluster: RecoveringCluster, engine_id: str) -> None:
+        core = cluster.engines[engine_id]._core
+        assert core is not None
+        self.num_preempted = 0
+        self._core: EngineCore = core
+        self._step = core.step
+        self._num_steps = 0
+        self._num_rounds = 0
+        core.step = self._preempt_and_step  # type: ignore[method-assign]  # the engine's thread calls this one
+
+    def _preempt_and_step(self) -> StepResult:
+        self._num_steps += 1
+        scheduler = self._core.scheduler
+        is_due = self._num_rounds < _NUM_ROUNDS and self._num_steps % _STEPS_BETWEEN_PREEMPTIONS == 0
+        if is_due and any(request.num_output_tokens > 1 for request in scheduler.running):
+            num_before = scheduler.make_stats().num_preemptions
+            scheduler.reset_prefix_cache(reset_running_requests=True)
+            num_preempted = scheduler.make_stats().num_preemptions - num_before
+            self._num_rounds += num_preempted > 0
+            self.num_preempted += num_preempted
+        return self._step()
+
+
+def _assert_handed_over(cluster: RecoveringCluster, features: Sequence[Feature]) -> None:
+    if sum(feature.num_streams for feature in features):
+        stats = [engine.stats.transfer_stats for name, engine in cluster.engines.items() if name.startswith("prefill")]
+        assert any(stat is not None and stat.num_sent_bytes for stat in stats), "nothing was handed over"
+
+
+def _with_overlap(config: EngineConfig) -> EngineConfig:
+    return config.model_copy(update={"scheduler": config.scheduler.model_copy(update={"overlap": True})})

@@ -1,0 +1,37 @@
+"""Engines in this process that have nothing left of any request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from actors.core.stats import SchedulerStats
+from actors.engine_server import EngineServer
+
+_TIMEOUT_S: Final = 30.0
+
+
+async def until_all_idle(engines: Iterable[EngineServer]) -> None:
+    """Wait until every engine has all its blocks back; then its invariants hold."""
+    async with asyncio.timeout(_TIMEOUT_S):
+        for engine in engines:
+            await _until_idle(engine)
+            engine.check_integrity()
+
+
+async def _until_idle(engine: EngineServer) -> None:
+    """An idle engine's counters may be older than what it did last: have it count anew."""
+    assert engine._thread is not None
+    before = engine.stats
+    engine._thread.wake()
+    while engine.stats is before or not _is_empty(engine.stats):  # noqa: ASYNC110  # another thread
+        await asyncio.sleep(0.02)
+
+
+def _is_empty(stats: SchedulerStats) -> bool:
+    return (
+        stats.num_free_blocks == stats.num_blocks
+        and stats.num_held_reqs == stats.num_running_reqs == stats.num_waiting_reqs == 0
+        and stats.num_waiting_for_remote_kvs == 0
+    )
