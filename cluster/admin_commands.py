@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from rich.console import Console
 
-from cluster.client import GenerateClient
+from cluster.client import CallFailed, GenerateClient
 from cluster.errors import NotDoneInTime
 from cluster.ingress.protos.raypd.v1 import admin_pb2
 
@@ -31,16 +31,30 @@ async def drain(
         lives = await _lives_of(client, {engine_id}, timeout_s)
         await client.drain(engine_id, for_good=for_good, timeout_s=timeout_s)
         console.print(f"{engine_id} gets no new requests; `raypd status` shows when it has left")
-        await _wait_until_gone(client, console, lives, wait_s, timeout_s)
+        if wait_s is not None:
+            await _wait_until_gone(client, lives, wait_s, timeout_s)
+            console.print("done")
 
 
 async def drain_node(address: str, console: Console, node: str, *, wait_s: float | None, timeout_s: float) -> None:
-    """Take everything on a node out of service. wait_s: as for drain(). Raises ClusterError."""
+    """Take everything on a node out of service. wait_s: as for drain(), its ingresses included. Raises ClusterError.
+
+    node: its address; by another name of it, its ingresses are drained too, but not waited for
+    """
     async with GenerateClient(address) as client:
+        status = await client.status(timeout_s)
+        ingresses = [ingress.address for ingress in status.ingresses if ingress.node == node and ingress.address]
         engine_ids = await client.drain_node(node, timeout_s)
-        lives = await _lives_of(client, engine_ids, timeout_s, state="draining")
-        console.print(f"{node} gets nothing new; it had: {', '.join(engine_ids) or 'no engines'}")
-        await _wait_until_gone(client, console, lives, wait_s, timeout_s)
+        lives = await _lives_of(client, engine_ids, timeout_s, state="draining") if engine_ids else set()
+        console.print(f"{node} gets nothing new; it had: {', '.join((*engine_ids, *ingresses)) or 'nothing'}")
+        if wait_s is None:
+            return
+        # The client's own ingress may be the one that leaves, and the last to do so.
+        closing = [_wait_until_closed(ingress, wait_s) for ingress in ingresses]
+        if lives:
+            closing.append(_wait_until_gone(client, lives, wait_s, timeout_s))
+        await asyncio.gather(*closing)
+        console.print("done")
 
 
 async def set_role(address: str, console: Console, engine_id: str, role: str, *, timeout_s: float) -> None:
@@ -74,17 +88,29 @@ async def _lives_of(
 
 
 async def _wait_until_gone(
-    client: GenerateClient, console: Console, lives: set[tuple[str, int]], wait_s: float | None, timeout_s: float
+    client: GenerateClient, lives: set[tuple[str, int]], wait_s: float, timeout_s: float
 ) -> None:
-    if wait_s is None:
-        return
-
     def is_done(status: admin_pb2.GetStatusResponse) -> bool:
         there = {(e.engine_id, e.incarnation) for e in status.engines if e.state in {"ready", "draining", "drained"}}
         return not lives & there
 
     await _wait_until(client, is_done, "the drain", wait_s, timeout_s)
-    console.print("done")
+
+
+async def _wait_until_closed(address: str, wait_s: float) -> None:
+    """Until nobody listens there: an ingress closes its door after its last request."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(wait_s):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                except OSError:
+                    return
+                writer.close()
+                await asyncio.sleep(_POLL_INTERVAL_S)
+    except TimeoutError:
+        raise NotDoneInTime(f"the drain of the ingress at {address}", wait_s) from None
 
 
 async def _wait_until(
@@ -97,7 +123,14 @@ async def _wait_until(
     try:
         async with asyncio.timeout(wait_s):
             while True:
-                status = await client.status(timeout_s)
+                try:
+                    status = await client.status(timeout_s)
+                except CallFailed as error:
+                    if not error.is_passing:
+                        raise
+                    # The ingress is replaced where it was; what was asked for goes on meanwhile.
+                    await asyncio.sleep(_POLL_INTERVAL_S)
+                    continue
                 # Without the controller's word nothing is known to have gone.
                 if not status.controller_error and is_done(status):
                     return
