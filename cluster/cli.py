@@ -187,6 +187,38 @@ def demo(
     _run(lambda: run_demo(cluster_config, num_requests, Console()))
 
 
+@app.command()
+def manifests(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="With --check: YAML files to check instead; - is standard input.")
+    ] = None,
+    config: _ConfigFile = None,
+    model: Annotated[str | None, typer.Option(help="Checkpoint directory, as the pods see it.")] = None,
+    prefill: Annotated[int | None, typer.Option(help="Number of prefill engines.")] = None,
+    decode: Annotated[int | None, typer.Option(help="Number of decode engines.")] = None,
+    both: Annotated[int | None, typer.Option(help="Number of engines that do both.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each engine.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="One for each rank: a100, h100, h200, b200, l40s, or any.")] = None,
+    image: Annotated[str | None, typer.Option(help="repository/raypd:tag.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Of Kubernetes.")] = None,
+    trial: Annotated[bool, typer.Option("--trial", help="A RayJob that runs `raypd demo` on such a cluster.")] = False,
+    kustomize: Annotated[
+        Path | None, typer.Option(help="Write a base and overlays from the raypd.yaml files in this directory.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Say what would not work, instead of printing it.")] = False,
+) -> None:
+    """Print a cluster as Kubernetes objects for KubeRay: `raypd manifests … | kubectl apply -f -`."""
+    from cluster import manifests_command
+
+    options = manifests_command.Options(prefill, decode, both, tp, gpu, model, image, namespace)
+    if kustomize is not None:
+        _run(lambda: manifests_command.write_kustomization(kustomize, Console(), only_checks=check))
+    elif files:
+        _run(lambda: manifests_command.check_files(files, Console()))
+    else:
+        _run(lambda: manifests_command.print_manifests(config, options, Console(), is_trial=trial, only_checks=check))
+
+
 def main() -> None:
     """Entry point of `raypd` and of `python -m cluster`."""
     app()

@@ -16,6 +16,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
+from cluster.manifests.settings import KubernetesConfig
 from cluster.model_check import find_model_mistakes
 from kv_transfer.config import KVTransferConfig
 
@@ -127,6 +128,13 @@ class ClusterConfig(_Settings):
     )
     ray: RayConfig = RayConfig()
     start_timeout_s: float = Field(600, gt=0, description="Until every engine has loaded its weights and is warm.")
+    place_timeout_s: float = Field(
+        60.0,
+        gt=0,
+        description="How much of that engines may wait for room in the Ray cluster, half of it at most, before the "
+        "start is given up; what others can serve without is waited for without limit.",
+    )
+    kubernetes: KubernetesConfig = KubernetesConfig()
     heartbeat_interval_s: float = Field(1.0, gt=0, description="How often the controller asks an engine how it is.")
     heartbeat_timeout_s: float = Field(
         10.0, gt=0, description="An engine that has not answered the controller for so long is replaced."
@@ -208,10 +216,11 @@ class ClusterConfig(_Settings):
         )
 
 
-def load_cluster_config(path: Path | None, overrides: dict[str, Any]) -> ClusterConfig:
+def load_cluster_config(path: Path | None, overrides: dict[str, Any], *, looks_at_model: bool = True) -> ClusterConfig:
     """Read a YAML file (or nothing), lay the command line's settings over it, validate the whole.
 
     overrides: nested like the file; a value of None means "not given"
+    looks_at_model: whether the checkpoint is on this machine
     Raises InvalidConfig with one line per mistake.
     """
     settings = _read_yaml(path) if path is not None else {}
@@ -221,7 +230,7 @@ def load_cluster_config(path: Path | None, overrides: dict[str, Any]) -> Cluster
         config = ClusterConfig.model_validate(settings)
     except ValidationError as error:
         raise InvalidConfig(source, [_describe(mistake) for mistake in error.errors()]) from error
-    if mistakes := find_model_mistakes(Path(config.model.model), config.tensor_parallel_sizes):
+    if looks_at_model and (mistakes := find_model_mistakes(Path(config.model.model), config.tensor_parallel_sizes)):
         raise InvalidConfig(source, mistakes)
     return config
 

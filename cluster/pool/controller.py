@@ -38,7 +38,6 @@ from cluster.status import ControllerView, EngineView
 
 logger = logging.getLogger(__name__)
 
-_PLACE_TIMEOUT_S: Final = 60.0
 _DRIVER_TIMEOUT_S: Final = 15.0
 _LAST_WORD_S: Final = 1.0
 _MISSING_TIMEOUT_S: Final = 1.0
@@ -98,7 +97,7 @@ class Controller:
     async def _wait_for_first_engines(self) -> None:
         """Until every engine that has room has loaded. Raises CannotPlace if those that have none are needed."""
         loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + min(_PLACE_TIMEOUT_S, self._config.start_timeout_s / 2)
+        give_up_s = loop.time() + min(self._config.place_timeout_s, self._config.start_timeout_s / 2)
         while loading := [engine for engine in self._fleet if engine.ready is None]:
             self._raise_if_one_died()
             is_late = loop.time() >= give_up_s

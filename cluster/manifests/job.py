@@ -1,0 +1,101 @@
+"""How raypd is started in a RayCluster: its configuration, and a plain Job that submits it."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from cluster.config import ClusterConfig
+from cluster.json_types import JSON
+from cluster.manifests.objects import (
+    DASHBOARD_PORT,
+    POD_SECURITY,
+    SUBMITTER_LABEL,
+    Manifest,
+    common_labels,
+    container_security,
+    environment,
+    from_secret,
+    manifest,
+)
+from cluster.manifests.placement import CONFIG_FILE, config_file
+from cluster.manifests.pods import ingress_address
+
+_TRIES: Final = 5
+_IMAGE_PULL_S: Final = 1200
+
+
+def config_map(config: ClusterConfig) -> Manifest:
+    """What `raypd serve` reads."""
+    name = f"{config.kubernetes.name}-config"
+    return manifest("v1", "ConfigMap", name, config.kubernetes, data={"cluster.yaml": config_file(config)})
+
+
+def nccl_config_map(config: ClusterConfig) -> Manifest:
+    """The environment of engines with GPUs."""
+    rdma = config.kubernetes.rdma
+    variables = {
+        "NCCL_DEBUG": "WARN",
+        # The pod network's interface; an RDMA network has its own beside it.
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "GLOO_SOCKET_IFNAME": "eth0",
+    }
+    if rdma is None:
+        variables["NCCL_IB_DISABLE"] = "1"
+    else:
+        # A packet is sent again up to 7 times after 4.096 us * 2^20, about 4 s each.
+        variables |= {"NCCL_IB_HCA": "mlx5", "NCCL_IB_TIMEOUT": "20", "NCCL_IB_RETRY_CNT": "7"}
+    variables |= config.kubernetes.nccl
+    data: dict[str, JSON] = dict(variables)
+    return manifest("v1", "ConfigMap", f"{config.kubernetes.name}-nccl", config.kubernetes, data=data)
+
+
+def serve_job(config: ClusterConfig, image: str) -> Manifest:
+    """Ends when the cluster serves, or cannot. The driver runs on the head, and leaves the cluster running."""
+    kubernetes = config.kubernetes
+    head = f"http://{kubernetes.name}-head-svc.{kubernetes.namespace}.svc:{DASHBOARD_PORT}"
+    labels: Manifest = {**common_labels(kubernetes), SUBMITTER_LABEL: "true"}
+    container: Manifest = {
+        "name": "submit",
+        "image": image,
+        "command": ["/bin/sh", "-c", submit_script(config)],
+        "env": [
+            *environment({"RAY_ADDRESS": head, "RAY_AUTH_MODE": "token", "HOME": "/tmp"}),
+            # KubeRay makes this Secret; its name is the RayCluster's.
+            from_secret("RAY_AUTH_TOKEN", kubernetes.name, "auth_token"),
+        ],
+        "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}},
+        "securityContext": container_security(),
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    pod: Manifest = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": dict(POD_SECURITY),
+        "containers": [container],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+    }
+    if kubernetes.image_pull_secret is not None:
+        pod["imagePullSecrets"] = [{"name": kubernetes.image_pull_secret}]
+    spec: Manifest = {
+        "backoffLimit": _TRIES,
+        "activeDeadlineSeconds": _IMAGE_PULL_S + _TRIES * math.ceil(config.start_timeout_s),
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    return manifest("batch/v1", "Job", f"{kubernetes.name}-serve", kubernetes, spec=spec)
+
+
+def submit_script(config: ClusterConfig) -> str:
+    """Waits for Ray's dashboard, not for pods to be ready: an ingress is ready only after what this starts."""
+    return (
+        "set -eu\n"
+        f"if raypd status --address {ingress_address(config)} --timeout 5 > /dev/null 2>&1; then\n"
+        '  echo "it serves already"\n'
+        "  exit 0\n"
+        "fi\n"
+        "until ray job list > /dev/null 2>&1; do\n"
+        '  echo "waiting for Ray\'s head at $RAY_ADDRESS"\n'
+        "  sleep 5\n"
+        "done\n"
+        f"ray job submit -- raypd serve --config {CONFIG_FILE} --detach\n"
+    )

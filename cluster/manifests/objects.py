@@ -1,0 +1,97 @@
+"""What all Kubernetes objects of a cluster share: their form, names and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeAlias
+
+import yaml
+
+from cluster.json_types import JSON
+from cluster.manifests.settings import KubernetesConfig
+
+Manifest: TypeAlias = "dict[str, JSON]"
+
+RAY_CLUSTER_LABEL: Final = "ray.io/cluster"
+RAY_GROUP_LABEL: Final = "ray.io/group"
+SUBMITTER_LABEL: Final = "raypd.io/submitter"
+METRICS_PORT: Final = 8080
+DASHBOARD_PORT: Final = 8265
+
+POD_SECURITY: Final[Manifest] = {
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "runAsGroup": 1000,
+    "fsGroup": 1000,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def container_security(*added: str) -> Manifest:
+    """Of every container. added: capabilities, beyond what the restricted pod security standard allows."""
+    capabilities: Manifest = {"drop": ["ALL"]}
+    if added:
+        capabilities["add"] = list(added)
+    return {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": capabilities}
+
+
+def manifest(api_version: str, kind: str, name: str, kubernetes: KubernetesConfig, **parts: JSON) -> Manifest:
+    """An object in the cluster's namespace. parts: its further fields, such as spec."""
+    metadata: Manifest = {"name": name}
+    if kind != "Namespace":
+        metadata["namespace"] = kubernetes.namespace
+    metadata["labels"] = dict(common_labels(kubernetes))
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **parts}
+
+
+def common_labels(kubernetes: KubernetesConfig) -> dict[str, str]:
+    """By which all objects of a cluster can be found."""
+    return {"app.kubernetes.io/name": "raypd", "app.kubernetes.io/instance": kubernetes.name}
+
+
+def group_selector(kubernetes: KubernetesConfig, group: str | None = None) -> dict[str, JSON]:
+    """Of the pods of a worker group, or of the whole RayCluster; KubeRay sets these labels."""
+    selector: dict[str, JSON] = {RAY_CLUSTER_LABEL: kubernetes.name}
+    if group is not None:
+        selector[RAY_GROUP_LABEL] = group
+    return selector
+
+
+def quantity(amount: float, unit: str = "") -> str:
+    """As Kubernetes writes it: 4, 500m, 8Gi, 512Mi."""
+    if amount == int(amount):
+        return f"{int(amount)}{unit}"
+    return f"{round(amount * 1024)}Mi" if unit == "Gi" else f"{round(amount * 1000)}m"
+
+
+def environment(variables: Mapping[str, str]) -> list[JSON]:
+    """A container's env."""
+    return [{"name": name, "value": value} for name, value in variables.items()]
+
+
+def from_secret(variable: str, secret: str, key: str) -> Manifest:
+    """A variable of a container's env that a Secret holds."""
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+
+
+def to_yaml(documents: Iterable[JSON]) -> str:
+    """One YAML file with these documents, such as manifests."""
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120, explicit_start=True)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as such, and never a reference to another place."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        super().increase_indent(flow, False)
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)

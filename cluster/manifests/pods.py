@@ -1,0 +1,198 @@
+"""The pods of a RayCluster: the head's, the ingresses', the engines'."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from cluster.config import ClusterConfig
+from cluster.json_types import JSON
+from cluster.manifests.objects import (
+    DASHBOARD_PORT,
+    METRICS_PORT,
+    POD_SECURITY,
+    RAY_CLUSTER_LABEL,
+    RAY_GROUP_LABEL,
+    Manifest,
+    container_security,
+    environment,
+    quantity,
+)
+from cluster.manifests.placement import CONFIG_DIRECTORY, HEAD, INGRESS, PodGroup
+from cluster.manifests.settings import GPU_PRODUCTS, KubernetesConfig
+
+NODE_IP_VARIABLE: Final = "RAYPD_NODE_IP"
+DRAIN_SLACK_S: Final = 30
+"""What draining takes besides the requests: telling everybody, ending processes."""
+GRACE_SLACK_S: Final = 30
+"""Between the preStop hook's own limit and the pod's: for Ray to end."""
+
+_RAY_VARIABLES: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Ray misses a node after 7 s instead of 65 s; docs/operations.md says what depends on it.
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    # Nodes and actors live on without the head for so long.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
+    "HOME": "/tmp",
+}
+_HEAD_PORTS: Final = {
+    "gcs": 6379,
+    "dashboard": DASHBOARD_PORT,
+    "client": 10001,
+    "metrics": METRICS_PORT,
+    "as-metrics": 44217,
+    "dash-metrics": 44227,
+}
+
+
+def head_template(config: ClusterConfig, image: str, group: PodGroup) -> Manifest:
+    """Ray's head. It also runs `raypd serve --detach`, which reads the configuration and the model's config.json."""
+    kubernetes = config.kubernetes
+    container = _container("ray-head", config, image, group)
+    container["ports"] = _ports(_HEAD_PORTS)
+    spec = _spec(kubernetes, group, container)
+    # With autoscaling, KubeRay gives it the service account that its autoscaler needs.
+    spec["automountServiceAccountToken"] = kubernetes.autoscaling
+    return {"metadata": {"labels": {}}, "spec": spec}
+
+
+def worker_template(config: ClusterConfig, image: str, group: PodGroup) -> Manifest:
+    """An ingress's or an engine's pod. Only an ingress has a readiness probe of raypd's: nothing waits for it to start.
+
+    No liveness probe asks raypd: the controller replaces what is stuck, and keeps the pod.
+    """
+    kubernetes = config.kubernetes
+    container = _container("ray-worker", config, image, group)
+    ports = {"metrics": METRICS_PORT}
+    if group.name == INGRESS:
+        ports = {"grpc": config.ingress.port, **ports}
+        container["readinessProbe"] = {
+            "grpc": {"port": config.ingress.port},
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+            "failureThreshold": 3,
+        }
+    container["ports"] = _ports(ports)
+    container["lifecycle"] = {"preStop": {"exec": {"command": drain_command(config)}}}
+    if group.num_gpus:
+        container["envFrom"] = [{"configMapRef": {"name": f"{kubernetes.name}-nccl"}}]
+    spec = _spec(kubernetes, group, container)
+    spec["automountServiceAccountToken"] = False
+    spec["terminationGracePeriodSeconds"] = grace_period_s(config)
+    metadata: Manifest = {"labels": {}}
+    if group.num_gpus and kubernetes.rdma is not None and kubernetes.rdma.network is not None:
+        metadata["annotations"] = {"k8s.v1.cni.cncf.io/networks": kubernetes.rdma.network}
+    return {"metadata": metadata, "spec": spec}
+
+
+def ingress_address(config: ClusterConfig) -> str:
+    """Where pods of the cluster find an ingress."""
+    kubernetes = config.kubernetes
+    return f"{kubernetes.name}-grpc.{kubernetes.namespace}.svc:{config.ingress.port}"
+
+
+def drain_command(config: ClusterConfig) -> list[JSON]:
+    """Before a pod is stopped: what it holds ends its work or goes on elsewhere. It fails at once if nothing serves."""
+    wait_s = math.ceil(config.drain_timeout_s) + DRAIN_SLACK_S
+    command = f'raypd drain --node "${NODE_IP_VARIABLE}" --wait --wait-timeout {wait_s}'
+    return ["/bin/sh", "-c", f"{command} --address {ingress_address(config)}"]
+
+
+def grace_period_s(config: ClusterConfig) -> int:
+    """Covers the preStop hook, and Ray's own end after it."""
+    return math.ceil(config.drain_timeout_s) + DRAIN_SLACK_S + GRACE_SLACK_S
+
+
+def _container(name: str, config: ClusterConfig, image: str, group: PodGroup) -> Manifest:
+    kubernetes = config.kubernetes
+    memory = quantity(group.memory_gib, "Gi")
+    limits: Manifest = {"memory": memory}
+    if group.num_gpus:
+        limits["nvidia.com/gpu"] = group.num_gpus
+        if kubernetes.rdma is not None:
+            limits[kubernetes.rdma.resource] = kubernetes.rdma.count
+    has_rdma = bool(group.num_gpus) and kubernetes.rdma is not None
+    container: Manifest = {
+        "name": name,
+        "image": image,
+        "resources": {"requests": {"cpu": quantity(group.num_cpus), "memory": memory}, "limits": limits},
+        "env": [
+            {"name": NODE_IP_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            *environment(_RAY_VARIABLES),
+        ],
+        # RDMA pins memory.
+        "securityContext": container_security(*(["IPC_LOCK"] if has_rdma else [])),
+        "volumeMounts": [],
+    }
+    _mount(container, "shm", "/dev/shm", is_read_only=False)
+    _mount(container, "tmp", "/tmp", is_read_only=False)
+    if group.name == HEAD:
+        _mount(container, "config", CONFIG_DIRECTORY)
+    if kubernetes.models is not None:
+        _mount(container, "models", kubernetes.models.mount_path)
+    return container
+
+
+def _mount(container: Manifest, volume: str, path: str, *, is_read_only: bool = True) -> None:
+    mounts = container["volumeMounts"]
+    assert isinstance(mounts, list)
+    mount: Manifest = {"name": volume, "mountPath": path}
+    if is_read_only:
+        mount["readOnly"] = True
+    mounts.append(mount)
+
+
+def _volumes(kubernetes: KubernetesConfig, group: PodGroup) -> list[JSON]:
+    volumes: list[JSON] = [
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": quantity(group.shm_gib, "Gi")}},
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    if group.name == HEAD:
+        volumes.append({"name": "config", "configMap": {"name": f"{kubernetes.name}-config"}})
+    if kubernetes.models is not None:
+        claim: Manifest = {"claimName": kubernetes.models.claim, "readOnly": True}
+        volumes.append({"name": "models", "persistentVolumeClaim": claim})
+    return volumes
+
+
+def _spec(kubernetes: KubernetesConfig, group: PodGroup, container: Manifest) -> Manifest:
+    volumes = _volumes(kubernetes, group)
+    spec: Manifest = {"securityContext": dict(POD_SECURITY), "containers": [container], "volumes": volumes}
+    if kubernetes.image_pull_secret is not None:
+        spec["imagePullSecrets"] = [{"name": kubernetes.image_pull_secret}]
+    selector: Manifest = dict(group.settings.node_selector)
+    if group.gpu is not None:
+        selector["nvidia.com/gpu.product"] = GPU_PRODUCTS[group.gpu]
+    if selector:
+        spec["nodeSelector"] = selector
+    if tolerations := _tolerations(group):
+        spec["tolerations"] = tolerations
+    if group.name != HEAD:
+        labels: Manifest = {RAY_CLUSTER_LABEL: kubernetes.name, RAY_GROUP_LABEL: group.name}
+        spec["topologySpreadConstraints"] = [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": labels},
+            }
+        ]
+    return spec
+
+
+def _tolerations(group: PodGroup) -> list[JSON]:
+    tolerations: list[JSON] = []
+    if group.num_gpus:
+        tolerations.append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
+    for one in group.settings.tolerations:
+        toleration: Manifest = {"key": one.key, "operator": "Exists", "effect": one.effect}
+        if one.value is not None:
+            toleration |= {"operator": "Equal", "value": one.value}
+        tolerations.append(toleration)
+    return tolerations
+
+
+def _ports(ports: dict[str, int]) -> list[JSON]:
+    return [{"name": name, "containerPort": port} for name, port in ports.items()]

@@ -1,0 +1,61 @@
+"""ClusterConfig -> everything that Kubernetes has to know: `raypd manifests`. Pure."""
+
+from __future__ import annotations
+
+from cluster.config import ClusterConfig
+from cluster.engine_connection import EngineRole
+from cluster.manifests.job import config_map, nccl_config_map, serve_job
+from cluster.manifests.objects import Manifest, manifest
+from cluster.manifests.placement import settle
+from cluster.manifests.ray_cluster import ray_cluster, trial_job
+from cluster.manifests.redis import redis_manifests
+from cluster.manifests.services import disruption_budgets, network_policies, pod_monitors, services
+from cluster.manifests.settings import KubernetesConfig
+
+
+def render(config: ClusterConfig) -> list[Manifest]:
+    """The objects, in the order in which they may be made. Raises InvalidConfig."""
+    config = settle(config)
+    kubernetes = config.kubernetes
+    image = image_of(config)
+    return [
+        _namespace(kubernetes),
+        config_map(config),
+        *([nccl_config_map(config)] if _has_gpus(config) else []),
+        *redis_manifests(kubernetes),
+        ray_cluster(config, image),
+        *services(config),
+        *disruption_budgets(config),
+        *network_policies(config),
+        *pod_monitors(config),
+        serve_job(config, image),
+    ]
+
+
+def render_trial(config: ClusterConfig) -> list[Manifest]:
+    """A RayJob that tries the cluster out, with what it reads. Raises InvalidConfig."""
+    config = settle(config)
+    trial = [_namespace(config.kubernetes), config_map(config)]
+    if _has_gpus(config):
+        trial.append(nccl_config_map(config))
+    return [*trial, trial_job(config, image_of(config))]
+
+
+def image_of(config: ClusterConfig) -> str:
+    """The image of every container of raypd's."""
+    return config.kubernetes.image or KubernetesConfig.default_image(has_gpus=_has_gpus(config))
+
+
+def _has_gpus(config: ClusterConfig) -> bool:
+    return any(config.group(role).count and config.group(role).num_gpus for role in EngineRole)
+
+
+def _namespace(kubernetes: KubernetesConfig) -> Manifest:
+    namespace = manifest("v1", "Namespace", kubernetes.namespace, kubernetes)
+    metadata = namespace["metadata"]
+    assert isinstance(metadata, dict)
+    labels = metadata["labels"]
+    assert isinstance(labels, dict)
+    # IPC_LOCK is beyond what the restricted and the baseline standard allow.
+    labels["pod-security.kubernetes.io/enforce"] = "privileged" if kubernetes.rdma is not None else "restricted"
+    return namespace

@@ -1,0 +1,244 @@
+"""What the manifests start: pods that hold what raypd's placement asks for, and doors that only clients find open."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.config import ClusterConfig
+from cluster.engine_connection import EngineRole
+from cluster.errors import InvalidConfig
+from cluster.manifests.placement import settle
+from cluster.manifests.render import image_of, render
+from cluster.manifests.settings import RAY_VERSION, VERSION
+from cluster.pool.placement import Node, engine_bundle
+from tests.cluster.manifests.deployments import OVERLAYS, everything, of_kind, rendered, settings, worker_groups
+
+_ROOT = Path(__file__).parents[3]
+
+
+def _node(group: Any) -> Node:
+    """A pod of the group, as Ray knows it once KubeRay has started it."""
+    resources = {name: float(amount) for name, amount in group["resources"].items()}
+    return Node(group["groupName"], "10.0.0.1", "host", resources, group["labels"])
+
+
+def _served(overlay: str) -> ClusterConfig:
+    """What `raypd serve` reads in the cluster."""
+    text = of_kind(rendered(overlay), "ConfigMap", "raypd-config")["data"]["cluster.yaml"]
+    return ClusterConfig.model_validate(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_each_pod_holds_one_engine_of_its_role_and_nothing_else(overlay: str) -> None:
+    config, groups = _served(overlay), worker_groups(rendered(overlay))
+    for role in EngineRole:
+        if not config.group(role).count:
+            continue
+        fitting = [name for name, group in groups.items() if _node(group).can_hold(config, role)]
+        offered = _node(groups[role.value]).resources
+        assert fitting == [role.value]
+        assert all(offered[name] < 2 * amount for name, amount in engine_bundle(config, role).items())
+        assert groups[role.value]["replicas"] == config.group(role).count
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_each_ingress_pod_holds_one_ingress(overlay: str) -> None:
+    config, groups = _served(overlay), worker_groups(rendered(overlay))
+
+    assert config.ingress.resources == {"raypd_ingress": 1.0}
+    assert [name for name, group in groups.items() if "raypd_ingress" in group["resources"]] == ["ingress"]
+    assert groups["ingress"]["resources"]["raypd_ingress"] == "1"
+    assert groups["ingress"]["replicas"] == config.ingress.count
+    assert (config.ingress.host, config.ingress.port) == ("0.0.0.0", 50051)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_nothing_of_raypd_is_on_the_head_that_it_is_to_outlive(overlay: str) -> None:
+    head = of_kind(rendered(overlay), "RayCluster")["spec"]["headGroupSpec"]
+
+    assert (head["labels"], head["resources"]) == ({"raypd.io/role": "head"}, {"CPU": "0"})
+    assert _served(overlay).controller.labels == {"raypd.io/role": "!head"}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_is_served_is_what_the_settings_say(overlay: str) -> None:
+    served = _served(overlay)
+    ours = settle(settings(overlay)).model_copy(update={"kubernetes": served.kubernetes})
+
+    assert served == ours
+
+
+def _pods(objects: Any) -> list[Any]:
+    pods = []
+    for one in objects:
+        spec = one.get("spec", {})
+        spec = spec.get("rayClusterSpec", spec)
+        if "template" in spec:
+            pods.append(spec["template"]["spec"])
+        groups = [spec[name] for name in ("headGroupSpec",) if name in spec] + spec.get("workerGroupSpecs", [])
+        pods += [group["template"]["spec"] for group in groups]
+    return pods
+
+
+def test_only_ingresses_have_a_grpc_readiness_probe_and_nobody_a_liveness_probe() -> None:
+    for overlay in OVERLAYS:
+        groups = worker_groups(rendered(overlay))
+        probes = {
+            name: group["template"]["spec"]["containers"][0].get("readinessProbe") for name, group in groups.items()
+        }
+        assert [name for name, probe in probes.items() if probe] == ["ingress"]
+        assert probes["ingress"]["grpc"] == {"port": 50051}
+    assert not any("livenessProbe" in container for pod in _pods(everything()) for container in pod["containers"])
+
+
+def test_every_pod_meets_the_restricted_standard_but_for_rdma() -> None:
+    """kubernetes.io/docs/concepts/security/pod-security-standards, as of 1.33."""
+    pods = _pods(everything())
+    assert len(pods) > 20
+    for pod in pods:
+        security = pod["securityContext"]
+        assert (security["runAsNonRoot"], security["seccompProfile"]) == (True, {"type": "RuntimeDefault"})
+        assert all(
+            set(volume) & {"emptyDir", "configMap", "persistentVolumeClaim"} for volume in pod.get("volumes", [])
+        )
+        for container in pod["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+            has_rdma = any(name.startswith("rdma/") for name in container["resources"]["limits"])
+            assert container["securityContext"]["capabilities"].get("add", []) == (["IPC_LOCK"] if has_rdma else [])
+    levels = {
+        overlay: of_kind(rendered(overlay), "Namespace")["metadata"]["labels"]["pod-security.kubernetes.io/enforce"]
+        for overlay in OVERLAYS
+    }
+    assert levels == {
+        "cpu-demo": "restricted",
+        "gpu-1p1d": "restricted",
+        "gpu-xpyd-tp": "restricted",
+        "rdma": "privileged",
+    }
+
+
+def test_only_the_heads_autoscaler_has_a_service_account() -> None:
+    for overlay in OVERLAYS:
+        cluster = of_kind(rendered(overlay), "RayCluster")["spec"]
+        mounted = [
+            group["template"]["spec"]["automountServiceAccountToken"]
+            for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+        ]
+        assert mounted == [bool(cluster.get("enableInTreeAutoscaling"))] + [False] * len(cluster["workerGroupSpecs"])
+
+
+def test_all_of_raypds_containers_have_the_one_image() -> None:
+    for overlay in OVERLAYS:
+        images = {container["image"] for pod in _pods(rendered(overlay)) for container in pod["containers"]}
+        assert images - {"redis:7.4.7-alpine"} == {image_of(settings(overlay))}
+
+
+def test_clients_reach_ingresses_only_and_ray_is_reached_from_inside() -> None:
+    policies = [one for one in rendered("gpu-xpyd-tp") if one["kind"] == "NetworkPolicy"]
+    open_to_all: list[Any] = []
+    for policy in policies:
+        spec: Any = policy["spec"]
+        assert spec["policyTypes"] == ["Ingress"]
+        open_to_all += [(spec["podSelector"], rule["ports"]) for rule in spec["ingress"] if "from" not in rule]
+    ingresses = {"matchLabels": {"ray.io/cluster": "raypd", "ray.io/group": "ingress"}}
+
+    assert open_to_all == [(ingresses, [{"protocol": "TCP", "port": 50051}])]
+    assert of_kind(policies, "NetworkPolicy", "raypd-submit")["spec"]["ingress"][0]["from"] == [
+        {"podSelector": {"matchLabels": {"raypd.io/submitter": "true"}}}
+    ]
+    job = of_kind(rendered("gpu-xpyd-tp"), "Job")["spec"]["template"]
+    assert job["metadata"]["labels"]["raypd.io/submitter"] == "true"
+
+
+def test_services_select_ingresses_with_http2_and_one_names_each_of_them() -> None:
+    grpc = of_kind(rendered("cpu-demo"), "Service", "raypd-grpc")["spec"]
+    headless = of_kind(rendered("cpu-demo"), "Service", "raypd-grpc-headless")["spec"]
+
+    for spec in (grpc, headless):
+        assert spec["selector"] == {"ray.io/cluster": "raypd", "ray.io/group": "ingress"}
+        assert spec["ports"] == [
+            {"name": "grpc", "port": 50051, "targetPort": 50051, "appProtocol": "kubernetes.io/h2c"}
+        ]
+    assert (grpc["type"], headless["clusterIP"]) == ("ClusterIP", "None")
+
+
+def test_the_autoscaler_may_go_as_far_as_the_settings_say() -> None:
+    spec = of_kind(rendered("gpu-xpyd-tp"), "RayCluster")["spec"]
+    bounds = {
+        name: (group["minReplicas"], group["maxReplicas"])
+        for name, group in worker_groups(rendered("gpu-xpyd-tp")).items()
+    }
+
+    assert (spec["enableInTreeAutoscaling"], spec["autoscalerOptions"]["version"]) == (True, "v2")
+    assert bounds == {"ingress": (3, 3), "prefill": (4, 8), "decode": (8, 16)}
+
+
+def test_the_head_keeps_its_state_in_redis_by_a_password_that_no_manifest_holds() -> None:
+    objects = rendered("gpu-1p1d")
+    options = of_kind(objects, "RayCluster")["spec"]["gcsFaultToleranceOptions"]
+    reference = {"name": "raypd-redis", "key": "password"}
+
+    assert options["redisAddress"] == "raypd-redis.raypd.svc:6379"
+    assert options["redisPassword"] == {"valueFrom": {"secretKeyRef": reference}}
+    [container] = of_kind(objects, "StatefulSet")["spec"]["template"]["spec"]["containers"]
+    assert container["env"] == [{"name": "REDIS_PASSWORD", "valueFrom": {"secretKeyRef": reference}}]
+    assert not [one for one in objects if one["kind"] == "Secret"]
+
+
+def test_another_redis_can_be_used() -> None:
+    config = ClusterConfig.model_validate(
+        {"kubernetes": {"redis": {"address": "redis.example:6380", "secret": "mine"}}}
+    )
+    objects = render(config)
+
+    assert of_kind(objects, "RayCluster")["spec"]["gcsFaultToleranceOptions"]["redisAddress"] == "redis.example:6380"
+    assert not [one for one in objects if one["kind"] == "StatefulSet"]
+
+
+def test_rdma_pods_get_devices_a_network_and_ncclls_variables() -> None:
+    decode = worker_groups(rendered("rdma"))["decode"]["template"]
+    [container] = decode["spec"]["containers"]
+    variables = of_kind(rendered("rdma"), "ConfigMap", "raypd-nccl")["data"]
+
+    assert decode["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": "rdma-net"}
+    assert container["resources"]["limits"]["rdma/hca_shared_devices_a"] == 1
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
+    assert container["envFrom"] == [{"configMapRef": {"name": "raypd-nccl"}}]
+    assert variables["NCCL_IB_HCA"] == "mlx5"
+    assert decode["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H200"}
+
+
+def test_the_settings_of_the_page_are_the_projects() -> None:
+    pinned = (_ROOT / "constraints.txt").read_text()
+    project = (_ROOT / "pyproject.toml").read_text()
+
+    assert f"\nray=={RAY_VERSION}\n" in pinned
+    assert re.search(r'^version = "(.*)"$', project, re.MULTILINE)[1] == VERSION  # type: ignore[index]  # it is there
+
+
+@pytest.mark.parametrize(
+    ("mistaken", "expected"),
+    [
+        ({"ingress": {"port": 0}}, "ingress.port = 0: Services need to know the port"),
+        ({"ray": {"address": "10.0.0.1:6379"}}, "ray.address: the manifests bring a Ray cluster of their own"),
+        ({"prefill": {"num_gpus": 0.5}}, "prefill.num_gpus = 0.5: a pod holds one engine, and whole GPUs"),
+        ({"decode": {"num_cpus": 0.5}}, "decode.num_cpus = 0.5: a pod holds one engine, and whole CPUs"),
+        ({"decode": {"num_cpus": 0}}, "decode.num_cpus = 0: a pod holds one engine, and whole CPUs"),
+        ({"kubernetes": {"decode": {"min_pods": 3, "max_pods": 2}}}, "decode: min_pods is 3 and max_pods is 2"),
+        ({"kubernetes": {"head": {"shm_gib": 9}}}, "head.shm_gib = 9: it is part of memory_gib, 4"),
+    ],
+)
+def test_settings_that_no_cluster_could_come_of_are_refused(mistaken: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidConfig, match=re.escape(expected)):
+        render(ClusterConfig.model_validate(mistaken))
+
+
+def test_the_start_waits_for_pods_to_come_unless_told_otherwise() -> None:
+    assert settle(ClusterConfig()).place_timeout_s == 900
+    assert settle(ClusterConfig(place_timeout_s=5)).place_timeout_s == 5
