@@ -16,7 +16,6 @@ from cluster.errors import ClusterError, InvalidConfig
 
 app = typer.Typer(
     name="raypd",
-    help="Serve large language models on Ray, with prefill and decode on separate nodes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -29,6 +28,48 @@ _WaitTimeout = Annotated[float, typer.Option("--wait-timeout", min=0, help="Seco
 _Address = Annotated[str, typer.Option("--address", "-a", help="host:port of the cluster's ingress.")]
 
 
+@app.callback()
+def credentials(
+    token_file: Annotated[
+        Path | None, typer.Option(help="File of a bearer token, for a client's commands; or set RAYPD_TOKEN.")
+    ] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="The ingress has TLS.")] = False,
+    tls_ca: Annotated[Path | None, typer.Option(help="Roots for its certificate; default: the system's.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate to show it, for mutual TLS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The key of that.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Send the token in plain text too.")] = False,
+) -> None:
+    """Serve large language models on Ray, with prefill and decode on separate nodes."""
+    from cluster.access_commands import use_credentials
+
+    use_credentials(
+        {
+            "TOKEN_FILE": token_file,
+            "TLS": tls,
+            "TLS_CA": tls_ca,
+            "TLS_CERT": tls_cert,
+            "TLS_KEY": tls_key,
+            "INSECURE": insecure,
+        }
+    )
+
+
+@app.command()
+def token(
+    name: Annotated[str, typer.Argument(help="Its name in logs and errors.")],
+    tenant: Annotated[str | None, typer.Option(help="Whose it is; default: its name.")] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="May change the cluster.")] = False,
+    requests_per_s: Annotated[float | None, typer.Option(help="At each ingress.")] = None,
+    tokens_per_s: Annotated[float | None, typer.Option(help="Of prompts and outputs, at each ingress.")] = None,
+    concurrent: Annotated[int | None, typer.Option(help="Requests at once, at each ingress.")] = None,
+) -> None:
+    """Make a bearer token, and show its entry for the token file (ingress.tokens)."""
+    from cluster.access_commands import print_new_token
+
+    limits = {"requests_per_s": requests_per_s, "tokens_per_s": tokens_per_s, "concurrent": concurrent}
+    _run(lambda: print_new_token(Console(), name=name, tenant=tenant, admin=admin, **limits))
+
+
 @app.command()
 def serve(
     config: _ConfigFile = None,
@@ -38,6 +79,12 @@ def serve(
     both: Annotated[int | None, typer.Option(help="Number of engines that do both.")] = None,
     host: Annotated[str | None, typer.Option(help="Address for clients.")] = None,
     port: Annotated[int | None, typer.Option(help="Port for clients; 0 takes a free one.")] = None,
+    admin_port: Annotated[int | None, typer.Option(help="Port of AdminService; default: the same.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="The ingress's certificate, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The key of that.")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="Roots of the certificates that clients need.")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="File of bearer tokens that clients need.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Plain text beyond loopback too.")] = False,
     ray_address: _RayAddress = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave it running; `raypd stop` ends it.")] = False,
 ) -> None:
@@ -47,7 +94,14 @@ def serve(
         "prefill": {"count": prefill},
         "decode": {"count": decode},
         "both": {"count": both},
-        "ingress": {"host": host, "port": port},
+        "ingress": {
+            "host": host,
+            "port": port,
+            "admin_port": admin_port,
+            "tls": {"certificate": _path(tls_cert), "key": _path(tls_key), "client_ca": _path(tls_client_ca)},
+            "tokens": _path(tokens),
+            "insecure": insecure or None,
+        },
         "ray": {"address": ray_address},
     }
     cluster_config = _load(config, overrides)
@@ -222,6 +276,11 @@ def manifests(
 def main() -> None:
     """Entry point of `raypd` and of `python -m cluster`."""
     app()
+
+
+def _path(path: Path | None) -> str | None:
+    """As engines and ingresses find it, whatever directory they are in."""
+    return None if path is None else str(path.resolve())
 
 
 def _load(path: Path | None, overrides: dict[str, Any]) -> ClusterConfig:

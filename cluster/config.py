@@ -14,8 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from cluster.access.tls import TlsConfig, is_loopback
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
+from cluster.input_limits import InputLimits
 from cluster.manifests.settings import KubernetesConfig
 from cluster.model_check import find_model_mistakes
 from kv_transfer.config import KVTransferConfig
@@ -54,9 +56,25 @@ class IngressConfig(_Settings):
     """Where requests come in."""
 
     count: int = Field(1, ge=1, le=64, description="How many ingresses, spread over the nodes.")
-    host: str = Field("127.0.0.1", description="Address to listen on. Beyond loopback there is no encryption yet.")
+    host: str = Field("127.0.0.1", description="Address to listen on. Beyond loopback it needs tls, or insecure.")
     port: int = Field(
         50051, ge=0, le=65535, description="Further ingresses on one node take the next ones; 0 takes free ones."
+    )
+    admin_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Of AdminService alone; default: the same as the others'. Further ingresses take the next ones.",
+    )
+    tls: TlsConfig | None = Field(None, description="Encrypt what clients say and hear.")
+    insecure: bool = Field(False, description="Listen in plain text beyond loopback, for whoever can reach it.")
+    tokens: Path | None = Field(
+        None, description="File of bearer tokens, the same on every node (docs/security.md); default: none are needed."
+    )
+    limits: InputLimits = Field(InputLimits(), description="What one request may ask for at most.")
+    max_message_bytes: int = Field(16 * 2**20, ge=4096, description="Of one gRPC message, in or out.")
+    slow_reader_timeout_s: float = Field(
+        60.0, gt=0, description="A client that reads nothing of its stream for so long is cut off."
     )
     resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources that each one needs.")
     labels: dict[str, str] = Field(default_factory=dict, description="Ray labels of the nodes where they may be.")
@@ -78,6 +96,15 @@ class IngressConfig(_Settings):
     recovery_timeout_s: float = Field(
         60.0, ge=0, description="How long a request whose engine failed waits for one that can go on with it."
     )
+
+    @model_validator(mode="after")
+    def _is_not_open_by_mistake(self) -> Self:
+        if self.tls is None and not self.insecure and not is_loopback(self.host):
+            raise ValueError(
+                f"host is {self.host!r}, beyond loopback, and there is no tls: whoever can reach it could read along. "
+                "Set tls (certificate, key), or insecure: true (--insecure) where the network keeps others out"
+            )
+        return self
 
 
 class RestartConfig(_Settings):

@@ -7,6 +7,7 @@ ClusterError
 |-- PermissionDenied      the call's token does not allow it
 |-- Overloaded            the queue is full: try again after a delay
 |   `-- AllowanceSpent    the call's token has used up what it may
+|-- ReaderTooSlow         the client did not read its stream
 |-- DeadlineExceeded      the client's deadline passed before the request was through
 |-- NoEngineAvailable     no engine serves
 |-- ModelVersionLeft      the model version that the request began on has no engines any more
@@ -87,6 +88,13 @@ class AllowanceSpent(Overloaded):
 
     def __init__(self, who: str, limit: str, retry_delay_s: float) -> None:
         super().__init__(f"token {who!r} is at its limit of {limit}", retry_delay_s)
+
+
+class ReaderTooSlow(ClusterError):
+    """The client has not read its stream; what it has not got it can ask for again, from its position on."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"nothing of the stream was read for {timeout_s:g} s; resume with output_token_ids")
 
 
 class DeadlineExceeded(ClusterError):

@@ -96,7 +96,11 @@ class IngressActor:
         # Imported here: the driver and the controller handle this class without loading a tokenizer library.
         from cluster.ingress.process import IngressProcess
 
-        ingress = self._config.ingress.model_copy(update={"port": port})
+        ingress = self._config.ingress
+        admin_port = ingress.admin_port
+        if admin_port and port:
+            admin_port += port - ingress.port
+        ingress = ingress.model_copy(update={"port": port, "admin_port": admin_port})
         config = self._config.model_copy(update={"ingress": ingress})
         self._process = IngressProcess(config, RemoteController(self._controller_name))
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import ssl
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -30,11 +33,11 @@ class TlsConfig(BaseModel):
 class ServerTls:
     """What servers need of it. A set of files that do not fit together is not used: the one before it is."""
 
-    def __init__(self, config: TlsConfig) -> None:
+    def __init__(self, config: TlsConfig, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises InvalidConfig."""
         self._config = config
         paths = [config.certificate, config.key, *([config.client_ca] if config.client_ca is not None else [])]
-        self._grpc_files, self._http_files = WatchedFiles(paths), WatchedFiles(paths)
+        self._grpc_files, self._http_files = WatchedFiles(paths, clock), WatchedFiles(paths, clock)
         self._grpc_files.have_changed()
         self._http_files.have_changed()
         self._newest = self._make_context()
@@ -98,3 +101,11 @@ class ServerTls:
             files = f"certificate {config.certificate}, key {config.key}, client_ca {config.client_ca}"
             raise InvalidConfig("ingress.tls", [f"cannot be used: {error} ({files})"]) from error
         return context
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this host can reach a server that listens at this address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False  # A name: whatever it stands for, somewhere else it may stand for something else.

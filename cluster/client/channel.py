@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+import functools
+from typing import Any, Final, Self
 
 import grpc.aio
+
+from cluster.client.credentials import Credentials
 
 _OPTIONS: Final = (
     # An ingress that the network has swallowed must be noticed, also while it has nothing to say.
@@ -23,6 +26,54 @@ _OPTIONS: Final = (
 )
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to an ingress, of the running event loop; it connects when it is first used."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+def open_channel(address: str, credentials: Credentials | None = None) -> grpc.aio.Channel:
+    """A channel to an ingress, of the running event loop; it connects when it is first used.
+
+    credentials: their token goes along with each call; None: those of the environment
+    Raises InvalidConfig if they cannot be used.
+    """
+    credentials = credentials or Credentials.from_environment()
+    metadata = credentials.metadata(address)
+    if credentials.is_encrypted:
+        channel = grpc.aio.secure_channel(address, credentials.channel_credentials(), options=_OPTIONS)
+    else:
+        channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+    return _ChannelWithMetadata(channel, metadata) if metadata else channel
+
+
+class _ChannelWithMetadata(grpc.aio.Channel):
+    """A channel whose calls all carry the same metadata. (grpc.aio's interceptors would cost a task for each call.)"""
+
+    def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> None:
+        self._channel = channel
+        self._metadata = metadata
+
+    def unary_unary(self, *arguments: Any, **options: Any) -> Any:
+        return functools.partial(self._channel.unary_unary(*arguments, **options), metadata=self._metadata)
+
+    def unary_stream(self, *arguments: Any, **options: Any) -> Any:
+        return functools.partial(self._channel.unary_stream(*arguments, **options), metadata=self._metadata)
+
+    def stream_unary(self, *arguments: Any, **options: Any) -> Any:
+        return functools.partial(self._channel.stream_unary(*arguments, **options), metadata=self._metadata)
+
+    def stream_stream(self, *arguments: Any, **options: Any) -> Any:
+        return functools.partial(self._channel.stream_stream(*arguments, **options), metadata=self._metadata)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        await self._channel.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._channel.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._channel.channel_ready()

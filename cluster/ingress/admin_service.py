@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import grpc.aio
 
 from cluster.admin import ClusterAdmin
 from cluster.engine_connection import EngineRole
-from cluster.errors import ClusterError, FieldViolation, InvalidRequest
+from cluster.errors import FieldViolation, InvalidRequest
 from cluster.ingress.protos.raypd.v1 import admin_pb2, admin_pb2_grpc
 from cluster.ingress.status_messages import status_to_proto
-from cluster.ingress.statuses import status_of
 from cluster.status import ClusterView
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -37,44 +36,34 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     async def Scale(self, request: admin_pb2.ScaleRequest, context: _Context) -> admin_pb2.ScaleResponse:  # noqa: N802
         """Want other numbers of engines."""
-        try:
-            return admin_pb2.ScaleResponse(engine_ids=await self._admin.scale(_counts(request)))
-        except ClusterError as error:
-            await _abort(context, error)
+        del context
+        return admin_pb2.ScaleResponse(engine_ids=await self._admin.scale(_counts(request)))
 
     async def Drain(self, request: admin_pb2.DrainRequest, context: _Context) -> admin_pb2.DrainResponse:  # noqa: N802
         """Take an engine out of service."""
-        try:
-            await self._admin.drain(request.engine_id, for_good=request.for_good)
-        except ClusterError as error:
-            await _abort(context, error)
+        del context
+        await self._admin.drain(request.engine_id, for_good=request.for_good)
         return admin_pb2.DrainResponse()
 
     async def SetRole(  # noqa: N802
         self, request: admin_pb2.SetRoleRequest, context: _Context
     ) -> admin_pb2.SetRoleResponse:
         """Let an engine serve in another role."""
-        try:
-            await self._admin.set_role(request.engine_id, _role(request.role))
-        except ClusterError as error:
-            await _abort(context, error)
+        del context
+        await self._admin.set_role(request.engine_id, _role(request.role))
         return admin_pb2.SetRoleResponse()
 
     async def DrainNode(  # noqa: N802
         self, request: admin_pb2.DrainNodeRequest, context: _Context
     ) -> admin_pb2.DrainNodeResponse:
         """Take everything on a node out of service."""
-        try:
-            return admin_pb2.DrainNodeResponse(engine_ids=await self._admin.drain_node(request.node))
-        except ClusterError as error:
-            await _abort(context, error)
+        del context
+        return admin_pb2.DrainNodeResponse(engine_ids=await self._admin.drain_node(request.node))
 
     async def Update(self, request: admin_pb2.UpdateRequest, context: _Context) -> admin_pb2.UpdateResponse:  # noqa: N802
         """Replace the engines by ones that serve another checkpoint."""
-        try:
-            return admin_pb2.UpdateResponse(model_version=await self._admin.update(request.model))
-        except ClusterError as error:
-            await _abort(context, error)
+        del context
+        return admin_pb2.UpdateResponse(model_version=await self._admin.update(request.model))
 
 
 def _counts(request: admin_pb2.ScaleRequest) -> dict[EngineRole, int]:
@@ -96,9 +85,3 @@ def _role(name: str) -> EngineRole:
     if name not in set(EngineRole):
         raise InvalidRequest(FieldViolation("role", repr(name), f"one of {', '.join(EngineRole)}"))
     return EngineRole(name)
-
-
-async def _abort(context: _Context, error: ClusterError) -> NoReturn:
-    status = status_of(error)
-    await context.abort(status.code, status.message, status.trailing_metadata)
-    raise AssertionError("abort raises")

@@ -53,7 +53,8 @@ class ModelLoader:
             description = ModelDescription(
                 self._config.model_name, facts.max_model_len, facts.vocab_size, facts.eos_token_ids
             )
-            self._versions.put(ModelVersion(model.version, InputProcessor(description, tokenizer), router))
+            limits = self._config.ingress.limits
+            self._versions.put(ModelVersion(model.version, InputProcessor(description, tokenizer, limits), router))
             self._loaded[model.version] = model
 
     async def load_all(self, models: Iterable[ServedModel]) -> None:

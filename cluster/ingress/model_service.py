@@ -6,7 +6,6 @@ import grpc.aio
 
 from cluster.errors import ModelNotFound
 from cluster.ingress.protos.raypd.v1 import model_pb2, model_pb2_grpc
-from cluster.ingress.statuses import status_of
 from cluster.ingress.version import server_version
 from cluster.serving import Serving
 
@@ -21,11 +20,11 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
 
     async def GetModel(self, request: model_pb2.GetModelRequest, context: _Context) -> model_pb2.GetModelResponse:  # noqa: N802
         """Describe the served model, if it is the one that is asked for."""
+        del context
         input_processor = self._serving.newest_model().input_processor
         model = input_processor.model
         if request.model not in ("", model.name):
-            status = status_of(ModelNotFound(request.model, model.name))
-            await context.abort(status.code, status.message, status.trailing_metadata)
+            raise ModelNotFound(request.model, model.name)
         return model_pb2.GetModelResponse(
             model=model.name,
             max_model_len=model.max_model_len,

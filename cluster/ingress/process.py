@@ -9,12 +9,15 @@ from collections import Counter
 from collections.abc import Iterable
 
 from actors.config import ModelFacts
+from cluster.access.control import AccessControl
+from cluster.access.tls import ServerTls
+from cluster.access.tokens import Tokens
 from cluster.admin import ClusterAdmin
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, IngressConfig
 from cluster.engine_connection import EngineDescriptor
 from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
 from cluster.ingress.model_loader import ModelLoader
-from cluster.ingress.server import IngressServer
+from cluster.ingress.server import DoorSettings, IngressServer
 from cluster.model_versions import ModelVersions
 from cluster.moves import Moves
 from cluster.pairing import refused_pairs
@@ -80,7 +83,7 @@ class IngressProcess:
         return 0 if self._serving is None else self._serving.num_requests_in_flight
 
     async def start(self, facts: ModelFacts) -> int:
-        """Open the door; returns its port. Raises TokenizerUnusable or AddressUnavailable.
+        """Open the door; returns its port. Raises TokenizerUnusable, AddressUnavailable or InvalidConfig.
 
         facts: of the configured model, which is served if no snapshot has named any
         """
@@ -95,7 +98,7 @@ class IngressProcess:
             moves=Moves(self._sessions().stats) if config.ingress.move_preempted else None,
         )
         view = functools.partial(self._view, serving)
-        self._server = IngressServer(serving, view, self._admin, config.ingress.host, config.ingress.port)
+        self._server = IngressServer(serving, view, self._admin, _door_settings(config.ingress))
         return await self._server.start()
 
     async def _view(self, serving: Serving) -> ClusterView:
@@ -145,3 +148,15 @@ class IngressProcess:
             # Made here and not before: it belongs to the running event loop.
             self._pool = SessionPool(self._config.ingress.engine_timeout_s)
         return self._pool
+
+
+def _door_settings(config: IngressConfig) -> DoorSettings:
+    return DoorSettings(
+        host=config.host,
+        port=config.port,
+        admin_port=config.admin_port,
+        access=AccessControl(Tokens(config.tokens) if config.tokens is not None else None),
+        tls=ServerTls(config.tls) if config.tls is not None else None,
+        max_message_bytes=config.max_message_bytes,
+        slow_reader_timeout_s=config.slow_reader_timeout_s,
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import grpc
@@ -10,12 +12,15 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from cluster.access.control import AccessControl
+from cluster.access.tls import ServerTls
 from cluster.admin import ClusterAdmin
 from cluster.errors import AddressUnavailable
 from cluster.ingress.admin_service import AdminService
 from cluster.ingress.gate import Gate
 from cluster.ingress.generate_service import GenerateService
 from cluster.ingress.health import IngressHealth
+from cluster.ingress.interceptor import DoorInterceptor
 from cluster.ingress.model_service import ModelService
 from cluster.ingress.protos.raypd.v1 import (
     admin_pb2,
@@ -25,6 +30,7 @@ from cluster.ingress.protos.raypd.v1 import (
     model_pb2,
     model_pb2_grpc,
 )
+from cluster.ingress.slow_readers import SlowReaders
 from cluster.serving import Serving
 from cluster.status import ClusterView
 
@@ -39,8 +45,6 @@ _LAST_WORDS_S = 1.0
 _OPTIONS: Final = (
     # Two servers on one port would share its connections silently: a clash must fail.
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A stream can be silent for as long as a prompt is in the queue; clients that ping meanwhile must not be cut off.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -52,44 +56,61 @@ _OPTIONS: Final = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class DoorSettings:
+    """How a server listens, and whom it lets in.
+
+    port, admin_port: 0 takes a free one; admin_port: None leaves AdminService on the port of the others
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    admin_port: int | None = None
+    access: AccessControl = field(default_factory=AccessControl)
+    tls: ServerTls | None = None
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    slow_reader_timeout_s: float = 60.0
+
+
 class IngressServer:
-    """raypd.v1, grpc.health.v1 and reflection on one port. start() and drain() belong to one event loop."""
+    """raypd.v1, grpc.health.v1 and reflection. start() and drain() belong to one event loop."""
 
     def __init__(
         self,
         serving: Serving,
         view: Callable[[], Awaitable[ClusterView]],
         admin: ClusterAdmin,
-        host: str = "127.0.0.1",
-        port: int = 0,
+        settings: DoorSettings | None = None,
     ) -> None:
-        """view: makes a view of the cluster as it is now; admin: the controller; port: 0 takes a free one."""
+        """view: makes a view of the cluster as it is now; admin: the controller."""
         self._serving = serving
         self._admin_service = AdminService(view, admin)
-        self._host = host
-        self._port = port
+        self._settings = settings or DoorSettings()
+        self.admin_port: int | None = None
+        """Of AdminService, once it has started, if it is its own."""
 
     async def start(self) -> int:
         """Listen, and report SERVING; returns the port. Raises AddressUnavailable."""
         # Made here and not before: it belongs to the running event loop.
-        self._server = grpc.aio.server(options=_OPTIONS)
         self._health = IngressHealth()
         self._gate = Gate()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        generate_pb2_grpc.add_GenerateServiceServicer_to_server(
-            GenerateService(self._serving, self._gate), self._server
-        )
-        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving), self._server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin_service, self._server)
-        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        address = f"{self._host}:{self._port}"
-        try:
-            port = self._server.add_insecure_port(address)
-        except RuntimeError as exc:
-            raise AddressUnavailable(address, str(exc)) from exc
-        await self._server.start()
+        self._slow_readers = SlowReaders(self._settings.slow_reader_timeout_s)
+        server = self._make_server()
+        generate_pb2_grpc.add_GenerateServiceServicer_to_server(GenerateService(self._serving), server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving), server)
+        self._servers = [server]
+        settings = self._settings
+        if settings.admin_port is not None:
+            self._servers.append(self._make_server())
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin_service, self._servers[-1])
+        port = self._listen(server, settings.port)
+        if settings.admin_port is not None:
+            self.admin_port = self._listen(self._servers[-1], settings.admin_port)
+        for each in self._servers:
+            await each.start()
         for service in (health.OVERALL_HEALTH, *SERVICES):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        self._watching = asyncio.create_task(self._slow_readers.run())
         return port
 
     async def drain(self, grace_s: float) -> None:
@@ -97,4 +118,24 @@ class IngressServer:
         await self._health.enter_graceful_shutdown()
         is_empty = await self._gate.close(grace_s)
         # The last answers, refusals among them, still have to get out.
-        await self._server.stop(_LAST_WORDS_S if is_empty else 0)
+        await asyncio.gather(*(server.stop(_LAST_WORDS_S if is_empty else 0) for server in self._servers))
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+
+    def _make_server(self) -> grpc.aio.Server:
+        settings = self._settings
+        sizes = tuple((f"grpc.max_{way}_message_length", settings.max_message_bytes) for way in ("receive", "send"))
+        interceptor = DoorInterceptor(settings.access, self._gate, self._slow_readers)
+        server = grpc.aio.server(options=(*_OPTIONS, *sizes), interceptors=[interceptor])
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        return server
+
+    def _listen(self, server: grpc.aio.Server, port: int) -> int:
+        address, tls = f"{self._settings.host}:{port}", self._settings.tls
+        try:
+            if tls is None:
+                return server.add_insecure_port(address)
+            return server.add_secure_port(address, tls.grpc_credentials())
+        except RuntimeError as exc:
+            raise AddressUnavailable(address, str(exc)) from exc

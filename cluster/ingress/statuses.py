@@ -21,6 +21,7 @@ from cluster.errors import (
     NoEngineAvailable,
     Overloaded,
     PermissionDenied,
+    ReaderTooSlow,
     Unauthenticated,
     UnknownEngine,
     UnknownNode,
@@ -64,6 +65,8 @@ def status_of(error: ClusterError) -> ErrorStatus:
             return ErrorStatus(code.UNAUTHENTICATED, message)
         case PermissionDenied():
             return ErrorStatus(code.PERMISSION_DENIED, message)
+        case ReaderTooSlow():
+            return ErrorStatus(code.ABORTED, message)
         case Overloaded():
             return ErrorStatus(code.RESOURCE_EXHAUSTED, message, (_retry_info(error.retry_delay_s),))
         case NoEngineAvailable() | Draining() | ControllerUnavailable():

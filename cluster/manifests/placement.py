@@ -86,7 +86,12 @@ def settle(config: ClusterConfig) -> ClusterConfig:
         raise InvalidConfig("kubernetes", ["ray.address: the manifests bring a Ray cluster of their own; leave it out"])
     updates: dict[str, Any] = {
         "ingress": config.ingress.model_copy(
-            update={"host": "0.0.0.0", "resources": {**config.ingress.resources, INGRESS_RESOURCE: 1.0}}
+            update={
+                "host": "0.0.0.0",
+                # Within the cluster's network, which its policies are to guard, unless there is TLS (docs/security.md).
+                **({} if config.ingress.tls is not None else {"insecure": True}),
+                "resources": {**config.ingress.resources, INGRESS_RESOURCE: 1.0},
+            }
         ),
         "controller": config.controller.model_copy(
             # Not on the head, which it is to outlive.

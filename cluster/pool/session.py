@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
 from typing import Final
 
 import grpc
 
-from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
+from actors.core.outputs import EngineCoreOutputs
 from actors.core.request import EngineCoreRequest
 from actors.core.stats import SchedulerStats
 from actors.session_messages import (
@@ -32,6 +31,7 @@ from actors.session_messages import (
 )
 from cluster.engine_connection import EngineDescriptor
 from cluster.errors import EngineLost
+from cluster.pool.request_stream import RequestStream
 
 logger = logging.getLogger(__name__)
 
@@ -40,38 +40,6 @@ _CHANNEL_OPTIONS: Final = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-
-
-class RequestStream:
-    """One request's outputs, in order. Ends after the finished one, or silently when the engine has let go of it."""
-
-    def __init__(self, request: EngineCoreRequest) -> None:
-        self.request_id = request.request_id
-        self.attempt = request.attempt
-        self._queue: asyncio.Queue[EngineCoreOutput | EngineLost | None] = asyncio.Queue()
-
-    def __aiter__(self) -> AsyncIterator[EngineCoreOutput]:
-        return self
-
-    async def __anext__(self) -> EngineCoreOutput:
-        item = await self._queue.get()
-        if item is None:
-            self._queue.put_nowait(None)
-            raise StopAsyncIteration
-        if isinstance(item, EngineLost):
-            self._queue.put_nowait(item)
-            raise item
-        return item
-
-    def put(self, output: EngineCoreOutput) -> None:
-        """Hand over an output; the finished one is the last."""
-        self._queue.put_nowait(output)
-        if output.finished:
-            self.end()
-
-    def end(self, error: EngineLost | None = None) -> None:
-        """Nothing more will come."""
-        self._queue.put_nowait(error)
 
 
 class EngineSession:

@@ -11,7 +11,7 @@ from actors.core.request import EngineCoreRequest, RequestStatus
 from cluster.engine_connection import EngineRole
 from cluster.errors import ControllerUnavailable, InvalidConfig, UnknownEngine, UnknownNode
 from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TextPrompt
-from cluster.ingress.server import IngressServer
+from cluster.ingress.server import DoorSettings, IngressServer
 from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
 from cluster.model_versions import ModelVersion, ModelVersions
@@ -153,11 +153,13 @@ class FakeAdmin:
             raise UnknownEngine(engine_id, ["d0"])
 
 
-def make_ingress_server(serving: Serving, *, port: int = 0, admin: FakeAdmin | None = None) -> IngressServer:
-    """An ingress of a cluster without engines."""
+def make_ingress_server(
+    serving: Serving, *, port: int = 0, admin: FakeAdmin | None = None, settings: DoorSettings | None = None
+) -> IngressServer:
+    """An ingress of a cluster without engines. settings: instead of those by default, and of port"""
 
     async def view() -> ClusterView:
         requests = serving.requests_in_flight()
         return ClusterView("test", time.time(), 7, (), requests, ControllerView(error="no controller"))
 
-    return IngressServer(serving, view, admin or FakeAdmin(), port=port)
+    return IngressServer(serving, view, admin or FakeAdmin(), settings or DoorSettings(port=port))

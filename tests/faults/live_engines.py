@@ -16,7 +16,8 @@ from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
 from cluster.attempt import Attempt
 from cluster.engine_connection import EngineConnection, EngineRole
-from cluster.pool.session import EngineSession, RequestStream
+from cluster.pool.request_stream import RequestStream
+from cluster.pool.session import EngineSession
 from cluster.recovery import Recovery, RecoveryPolicy
 from cluster.router.base import Route
 from cluster.router.least_loaded import LeastLoadedPair

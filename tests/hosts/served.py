@@ -92,7 +92,12 @@ def _config(model: Path) -> dict[str, object]:
         "parallel": {"num_threads": 1},
         "prefill": {"count": 1, "num_cpus": 0, "resources": {"prefill": 1}},
         "decode": {"count": 2, "num_cpus": 0, "resources": {"decode": 1}},
-        "ingress": {"host": "0.0.0.0", "engine_timeout_s": ENGINE_TIMEOUT_S, "resources": {"ingress": 1}},
+        "ingress": {
+            "host": "0.0.0.0",
+            "insecure": True,
+            "engine_timeout_s": ENGINE_TIMEOUT_S,
+            "resources": {"ingress": 1},
+        },
         "controller": {"resources": {"controller": 1}},
         "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S,
         "drain_timeout_s": 5,
