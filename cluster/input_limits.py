@@ -15,6 +15,10 @@ class InputLimits(BaseModel):
         4_000_000, ge=1, description="Characters of a prompt; longer ones are refused before they are tokenized."
     )
     max_chat_messages: int = Field(10_000, ge=1, description="Messages of a conversation.")
+    max_samples: int = Field(32, ge=1, description="Samples of one prompt: n, or best_of.")
+    max_samples_per_call: int = Field(
+        256, ge=1, description="Samples of all prompts of one call: prompts times n, or best_of."
+    )
     max_stop_strings: int = Field(16, ge=0, description="Stop strings of a request.")
     max_stop_string_chars: int = Field(256, ge=1, description="Characters of a stop string.")
     max_stop_token_ids: int = Field(64, ge=0, description="Stop tokens of a request.")

@@ -53,14 +53,12 @@ class InputProcessor:
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self._limits = limits or InputLimits()
+        self.limits = limits or InputLimits()
         self._wall_clock = wall_clock
 
     async def process(self, request: GenerateRequest) -> EngineCoreRequest:
         """Validate, tokenize and complete a request. Long prompts are tokenized off the event loop.
 
-        Its id at the engines is the client's with a random ending, so that two ingresses never give one engine the
-        same id twice.
         Raises ModelNotFound, PermissionDenied, or InvalidRequest with every violation that could be found at once.
         """
         arrival_time_s = self._wall_clock()
@@ -68,7 +66,7 @@ class InputProcessor:
         prompt_token_ids = await self._tokenize(request.prompt)
         max_tokens = self._check_room(request, prompt_token_ids)
         return EngineCoreRequest(
-            request_id=f"{request.request_id}-{secrets.token_hex(4)}",
+            request_id=draw_engine_request_id(request.request_id),
             prompt_token_ids=prompt_token_ids,
             sampling_params=resolve_sampling(request.sampling, max_tokens),
             output_token_ids=list(request.output_token_ids),
@@ -94,7 +92,7 @@ class InputProcessor:
 
     def _check_before_tokenizing(self, request: GenerateRequest) -> None:
         self.check_model(request.model)
-        limits, violations = self._limits, Violations()
+        limits, violations = self.limits, Violations()
         request_id, salt = request.request_id, request.cache_salt
         is_named = len(request_id) <= limits.max_request_id_chars and request_id.isascii() and request_id.isprintable()
         allowed = f"at most {limits.max_request_id_chars} printable ASCII characters"
@@ -121,12 +119,12 @@ class InputProcessor:
                 self._check_token_ids("token_ids", token_ids, violations)
             case ChatPrompt() as chat:
                 messages = chat.messages
-                allowed = f"1 to {self._limits.max_chat_messages} messages"
-                violations.require(1 <= len(messages) <= self._limits.max_chat_messages, "chat", messages, allowed)
+                allowed = f"1 to {self.limits.max_chat_messages} messages"
+                violations.require(1 <= len(messages) <= self.limits.max_chat_messages, "chat", messages, allowed)
                 self._check_num_chars("chat", _num_chat_chars(chat), violations)
 
     def _check_num_chars(self, field: str, num_chars: int, violations: Violations) -> None:
-        limit = self._limits.max_prompt_chars
+        limit = self.limits.max_prompt_chars
         if num_chars > limit:
             violations.add(field, f"{num_chars} characters long", f"at most {limit} characters")
 
@@ -170,7 +168,7 @@ class InputProcessor:
         room = max_model_len - num_prompt_tokens
         asked = request.sampling.max_tokens
         min_tokens = request.sampling.min_tokens or 0
-        max_tokens = asked if asked is not None else min(room, max(self._limits.default_max_tokens, min_tokens))
+        max_tokens = asked if asked is not None else min(room, max(self.limits.default_max_tokens, min_tokens))
         allowed = f"at most {room}, which a prompt of {num_prompt_tokens} tokens leaves of {max_model_len}"
         violations.require(max_tokens <= room, "sampling_params.max_tokens", max_tokens, allowed)
         violations.require(min_tokens <= room, "sampling_params.min_tokens", min_tokens, allowed)
@@ -183,12 +181,17 @@ class InputProcessor:
         return max_tokens
 
     def _check_prompt_logprobs(self, request: GenerateRequest, num_prompt_tokens: int, violations: Violations) -> None:
-        num_asked, limit = request.sampling.prompt_logprobs, self._limits.max_prompt_logprobs
+        num_asked, limit = request.sampling.prompt_logprobs, self.limits.max_prompt_logprobs
         if num_asked is None or request.output_token_ids:
             return
         is_few = (num_asked + 1) * num_prompt_tokens <= limit
         allowed = f"at most {limit} in all, that is {num_prompt_tokens} prompt tokens times one more than this"
         violations.require(is_few, "sampling_params.prompt_logprobs", num_asked, allowed)
+
+
+def draw_engine_request_id(request_id: str) -> str:
+    """A request's id at the engines: with a random ending, so that two ingresses never give one engine the same id."""
+    return f"{request_id}-{secrets.token_hex(4)}"
 
 
 def _num_chat_chars(chat: ChatPrompt) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from cluster.engine_connection import EnginePool
@@ -15,6 +15,7 @@ from cluster.model_versions import EnginesOfVersion, ModelVersion, ModelVersions
 from cluster.moves import Moves
 from cluster.output_processor import OutputProcessor, ProcessedOutput
 from cluster.recovery import Recovery, RecoveryPolicy
+from cluster.samples import Answers, GenerateManyRequest, Sample, SampleChunk, SharedPrompt, side_by_side, split
 from cluster.status import RequestView
 
 
@@ -51,18 +52,51 @@ class Serving:
         self._num_moves_of_ended = 0
         self._in_flight: dict[str, _InFlight] = {}
 
-    async def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
+    def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """Stream a request's output; the last chunk has an end. Closing the generator aborts the request.
 
         Raises InvalidRequest, ModelNotFound, PermissionDenied, Overloaded, NoEngineAvailable, EngineFailed,
         DeadlineExceeded.
         """
-        deadline_s = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
-        with self._admitted(request, deadline_s) as in_flight:
+        return self._answer(request, self._admitted(request))
+
+    async def generate_many(self, request: GenerateManyRequest) -> AsyncGenerator[SampleChunk, None]:
+        """Stream the samples of several prompts side by side, each as generate() would with its seed.
+
+        Each prompt is prefilled, and handed over, once. All samples are admitted, or none is. One that fails ends the
+        others; closing the generator aborts them.
+        Raises what generate() raises.
+        """
+        samples = split(request, self.newest_model().input_processor.limits)
+        answers = Answers(request)
+        with ExitStack() as admitted:
+            streams = [
+                self._sample(sample, admitted.enter_context(self._admitted(sample.request))) for sample in samples
+            ]
+            async with aclosing(side_by_side(streams)) as chunks:
+                async for index, chunk in chunks:
+                    for answer in answers.take(samples[index], chunk):
+                        yield answer
+
+    async def _sample(self, sample: Sample, in_flight: _InFlight) -> AsyncGenerator[GenerateChunk, None]:
+        async with sample.prompt.turn():
+            answer = self._answer(sample.request, nullcontext(in_flight), sample.prompt)
+            async with aclosing(answer) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _answer(
+        self,
+        request: GenerateRequest,
+        admitted: AbstractContextManager[_InFlight],
+        prompt: SharedPrompt | None = None,
+    ) -> AsyncGenerator[GenerateChunk, None]:
+        """Stream a request's output. prompt: if others have the same."""
+        with admitted as in_flight:
             while True:
                 engines = in_flight.engines = self._choose_version(request)
                 try:
-                    async with aclosing(self._generate_on(engines, request, in_flight)) as chunks:
+                    async with aclosing(self._generate_on(engines, request, in_flight, prompt)) as chunks:
                         first = await anext(chunks)
                         engines.is_bound = True
                         # A request can only be resumed with the seed, and on the model version, that it began with.
@@ -73,26 +107,34 @@ class Serving:
                 except ModelVersionLeft as left:
                     if engines.is_bound:
                         raise _over(request, left, in_flight.stopwatch.num_tokens) from left
-                    request = _begin_again(request, deadline_s)
+                    request = _begin_again(request, in_flight.deadline_s)
 
     async def _generate_on(
-        self, engines: EnginesOfVersion, request: GenerateRequest, in_flight: _InFlight
+        self,
+        engines: EnginesOfVersion,
+        request: GenerateRequest,
+        in_flight: _InFlight,
+        prompt: SharedPrompt | None,
     ) -> AsyncGenerator[GenerateChunk, None]:
         """Stream a request's output, of one model version. Raises ModelVersionLeft, and what generate() raises."""
-        model, stopwatch = engines.model, in_flight.stopwatch
-        engine_request = await model.input_processor.process(request)
+        model, router, stopwatch = engines.model, engines.model.router, in_flight.stopwatch
+        if prompt is None:
+            engine_request = await model.input_processor.process(request)
+        else:
+            engine_request = await prompt.process(model, request)
+            router = prompt.router(router)
         allowance = request.caller.allowance
         if in_flight.recovery is None:
             allowance.charge(len(engine_request.prompt_token_ids))
         tokenizer = model.input_processor.tokenizer
         output_processor = OutputProcessor(tokenizer.backend, engine_request, request.sampling)
-        recovery = Recovery(
-            model.router, engines, engine_request, in_flight.deadline_s, self._recovery_policy, self._moves
-        )
+        recovery = Recovery(router, engines, engine_request, in_flight.deadline_s, self._recovery_policy, self._moves)
         in_flight.recovery = recovery
         in_flight.seed = engine_request.sampling_params.seed
         async with aclosing(recovery.outputs()) as outputs:
             async for output in outputs:
+                if prompt is not None:
+                    prompt.on_output(recovery.attempt)
                 processed = output_processor.process(output)
                 stopwatch.count(len(processed.token_ids))
                 allowance.charge(len(processed.token_ids))
@@ -137,7 +179,8 @@ class Serving:
         return tuple(in_flight.view() for in_flight in self._in_flight.values())
 
     @contextmanager
-    def _admitted(self, request: GenerateRequest, deadline_s: float | None) -> Iterator[_InFlight]:
+    def _admitted(self, request: GenerateRequest) -> Iterator[_InFlight]:
+        deadline_s = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
         request_id, stopwatch = request.request_id, _Stopwatch(self._clock)
         if len(self._in_flight) >= self._max_requests_in_flight:
             reason = f"{len(self._in_flight)} requests are in flight, which is the limit"
