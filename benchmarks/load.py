@@ -57,7 +57,8 @@ async def offer(address: str, load: Load) -> list[RequestResult]:
     """Send the whole load and wait for every answer."""
     rng = random.Random(load.seed)
     results: list[RequestResult] = []
-    async with GenerateClient(address) as client, asyncio.TaskGroup() as tasks:
+    # What is refused counts as failed.
+    async with GenerateClient(address, overload_timeout_s=0) as client, asyncio.TaskGroup() as tasks:
         for _ in range(load.num_requests):
             prompt = [rng.randrange(3, load.vocab_size) for _ in range(load.num_prompt_tokens)]
             result = RequestResult(time.monotonic())

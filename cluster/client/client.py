@@ -1,103 +1,143 @@
-"""A client of raypd.v1, for Python programs and for the command line."""
+"""The client for programs with an event loop; blocking.py has the one for those without."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 import grpc.aio
 
-from cluster.client.errors import CallFailed as CallFailed
-from cluster.client.errors import call_failed
+from cluster.client.answers import Answer
+from cluster.client.errors import CallFailed, as_call_failed
 from cluster.client.ingresses import Ingress, Ingresses, parse_addresses
+from cluster.client.options import ChatTurn, Options, Prompt, make_request
+from cluster.client.patience import Deadline, Patience
 from cluster.client.stream import stream_once, stream_resuming
 from cluster.ingress.protos.raypd.v1 import admin_pb2, generate_pb2, model_pb2
 
-_T = TypeVar("_T")
-
-Prompt = str | Sequence[int] | Sequence[tuple[str, str]]
-"""Text, token ids, or a conversation of (role, content)."""
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
 
 
 class GenerateClient:
     """Calls a cluster by one or several of its ingresses; of several, those that do not answer are passed over.
 
-    Use it as an async context manager, on one event loop; generate_blocking() needs none.
+    Use it as an async context manager, on one event loop. BlockingClient needs none.
     """
 
-    def __init__(self, addresses: str | Sequence[str], *, recovery_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        spread: bool = False,
+        recovery_timeout_s: float = 60.0,
+        overload_timeout_s: float = 30.0,
+    ) -> None:
         """addresses: host:port each, several with commas between them or in a sequence; the first is called first
 
-        recovery_timeout_s: how long a stream that was cut waits for an ingress to go on with it
+        spread: begin each request at the next one of them instead, in turn
+        recovery_timeout_s, overload_timeout_s: see Patience
         Raises ValueError if there is no address.
         """
         self._addresses = parse_addresses(addresses)
-        self._recovery_timeout_s = recovery_timeout_s
+        self._spread = spread
+        self._patience = Patience(recovery_timeout_s, overload_timeout_s)
+
+    async def open(self) -> None:
+        """Belong to the running event loop from now on; `async with` does it."""
+        self._ingresses = Ingresses(self._addresses, spread=self._spread)
+
+    async def close(self) -> None:
+        """Abort what is under way, and hang up; `async with` does it."""
+        await self._ingresses.close()
 
     async def __aenter__(self) -> Self:
-        self._ingresses = Ingresses(self._addresses)
+        await self.open()
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._ingresses.close()
+        await self.close()
+
+    # -- answers -------------------------------------------------------------------------------------------------
 
     async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        request_id: str = "",
-        output_token_ids: Sequence[int] = (),
-        timeout_s: float | None = None,
-        resume: bool = True,
-        **sampling: Any,
+        self, prompt: Prompt, **options: Unpack[Options]
     ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
         """Stream the answer to a prompt. Closing the generator, or cancelling its task, aborts the request.
 
         If its ingress goes away, the answer goes on at another one, or at this one when it is back, as if nothing had
         happened: text, tokens and log-probabilities come once and in order. What the last response says of timings and
-        cached tokens is the last ingress's part.
+        cached tokens is the last ingress's part. If all of them are full, it is asked again when they said.
 
-        resume:    False: a stream that is cut raises CallFailed, and what to do then is the caller's affair
-        timeout_s: for all of it
-        sampling:  fields of raypd.v1.SamplingParams, such as max_tokens=64, temperature=0.0, stop=["\\n\\n"]
+        options: such as max_tokens=64, temperature=0.0, stop=["\\n\\n"], timeout_s=10.0; see Options
         Raises CallFailed; ValueError or TypeError for a field that does not exist or cannot hold its value.
         """
-        message = generate_pb2.GenerateRequest(
-            request_id=request_id,
-            sampling_params=generate_pb2.SamplingParams(**sampling),
-            output_token_ids=output_token_ids,
-        )
-        _set_prompt(message, prompt)
-        async with aclosing(self.send(message, timeout_s, resume=resume)) as responses:
+        message = make_request(prompt, options)
+        answer = self.send(message, options.get("timeout_s"), resume=options.get("resume", True))
+        async with aclosing(answer) as responses:
             async for response in responses:
                 yield response
+
+    def chat(
+        self, turns: Sequence[ChatTurn], **options: Unpack[Options]
+    ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
+        """Stream the next turn of a conversation, by the model's chat template; otherwise as generate()."""
+        return self.generate(turns, **options)
+
+    async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
+        """The whole answer to a prompt, or to a conversation; otherwise as generate()."""
+        async with aclosing(self.generate(prompt, **options)) as responses:
+            return Answer.of([response async for response in responses])
+
+    async def complete_many(
+        self, prompts: Iterable[Prompt], *, max_concurrent: int = 64, **options: Unpack[Options]
+    ) -> list[Answer]:
+        """The whole answers to several prompts, in their order; so many of them are asked at a time.
+
+        options: of each of them; a timeout_s runs from when it is asked
+        Raises CallFailed, the first one; all others are aborted then.
+        """
+        if isinstance(prompts, str):
+            raise TypeError("complete_many() takes several prompts; complete() takes one")
+        turns = asyncio.Semaphore(max_concurrent)
+
+        async def ask(prompt: Prompt) -> Answer:
+            async with turns:
+                return await self.complete(prompt, **options)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                answers = [tasks.create_task(ask(prompt)) for prompt in prompts]
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from None
+        return [answer.result() for answer in answers]
 
     async def send(
         self, request: generate_pb2.GenerateRequest, timeout_s: float | None = None, *, resume: bool = True
     ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
         """Stream the answer to a request that is made already; otherwise as generate()."""
         if resume:
-            answer = stream_resuming(self._ingresses, request, timeout_s, self._recovery_timeout_s)
+            answer = stream_resuming(self._ingresses, request, timeout_s, self._patience)
         else:
             answer = stream_once(await self._ingresses.find(timeout_s), request, timeout_s)
         async with aclosing(answer) as responses:
             async for response in responses:
                 yield response
 
+    # -- the model and the cluster -------------------------------------------------------------------------------
+
     async def get_model(self, timeout_s: float | None = None) -> model_pb2.GetModelResponse:
         """Describe the served model. Raises CallFailed."""
-        request = model_pb2.GetModelRequest()
-        return await self._ask(lambda ingress: ingress.model.GetModel(request, timeout=timeout_s), timeout_s)
+        return await self._read(lambda ingress: ingress.model.GetModel, model_pb2.GetModelRequest(), timeout_s)
 
     async def status(self, timeout_s: float | None = None) -> admin_pb2.GetStatusResponse:
         """Describe the cluster. Raises CallFailed."""
-        request = admin_pb2.GetStatusRequest()
-        return await self._ask(lambda ingress: ingress.admin.GetStatus(request, timeout=timeout_s), timeout_s)
+        return await self._read(lambda ingress: ingress.admin.GetStatus, admin_pb2.GetStatusRequest(), timeout_s)
 
     async def scale(
         self,
@@ -109,13 +149,13 @@ class GenerateClient:
     ) -> list[str]:
         """Want so many engines from now on; returns the ids of all that are wanted then. Raises CallFailed."""
         request = admin_pb2.ScaleRequest(prefill=prefill, decode=decode, both=both)
-        response = await self._ask(lambda ingress: ingress.admin.Scale(request, timeout=timeout_s), timeout_s)
+        response = await self._change(lambda ingress: ingress.admin.Scale, request, timeout_s)
         return list(response.engine_ids)
 
     async def drain(self, engine_id: str, *, for_good: bool = False, timeout_s: float | None = None) -> None:
         """Take an engine out of service once its requests have ended or moved. Raises CallFailed."""
         request = admin_pb2.DrainRequest(engine_id=engine_id, for_good=for_good)
-        await self._ask(lambda ingress: ingress.admin.Drain(request, timeout=timeout_s), timeout_s)
+        await self._change(lambda ingress: ingress.admin.Drain, request, timeout_s)
 
     async def drain_node(self, node: str, timeout_s: float | None = None) -> list[str]:
         """Take everything on a node out of service; returns the ids of its engines. Raises CallFailed.
@@ -123,63 +163,55 @@ class GenerateClient:
         node: its address or hostname, or the begin of Ray's id
         """
         request = admin_pb2.DrainNodeRequest(node=node)
-        response = await self._ask(lambda ingress: ingress.admin.DrainNode(request, timeout=timeout_s), timeout_s)
+        response = await self._change(lambda ingress: ingress.admin.DrainNode, request, timeout_s)
         return list(response.engine_ids)
 
     async def update(self, model: str, timeout_s: float | None = None) -> int:
         """Replace the engines by ones that serve this checkpoint; returns its version. Raises CallFailed."""
         request = admin_pb2.UpdateRequest(model=model)
-        response = await self._ask(lambda ingress: ingress.admin.Update(request, timeout=timeout_s), timeout_s)
+        response = await self._change(lambda ingress: ingress.admin.Update, request, timeout_s)
         return response.model_version
 
     async def set_role(self, engine_id: str, role: str, timeout_s: float | None = None) -> None:
         """Let an engine serve as prefill, decode or both from now on. Raises CallFailed."""
         request = admin_pb2.SetRoleRequest(engine_id=engine_id, role=role)
-        await self._ask(lambda ingress: ingress.admin.SetRole(request, timeout=timeout_s), timeout_s)
+        await self._change(lambda ingress: ingress.admin.SetRole, request, timeout_s)
 
-    async def _ask(self, call: Callable[[Ingress], Awaitable[_T]], timeout_s: float | None) -> _T:
-        """Make a call of one answer, once: to the first ingress that can be connected to. Raises CallFailed."""
+    # -- calls of one answer -------------------------------------------------------------------------------------
+
+    async def _read(
+        self, method: _Method[_Request, _Response], request: _Request, timeout_s: float | None
+    ) -> _Response:
+        """Ask an ingress, and the others as well if that one is gone: nothing changes by it. Raises CallFailed."""
+        deadline, tried = Deadline(timeout_s, _now_s()), set[Ingress]()
+        while True:
+            ingress = await self._ingresses.find(deadline.left_s(_now_s()), without=tried)
+            try:
+                with as_call_failed():
+                    return await method(ingress)(request, timeout=deadline.left_s(_now_s()))
+            except CallFailed as failure:
+                tried.add(ingress)
+                if not failure.is_passing or len(tried) == len(self._ingresses):
+                    raise
+                self._ingresses.put_last(ingress, failure.retry_delay_s)
+
+    async def _change(
+        self, method: _Method[_Request, _Response], request: _Request, timeout_s: float | None
+    ) -> _Response:
+        """Ask the first ingress that can be connected to, once: it may have been heard. Raises CallFailed."""
+        deadline = Deadline(timeout_s, _now_s())
         ingress = await self._ingresses.find(timeout_s)
-        try:
-            return await call(ingress)
-        except grpc.aio.AioRpcError as error:
-            raise call_failed(error) from error
+        with as_call_failed():
+            return await method(ingress)(request, timeout=deadline.left_s(_now_s()))
 
 
-def generate_blocking(
-    addresses: str | Sequence[str], prompt: Prompt, *, timeout_s: float | None = None, **sampling: Any
-) -> Generator[generate_pb2.GenerateResponse, None, None]:
-    """Stream the answer to a prompt, for programs without an event loop; otherwise as GenerateClient.generate."""
-
-    async def connected() -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
-        async with (
-            GenerateClient(addresses) as client,
-            aclosing(client.generate(prompt, timeout_s=timeout_s, **sampling)) as responses,
-        ):
-            async for response in responses:
-                yield response
-
-    with asyncio.Runner() as runner:
-        responses = connected()
-
-        async def next_response() -> generate_pb2.GenerateResponse | None:
-            return await anext(responses, None)
-
-        try:
-            while (response := runner.run(next_response())) is not None:
-                yield response
-        finally:
-            runner.run(responses.aclose())
+_Method = Callable[[Ingress], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]]
 
 
-def _set_prompt(message: generate_pb2.GenerateRequest, prompt: Prompt) -> None:
-    if isinstance(prompt, str):
-        message.text = prompt
-        return
-    message.token_ids.SetInParent()  # So that the server names an empty prompt; chat messages replace it.
-    for item in prompt:
-        if isinstance(item, tuple):
-            role, content = item
-            message.chat.messages.add(role=role, content=content)
-        else:
-            message.token_ids.ids.append(item)
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = failures.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

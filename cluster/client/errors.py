@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import grpc
@@ -42,8 +44,34 @@ class CallFailed(ClusterError):
         return self.code in _PASSING or self.retry_delay_s is not None
 
 
-def call_failed(error: grpc.aio.AioRpcError) -> CallFailed:
-    """What gRPC raised, with the details that the ingress sent."""
+class ClientClosed(CallFailed):
+    """The client was closed while the call was under way."""
+
+    def __init__(self) -> None:
+        super().__init__(grpc.StatusCode.CANCELLED, "the client was closed")
+
+    @property
+    def is_passing(self) -> bool:
+        """Nobody is left to ask again."""
+        return False
+
+
+@contextmanager
+def as_call_failed() -> Iterator[None]:
+    """What gRPC raises in here is raised as CallFailed, with the details that the ingress sent."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise _call_failed(error) from error
+    except asyncio.CancelledError:
+        # gRPC raises it too when a channel is closed under its calls; then it is not this task that was cancelled.
+        task = asyncio.current_task()
+        if task is not None and not task.cancelling():
+            raise ClientClosed from None
+        raise
+
+
+def _call_failed(error: grpc.aio.AioRpcError) -> CallFailed:
     violations: dict[str, str] = {}
     retry_delay_s = None
     for detail in _details(error):

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import Final
 
 import grpc
-import grpc.aio
 
-from cluster.client.errors import CallFailed, call_failed
+from cluster.client.errors import CallFailed, as_call_failed
 from cluster.client.ingresses import Ingress, Ingresses
+from cluster.client.patience import Deadline, Patience
 from cluster.client.progress import StreamProgress
 from cluster.ingress.protos.raypd.v1 import generate_pb2
-
-_RETRY_DELAY_S: Final = 0.2
-"""Of an ingress that does not say when to try again; others are called at once."""
 
 
 async def stream_once(
@@ -25,33 +22,30 @@ async def stream_once(
     """Stream one call's responses. Closing it cancels the call. Raises CallFailed."""
     call = ingress.generate.Generate(request, timeout=timeout_s)
     try:
-        async for response in call:
-            yield response
-    except grpc.aio.AioRpcError as error:
-        raise call_failed(error) from error
+        with as_call_failed():
+            async for response in call:
+                ingress.note_answer()
+                yield response
     finally:
         call.cancel()
 
 
 async def stream_resuming(
-    ingresses: Ingresses,
-    request: generate_pb2.GenerateRequest,
-    timeout_s: float | None,
-    recovery_timeout_s: float,
+    ingresses: Ingresses, request: generate_pb2.GenerateRequest, timeout_s: float | None, patience: Patience
 ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
     """Stream an answer, over further calls where one is cut. Closing it cancels the call that runs.
 
-    Before anything has come, each ingress is called once. Raises CallFailed: the first failure that is the request's
-    own, or the last one in time.
+    Before anything has come, each ingress is called once; if one has said when to come back, again after that. Raises
+    CallFailed: the first failure that is the request's own, or the last one in time.
     """
-    progress, patience = StreamProgress(request), _Patience(timeout_s, recovery_timeout_s)
-    ingress = await ingresses.find(timeout_s)
+    progress, attempts = StreamProgress(request), _Attempts(ingresses, timeout_s, patience)
+    ingress = await attempts.first()
     while True:
         was_connected = ingress.is_connected
         try:
-            async with aclosing(stream_once(ingress, progress.next_request(), patience.call_timeout_s())) as responses:
+            async with aclosing(stream_once(ingress, progress.next_request(), attempts.left_s())) as responses:
                 async for response in responses:
-                    patience.renew()
+                    attempts.renew()
                     yield progress.take(response)
             return
         except CallFailed as failure:
@@ -61,61 +55,76 @@ async def stream_resuming(
                 raise
             # It had been taken on by an ingress that is gone now.
             is_cut = was_connected and not ingress.is_connected
-            patience.note_failure(is_under_way=progress.has_begun or is_cut)
-            ingresses.put_last(ingress, _RETRY_DELAY_S if failure.retry_delay_s is None else failure.retry_delay_s)
-            ingress = await _next_ingress(ingresses, patience, failure)
+            attempts.note_failure(ingress, failure, is_under_way=progress.has_begun or is_cut)
+            ingress = await attempts.next_ingress(failure)
 
 
-async def _next_ingress(ingresses: Ingresses, patience: _Patience, failure: CallFailed) -> Ingress:
-    """Where to go on. Raises CallFailed if that is nowhere, or not in time."""
-    if not patience.is_under_way:
-        if patience.num_failures >= len(ingresses):
-            raise failure
-        return await ingresses.find(patience.call_timeout_s())
-    ingress = await ingresses.wait_usable(patience.recovery_s())
-    if ingress is None and patience.is_overdue():
-        message = f"the deadline passed while the answer waited for an ingress to go on with; {failure}"
-        raise CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, message) from failure
-    if ingress is None:
-        raise failure
-    return ingress
+class _Attempts:
+    """Which ingress to call next, and when to stop. Times are of the event loop.
 
-
-class _Patience:
-    """How long to go on. Times are of the event loop.
-
-    is_under_way: an ingress had taken the request on
-    num_failures: since anything has come
+    _is_under_way: an ingress had taken the request on
+    _tried:   whom it was refused by, or cut, since anything has come
+    _refusal: of these the last one that said when to come back; _back_at_s: the earliest of these times
     """
 
-    def __init__(self, timeout_s: float | None, recovery_timeout_s: float) -> None:
+    def __init__(self, ingresses: Ingresses, timeout_s: float | None, patience: Patience) -> None:
+        self._ingresses = ingresses
+        self._patience = patience
         self._loop = asyncio.get_running_loop()
-        self._deadline_s = None if timeout_s is None else self._loop.time() + timeout_s
-        self._recovery_timeout_s = recovery_timeout_s
-        self._give_up_s = 0.0
-        self.is_under_way = False
-        self.num_failures = 0
+        self._deadline = Deadline(timeout_s, self._loop.time())
+        self._failing_since_s = 0.0
+        self._is_under_way = False
+        self._tried: set[Ingress] = set()
+        self._refusal: CallFailed | None = None
+        self._back_at_s = math.inf
+
+    async def first(self) -> Ingress:
+        """The preferred one."""
+        return await self._ingresses.find(self.left_s())
+
+    def left_s(self) -> float | None:
+        """What is left for a call; None for as long as it takes."""
+        return self._deadline.left_s(self._loop.time())
 
     def renew(self) -> None:
         """The answer goes on."""
-        self.num_failures = 0
+        if self._tried:
+            self._tried, self._refusal, self._back_at_s = set(), None, math.inf
 
-    def note_failure(self, *, is_under_way: bool) -> None:
+    def note_failure(self, ingress: Ingress, failure: CallFailed, *, is_under_way: bool) -> None:
         """A call has failed."""
-        self.is_under_way |= is_under_way
-        if self.num_failures == 0:
-            self._give_up_s = self._loop.time() + self._recovery_timeout_s
-        self.num_failures += 1
+        self._is_under_way |= is_under_way
+        if not self._tried:
+            self._failing_since_s = self._loop.time()
+        self._tried.add(ingress)
+        self._ingresses.put_last(ingress, failure.retry_delay_s)
+        if failure.retry_delay_s is not None:
+            self._refusal = failure
+            self._back_at_s = min(self._back_at_s, self._loop.time() + ingress.shunned_s)
 
-    def call_timeout_s(self) -> float | None:
-        """What is left for a call; None for as long as it takes."""
-        return None if self._deadline_s is None else max(0.0, self._deadline_s - self._loop.time())
+    async def next_ingress(self, failure: CallFailed) -> Ingress:
+        """Where to go on. Raises CallFailed if that is nowhere, or not in time."""
+        if self._is_under_way:
+            return await self._wait(failure, self._patience.recovery_timeout_s)
+        if len(self._tried) < len(self._ingresses):
+            return await self._ingresses.find(self.left_s(), without=self._tried)
+        refusal = self._refusal
+        # It would be too late, and that is known now.
+        if refusal is None or self._back_at_s > self._loop.time() + self._limit_s(self._patience.overload_timeout_s):
+            raise refusal or failure
+        self._back_at_s = math.inf
+        return await self._wait(refusal, self._patience.overload_timeout_s)
 
-    def recovery_s(self) -> float:
-        """What is left to find an ingress that goes on."""
-        limit_s = self._give_up_s if self._deadline_s is None else min(self._give_up_s, self._deadline_s)
-        return max(0.0, limit_s - self._loop.time())
+    async def _wait(self, failure: CallFailed, timeout_s: float) -> Ingress:
+        ingress = await self._ingresses.wait_usable(self._limit_s(timeout_s))
+        if ingress is None and self._deadline.is_over(self._loop.time()):
+            message = f"the deadline passed while the answer waited for an ingress to go on with; {failure}"
+            raise CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, message) from failure
+        if ingress is None:
+            raise failure
+        return ingress
 
-    def is_overdue(self) -> bool:
-        """Whether the caller's time is over."""
-        return self._deadline_s is not None and self._loop.time() >= self._deadline_s
+    def _limit_s(self, timeout_s: float) -> float:
+        """What is left of so long since calls fail, and of the caller's time."""
+        now_s = self._loop.time()
+        return self._deadline.cap(max(0.0, self._failing_since_s + timeout_s - now_s), now_s)

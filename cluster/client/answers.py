@@ -1,0 +1,45 @@
+"""Whole answers, for programs that do not read them as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.ingress.protos.raypd.v1 import generate_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All responses to one request as one.
+
+    seed:       what it was sampled with: with it, and on the same model, it comes again
+    logprobs:   one for each token, if they were asked for
+    stop:       the stop string or stop token that ended it, if one did
+    """
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[generate_pb2.TokenLogprobs, ...]
+    finish_reason: generate_pb2.FinishReason
+    stop: str | int | None
+    seed: int
+    usage: generate_pb2.Usage
+    timings: generate_pb2.Timings
+
+    @classmethod
+    def of(cls, responses: Sequence[generate_pb2.GenerateResponse]) -> Answer:
+        """Put together all responses of a stream that has come to its end."""
+        first, last = responses[0], responses[-1]
+        kind = last.WhichOneof("stop_reason")
+        return cls(
+            request_id=first.request_id,
+            text="".join(response.text for response in responses),
+            token_ids=tuple(token_id for response in responses for token_id in response.token_ids),
+            logprobs=tuple(logprobs for response in responses for logprobs in response.logprobs),
+            finish_reason=last.finish_reason,
+            stop=None if kind is None else getattr(last, kind),
+            seed=first.seed,
+            usage=last.usage,
+            timings=last.timings,
+        )

@@ -1,0 +1,112 @@
+"""An event loop on a thread of its own, for callers that have none."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+_T = TypeVar("_T")
+
+_END_TIMEOUT_S: Final = 5.0
+"""For what was cancelled to come to its end."""
+
+
+class LoopThread:
+    """run() may be called from any thread, also from several at once.
+
+    Invariant: when run() is left, what it ran has ended, also if the wait for it was interrupted by a signal.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._last: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._left: set[asyncio.Task[Any]] = set()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run it, and return or raise what it does. KeyboardInterrupt cancels it first.
+
+        Raises RuntimeError once the thread is closed, concurrent.futures.CancelledError if that happens meanwhile.
+        """
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError("this would wait for itself: it runs on the client's own event loop")
+        result: concurrent.futures.Future[_T] = concurrent.futures.Future()
+        tasks: list[asyncio.Task[_T]] = []
+
+        def begin() -> None:
+            tasks.append(self._loop.create_task(coroutine))
+            tasks[0].add_done_callback(lambda task: _hand_over(task, result))
+
+        with self._lock:
+            if self._is_closed:
+                coroutine.close()
+                raise RuntimeError("the client is closed")
+            self._loop.call_soon_threadsafe(begin)
+        try:
+            return result.result()
+        except BaseException:
+            if not result.done():
+                # Looked up there: it may not have begun yet.
+                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
+                concurrent.futures.wait([result], _END_TIMEOUT_S)
+            raise
+
+    def finish(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run what cleans up: on this very thread too, where it is not waited for; not at all once it is closed.
+
+        A stream that nobody refers to any more is closed by whichever thread collects it.
+        """
+        if threading.current_thread() is self._thread:
+            task = self._loop.create_task(coroutine)
+            self._left.add(task)
+            task.add_done_callback(self._left.discard)
+        elif self._is_closed:
+            coroutine.close()
+        else:
+            self.run(coroutine)
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Cancel what runs, close what streams, do this last thing, end the thread. Only the first call does it."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._last = last
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(2 * _END_TIMEOUT_S)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._end())
+        finally:
+            asyncio.set_event_loop(None)
+            self._loop.close()
+
+    async def _end(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_END_TIMEOUT_S)
+        await self._loop.shutdown_asyncgens()
+        assert self._last is not None, "nothing else stops the loop"
+        await self._last()
+
+
+def _hand_over(task: asyncio.Task[_T], result: concurrent.futures.Future[_T]) -> None:
+    if task.cancelled():
+        result.set_exception(concurrent.futures.CancelledError())
+    elif (error := task.exception()) is not None:
+        result.set_exception(error)
+    else:
+        result.set_result(task.result())

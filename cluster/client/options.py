@@ -1,0 +1,105 @@
+"""What a request can ask for, typed, and the message that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypedDict
+
+from cluster.ingress.protos.raypd.v1 import generate_pb2
+
+ChatTurn = tuple[str, str]
+"""(role, content), such as ("user", "Hello")."""
+
+Prompt = str | Sequence[int] | Sequence[ChatTurn]
+"""Text, token ids, or a conversation."""
+
+
+class Sampling(TypedDict, total=False):
+    """The fields of raypd.v1.SamplingParams, which says what each of them means. What is absent has its default."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    seed: int
+    max_tokens: int
+    min_tokens: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    logprobs: int
+    logit_bias: Mapping[int, float]
+    skip_special_tokens: bool
+    json_schema: str
+    json_object: bool
+    regex: str
+    choice: Sequence[str]
+    grammar: str
+
+
+class Options(Sampling, total=False):
+    """Further fields of raypd.v1.GenerateRequest, and what concerns the call.
+
+    timeout_s: for all of the answer, waits and further calls included
+    resume:    False: nothing is asked again; a call that fails raises CallFailed, and what to do is the caller's affair
+    """
+
+    request_id: str
+    model: str
+    priority: int
+    output_token_ids: Sequence[int]
+    cache_salt: str
+    model_version: int
+    timeout_s: float | None
+    resume: bool
+
+
+_REQUEST_FIELDS: Final = frozenset(Options.__annotations__) - frozenset(Sampling.__annotations__)
+
+
+def make_request(prompt: Prompt, options: Options) -> generate_pb2.GenerateRequest:
+    """The message; what concerns the call alone is left out.
+
+    Raises ValueError or TypeError for a field that does not exist or cannot hold its value.
+    """
+    fields: dict[str, Any] = {name: value for name, value in options.items() if name not in ("timeout_s", "resume")}
+    of_request = {name: fields.pop(name) for name in _REQUEST_FIELDS & fields.keys()}
+    message = generate_pb2.GenerateRequest(sampling_params=make_sampling_params(fields), **of_request)
+    _set_prompt(message, prompt)
+    return message
+
+
+def make_sampling_params(fields: Mapping[str, Any]) -> generate_pb2.SamplingParams:
+    """The message. Raises ValueError for a field that does not exist, TypeError for one that cannot hold its value."""
+    values = dict(fields)
+    if isinstance(values.get("stop"), str):
+        values["stop"] = [values["stop"]]  # A text is a sequence of texts too, but hardly meant as one.
+    try:
+        if "choice" in values:
+            values["choice"] = generate_pb2.Choices(choices=values["choice"])
+        return generate_pb2.SamplingParams(**values)
+    except TypeError as error:
+        if len(fields) == 1:
+            raise TypeError(
+                "".join(f"{name} cannot be {value!r}: {error}" for name, value in fields.items())
+            ) from error
+        for name, value in fields.items():
+            make_sampling_params({name: value})
+        raise
+
+
+def _set_prompt(message: generate_pb2.GenerateRequest, prompt: Prompt) -> None:
+    if isinstance(prompt, str):
+        message.text = prompt
+        return
+    message.token_ids.SetInParent()  # So that the server names an empty prompt; chat messages replace it.
+    for item in prompt:
+        if isinstance(item, tuple):
+            role, content = item
+            message.chat.messages.add(role=role, content=content)
+        else:
+            message.token_ids.ids.append(item)

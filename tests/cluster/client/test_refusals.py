@@ -1,0 +1,133 @@
+"""Ingresses that are full, gone or silent, before an answer has begun."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from cluster.client import CallFailed, GenerateClient, patience
+from tests.cluster.client.scripted_ingress import ScriptedIngress
+
+NOBODY = "127.0.0.1:1"
+_TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+def first() -> Iterator[ScriptedIngress]:
+    with ScriptedIngress().serving() as ingress:
+        yield ingress
+
+
+@pytest.fixture
+def second() -> Iterator[ScriptedIngress]:
+    with ScriptedIngress().serving() as ingress:
+        yield ingress
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+async def test_a_full_ingress_is_asked_again_when_it_said(first: ScriptedIngress) -> None:
+    first.num_refusals, first.retry_delay_s = 2, 0.2
+    async with GenerateClient(first.address) as client:
+        began_s = time.monotonic()
+        assert (await client.complete("x")).text == "hello"
+    assert time.monotonic() - began_s >= 0.4
+    assert len(first.requests) == 3
+
+
+async def test_of_two_full_ingresses_the_one_that_is_free_first_is_asked(
+    first: ScriptedIngress, second: ScriptedIngress
+) -> None:
+    first.num_refusals, first.retry_delay_s = 1, 60.0
+    second.num_refusals, second.retry_delay_s = 1, 0.1
+    async with GenerateClient([first.address, second.address], overload_timeout_s=100.0) as client:
+        assert (await asyncio.wait_for(client.complete("x"), _TIMEOUT_S)).text == "hello"
+    assert (len(first.requests), len(second.requests)) == (1, 2)
+
+
+@pytest.mark.parametrize(("overload_timeout_s", "timeout_s"), [(0.0, None), (5.0, None), (60.0, 5.0)])
+async def test_a_delay_that_is_longer_than_the_patience_is_not_waited_for(
+    overload_timeout_s: float, timeout_s: float | None, first: ScriptedIngress
+) -> None:
+    first.num_refusals, first.retry_delay_s = 1, 6.0
+    async with GenerateClient([first.address, NOBODY], overload_timeout_s=overload_timeout_s) as client:
+        began_s = time.monotonic()
+        with pytest.raises(CallFailed, match="RESOURCE_EXHAUSTED") as raised:
+            await client.complete("x", timeout_s=timeout_s)
+    assert time.monotonic() - began_s < 4.0
+    assert raised.value.retry_delay_s == 6.0
+
+
+async def test_a_request_that_may_not_be_repeated_is_not(first: ScriptedIngress) -> None:
+    first.num_refusals = 1
+    async with GenerateClient(first.address) as client:
+        with pytest.raises(CallFailed, match="RESOURCE_EXHAUSTED"):
+            await client.complete("x", resume=False)
+
+
+async def test_the_callers_deadline_travels_with_every_call(first: ScriptedIngress) -> None:
+    first.num_refusals, first.retry_delay_s = 1, 0.2
+    async with GenerateClient(first.address) as client:
+        await client.complete("x", timeout_s=0.9)
+    before, after = first.time_left_s
+    assert before is not None
+    assert after is not None
+    assert 0.4 < before <= 0.9
+    assert after <= before - 0.15, "gRPC rounds"
+
+
+async def test_silent_addresses_take_no_longer_than_the_caller_has(silent: str) -> None:
+    async with GenerateClient([silent] * 4) as client:
+        began_s = time.monotonic()
+        with pytest.raises(CallFailed, match="DEADLINE_EXCEEDED"):
+            await client.status(timeout_s=0.5)
+    assert time.monotonic() - began_s < 1.5
+
+
+async def test_an_ingress_behind_silent_ones_is_found_soon(silent: str, first: ScriptedIngress) -> None:
+    async with GenerateClient([silent, silent, first.address]) as client:
+        began_s = time.monotonic()
+        assert (await client.complete("x")).text == "hello"
+    assert time.monotonic() - began_s < 2.0
+
+
+async def test_requests_are_spread_if_that_is_wanted(first: ScriptedIngress, second: ScriptedIngress) -> None:
+    async with GenerateClient([first.address, second.address], spread=True) as client:
+        await client.complete_many(["x"] * 10)
+    assert (len(first.requests), len(second.requests)) == (5, 5)
+
+
+async def test_who_asks_what_changes_nothing_is_answered_by_another_ingress(
+    first: ScriptedIngress, second: ScriptedIngress
+) -> None:
+    async with GenerateClient([first.address, second.address]) as client:
+        assert (await client.status()).model == f"scripted at {first.address}"
+        await asyncio.to_thread(first.kill)
+        assert (await client.status()).model == f"scripted at {second.address}"
+
+
+async def test_closing_the_client_ends_its_streams(first: ScriptedIngress) -> None:
+    first.hold_after = 1
+    client = GenerateClient(first.address)
+    await client.open()
+    reading = asyncio.create_task(client.complete("x"))
+    await asyncio.to_thread(first.is_held.wait, _TIMEOUT_S)
+    await client.close()
+    with pytest.raises(CallFailed, match="CANCELLED") as raised:
+        await asyncio.wait_for(reading, _TIMEOUT_S)
+    assert raised.value.code is grpc.StatusCode.CANCELLED
+    assert len(first.requests) == 1
+
+
+def test_the_waits_are_those_that_are_documented() -> None:
+    assert patience.Patience() == patience.Patience(recovery_timeout_s=60.0, overload_timeout_s=30.0)
