@@ -25,7 +25,16 @@ _RayAddress = Annotated[str | None, typer.Option("--ray-address", help="host:por
 _Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")]
 _Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
 _WaitTimeout = Annotated[float, typer.Option("--wait-timeout", min=0, help="Seconds to wait for that.")]
-_Address = Annotated[str, typer.Option("--address", "-a", help="host:port of the cluster's ingress.")]
+_Address = Annotated[
+    str, typer.Option("--address", "-a", help="host:port of the cluster's ingress; several with commas between them.")
+]
+_Params = Annotated[
+    list[str] | None,
+    typer.Option("--param", "-p", help="A sampling parameter, as name=value: -p top_p=0.9 -p 'stop=[\"\\n\"]'."),
+]
+
+_INTERRUPTED = 130
+"""By convention: 128 and the signal's number."""
 
 
 @app.callback()
@@ -126,20 +135,53 @@ def stop(
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to continue.")],
+    prompt: Annotated[str, typer.Argument(help="What to continue; - reads it from standard input.")],
     address: _Address = "127.0.0.1:50051",
     max_tokens: Annotated[int, typer.Option(min=1)] = 128,
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
     seed: Annotated[int | None, typer.Option(help="For the same answer again.")] = None,
     chat: Annotated[bool, typer.Option(help="Send the prompt as a user's chat message.")] = False,
+    param: _Params = None,
+    times: Annotated[bool, typer.Option("--times", help="Show TTFT and TPOT when it is over.")] = False,
+    timeout_s: Annotated[float | None, typer.Option("--timeout", min=0.0, help="Seconds for the answer.")] = None,
 ) -> None:
-    """Stream a running cluster's answer."""
+    """Stream a running cluster's answer. Several addresses: if one ingress dies, the answer goes on at another."""
+    from cluster.client import BlockingClient
     from cluster.generate_command import stream_answer
 
-    sampling: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
-    if seed is not None:
-        sampling["seed"] = seed
-    _run(lambda: asyncio.run(stream_answer(address, prompt, sampling, chat=chat)))
+    given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed} | _parsed(param)
+    options: Any = {name: value for name, value in given.items() if value is not None} | {"timeout_s": timeout_s}
+    text = sys.stdin.read() if prompt == "-" else prompt
+
+    def ask() -> None:
+        with BlockingClient(address) as client:
+            stream_answer(client, [("user", text)] if chat else text, options, shows_times=times)
+
+    _run(ask)
+
+
+@app.command()
+def chat(
+    address: _Address = "127.0.0.1:50051",
+    system: Annotated[str, typer.Option(help="What the model is told before everything else.")] = "",
+    param: _Params = None,
+    history: Annotated[
+        Path | None, typer.Option(help="File of what was typed; default: in XDG_STATE_HOME. /dev/null: none.")
+    ] = None,
+) -> None:
+    """Talk with a running cluster's model. /help shows what can be done; Ctrl-C stops an answer, Ctrl-D leaves."""
+    from cluster.chat.command import chat as talk
+    from cluster.chat.conversation import Conversation
+    from cluster.chat.keyboard import default_history
+    from cluster.client import BlockingClient
+
+    params = {name: value for name, value in _parsed(param).items() if value is not None}
+
+    def talk_on() -> None:
+        with BlockingClient(address) as client:
+            talk(client, Conversation(system, params), history or default_history())
+
+    _run(talk_on)
 
 
 @app.command()
@@ -290,11 +332,22 @@ def _load(path: Path | None, overrides: dict[str, Any]) -> ClusterConfig:
         _fail(error, exit_code=2)
 
 
+def _parsed(params: list[str] | None) -> dict[str, Any]:
+    from cluster.sampling_words import parse_assignments
+
+    try:
+        return parse_assignments(params or (), "--param")
+    except ValueError as error:
+        _fail(InvalidConfig("command line", [str(error)]), exit_code=2)
+
+
 def _run(command: Any) -> None:  # a callable without arguments, whose result nobody needs
     try:
         command()
     except ClusterError as error:
         _fail(error, exit_code=1)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
 
 
 def _fail(error: ClusterError, exit_code: int) -> NoReturn:

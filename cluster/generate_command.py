@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+import time
+from contextlib import closing
 
-from cluster.client import GenerateClient
+from cluster.chat.meter import Meter
+from cluster.chat.screen import Screen
+from cluster.client import BlockingClient, Options, Prompt
 
 
-async def stream_answer(addresses: str, prompt: str, sampling: dict[str, Any], *, chat: bool) -> None:
-    """Print the answer as it comes. addresses: host:port each, with commas between them. Raises ClusterError."""
-    async with GenerateClient(addresses) as client:
-        question: Any = [("user", prompt)] if chat else prompt
-        async for response in client.generate(question, **sampling):
-            sys.stdout.write(response.text)
-            sys.stdout.flush()
-    sys.stdout.write("\n")
+def stream_answer(client: BlockingClient, prompt: Prompt, options: Options, *, shows_times: bool) -> None:
+    """Print the answer as it comes. shows_times: then, on standard error, how fast it came. Raises ClusterError."""
+    screen, meter = Screen(sys.stdout), Meter(time.monotonic())
+    try:
+        with closing(client.generate(prompt, **options)) as responses:
+            for response in responses:
+                meter.count(len(response.token_ids), time.monotonic())
+                screen.show(response.text)
+    finally:
+        screen.show("\n")
+    if shows_times:
+        print(meter.text(), file=sys.stderr)  # noqa: T201  # the command line's own

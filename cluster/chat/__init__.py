@@ -1,0 +1,1 @@
+"""`raypd chat`: a conversation with a running cluster, in a terminal."""
