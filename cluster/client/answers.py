@@ -13,7 +13,7 @@ class Answer:
     """All responses to one request as one.
 
     seed:       what it was sampled with: with it, and on the same model, it comes again
-    logprobs:   one for each token, if they were asked for
+    logprobs:   one for each token, if they were asked for; prompt_logprobs: likewise, see raypd.v1.GenerateResponse
     stop:       the stop string or stop token that ended it, if one did
     """
 
@@ -21,6 +21,7 @@ class Answer:
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[generate_pb2.TokenLogprobs, ...]
+    prompt_logprobs: tuple[generate_pb2.TokenLogprobs, ...]
     finish_reason: generate_pb2.FinishReason
     stop: str | int | None
     seed: int
@@ -37,6 +38,7 @@ class Answer:
             text="".join(response.text for response in responses),
             token_ids=tuple(token_id for response in responses for token_id in response.token_ids),
             logprobs=tuple(logprobs for response in responses for logprobs in response.logprobs),
+            prompt_logprobs=tuple(logprobs for response in responses for logprobs in response.prompt_logprobs),
             finish_reason=last.finish_reason,
             stop=None if kind is None else getattr(last, kind),
             seed=first.seed,

@@ -33,11 +33,12 @@ class Sampling(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int
     logit_bias: Mapping[int, float]
+    prompt_logprobs: int
     skip_special_tokens: bool
     json_schema: str
     json_object: bool
     regex: str
-    choice: Sequence[str]
+    choice: Sequence[str] | generate_pb2.Choices
     grammar: str
 
 
@@ -76,10 +77,11 @@ def make_request(prompt: Prompt, options: Options) -> generate_pb2.GenerateReque
 def make_sampling_params(fields: Mapping[str, Any]) -> generate_pb2.SamplingParams:
     """The message. Raises ValueError for a field that does not exist, TypeError for one that cannot hold its value."""
     values = dict(fields)
-    if isinstance(values.get("stop"), str):
-        values["stop"] = [values["stop"]]  # A text is a sequence of texts too, but hardly meant as one.
+    for name in {"stop", "choice"} & values.keys():
+        if isinstance(values[name], str):
+            values[name] = [values[name]]  # A text is a sequence of texts too, but hardly meant as one.
     try:
-        if "choice" in values:
+        if isinstance(values.get("choice"), Sequence):
             values["choice"] = generate_pb2.Choices(choices=values["choice"])
         return generate_pb2.SamplingParams(**values)
     except TypeError as error:

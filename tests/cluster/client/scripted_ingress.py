@@ -74,7 +74,7 @@ class ScriptedIngress(generate_pb2_grpc.GenerateServiceServicer, admin_pb2_grpc.
         self.time_left_s.append(context.time_remaining())
         if self.num_refusals:
             self.num_refusals -= 1
-            status = status_of(Overloaded(1, self.retry_delay_s))
+            status = status_of(Overloaded("it is full", self.retry_delay_s))
             await context.abort(status.code, status.message, status.trailing_metadata)
         text = self._answer(request)
         begin = len(request.output_token_ids)

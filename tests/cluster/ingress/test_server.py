@@ -261,7 +261,7 @@ async def test_a_full_house_is_resource_exhausted_with_a_delay() -> None:
     pair = make_pair(max_requests_in_flight=0)
     async with _client(pair.serving) as client:
         with pytest.raises(CallFailed, match="RESOURCE_EXHAUSTED") as raised:
-            await anext(client.generate("x"))
+            await anext(client.generate("x", resume=False))
 
     assert raised.value.retry_delay_s == 1.5
 
