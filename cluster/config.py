@@ -79,6 +79,11 @@ class IngressConfig(_Settings):
     resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources that each one needs.")
     labels: dict[str, str] = Field(default_factory=dict, description="Ray labels of the nodes where they may be.")
     max_requests_in_flight: int = Field(1024, ge=1, description="More are answered RESOURCE_EXHAUSTED.")
+    max_waiting_tokens: int = Field(
+        4_000_000,
+        ge=1,
+        description="Tokens of the prompts that wait for their first token, together; more are answered so too.",
+    )
     router: Literal["prefix_aware", "least_loaded"] = Field(
         "prefix_aware", description="Which engines a request goes to: prefix_aware weighs cached prefixes against load."
     )

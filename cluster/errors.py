@@ -9,6 +9,7 @@ ClusterError
 |   `-- AllowanceSpent    the call's token has used up what it may
 |-- ReaderTooSlow         the client did not read its stream
 |-- DeadlineExceeded      the client's deadline passed before the request was through
+|   `-- DeadlineUnreachable  it was refused at once, for it would pass before the first token
 |-- NoEngineAvailable     no engine serves
 |-- ModelVersionLeft      the model version that the request began on has no engines any more
 |-- Draining              this ingress takes no new requests
@@ -102,6 +103,17 @@ class DeadlineExceeded(ClusterError):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"{request_id}: the request's deadline passed before it was through")
+
+
+class DeadlineUnreachable(DeadlineExceeded):
+    """What is before the request takes longer than its client will wait. No engine has seen it."""
+
+    def __init__(self, time_left_s: float, expected_s: float) -> None:
+        ClusterError.__init__(
+            self,
+            f"the deadline is in {time_left_s:.3g} s, and the first token is expected in {expected_s:.3g} s at the "
+            "earliest; give it more time, or try again when there is less to do",
+        )
 
 
 class NoEngineAvailable(ClusterError):

@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
+from cluster.admission import Admission, Place
 from cluster.engine_connection import EnginePool
-from cluster.errors import EngineFailed, FieldViolation, InvalidRequest, ModelVersionLeft, Overloaded
+from cluster.errors import EngineFailed, FieldViolation, InvalidRequest, ModelVersionLeft
 from cluster.generation import GenerateChunk, GenerateEnd, GenerateRequest, GenerateTimings, Usage
 from cluster.model_versions import EnginesOfVersion, ModelVersion, ModelVersions
 from cluster.moves import Moves
@@ -32,6 +33,7 @@ class Serving:
         engines: EnginePool,
         *,
         max_requests_in_flight: int = 1024,
+        max_waiting_tokens: int = 4_000_000,
         retry_delay_s: float = 1.0,
         recovery_policy: RecoveryPolicy | None = None,
         moves: Moves | None = None,
@@ -39,13 +41,13 @@ class Serving:
     ) -> None:
         """versions: of the model; at least one
 
-        retry_delay_s: what a client is told that comes when max_requests_in_flight are there already
+        max_waiting_tokens: of the prompts of requests that have no token yet, together
+        retry_delay_s: what a client is told that comes when there are too many, before any has ended
         moves: without it preempted requests stay where they are
         """
         self._versions = versions
         self._engines = engines
-        self._max_requests_in_flight = max_requests_in_flight
-        self._retry_delay_s = retry_delay_s
+        self._admission = Admission(max_requests_in_flight, max_waiting_tokens, unknown_delay_s=retry_delay_s)
         self._clock = clock
         self._recovery_policy = recovery_policy or RecoveryPolicy()
         self._moves = moves
@@ -126,6 +128,8 @@ class Serving:
         allowance = request.caller.allowance
         if in_flight.recovery is None:
             allowance.charge(len(engine_request.prompt_token_ids))
+        num_tokens = len(engine_request.prompt_token_ids) + len(engine_request.output_token_ids)
+        in_flight.place.queue(num_tokens, in_flight.time_left_s())
         tokenizer = model.input_processor.tokenizer
         output_processor = OutputProcessor(tokenizer.backend, engine_request, request.sampling)
         recovery = Recovery(router, engines, engine_request, in_flight.deadline_s, self._recovery_policy, self._moves)
@@ -138,6 +142,8 @@ class Serving:
                 processed = output_processor.process(output)
                 stopwatch.count(len(processed.token_ids))
                 allowance.charge(len(processed.token_ids))
+                if in_flight.place.is_waiting and processed.token_ids:
+                    in_flight.place.begin()
                 if processed.finish_reason is not None:
                     break
                 yield _chunk(processed)
@@ -182,19 +188,16 @@ class Serving:
     def _admitted(self, request: GenerateRequest) -> Iterator[_InFlight]:
         deadline_s = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
         request_id, stopwatch = request.request_id, _Stopwatch(self._clock)
-        if len(self._in_flight) >= self._max_requests_in_flight:
-            reason = f"{len(self._in_flight)} requests are in flight, which is the limit"
-            raise Overloaded(reason, self._retry_delay_s)
-        if request_id in self._in_flight:
-            raise InvalidRequest(FieldViolation("request_id", repr(request_id), "one that no request in flight has"))
-        request.caller.allowance.begin()
-        in_flight = self._in_flight[request_id] = _InFlight(request_id, time.time(), stopwatch, deadline_s)
-        try:
-            yield in_flight
-        finally:
-            self._num_moves_of_ended += in_flight.num_moves
-            del self._in_flight[request_id]
-            request.caller.allowance.end()
+        with self._admission.enter() as place, request.caller.allowance.used():
+            if request_id in self._in_flight:
+                allowed = "one that no request in flight has"
+                raise InvalidRequest(FieldViolation("request_id", repr(request_id), allowed))
+            in_flight = self._in_flight[request_id] = _InFlight(request_id, time.time(), stopwatch, place, deadline_s)
+            try:
+                yield in_flight
+            finally:
+                self._num_moves_of_ended += in_flight.num_moves
+                del self._in_flight[request_id]
 
 
 @dataclass(slots=True)
@@ -204,6 +207,7 @@ class _InFlight:
     request_id: str
     arrived_at_s: float
     stopwatch: _Stopwatch
+    place: Place
     deadline_s: float | None
     engines: EnginesOfVersion | None = None
     seed: int | None = None
@@ -212,6 +216,9 @@ class _InFlight:
     @property
     def num_moves(self) -> int:
         return 0 if self.recovery is None else self.recovery.num_moves
+
+    def time_left_s(self) -> float | None:
+        return None if self.deadline_s is None else self.deadline_s - asyncio.get_running_loop().time()
 
     def view(self) -> RequestView:
         model_version = 0 if self.engines is None else self.engines.model.version

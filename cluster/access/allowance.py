@@ -8,7 +8,8 @@ second bucket may fall below zero, and whoever is in debt gets no further reques
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,6 +55,15 @@ class Allowance:
         now_s = self._clock()
         self._requests = _bucket(limits.requests_per_s, limits.burst_s, now_s)
         self._tokens = _bucket(limits.tokens_per_s, limits.burst_s, now_s)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Inside, a request runs. Raises AllowanceSpent."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
 
     def begin(self) -> None:
         """A request comes; end() has to follow. Raises AllowanceSpent, and then it has not."""

@@ -94,6 +94,7 @@ class IngressProcess:
             self._versions,
             self._sessions(),
             max_requests_in_flight=config.ingress.max_requests_in_flight,
+            max_waiting_tokens=config.ingress.max_waiting_tokens,
             recovery_policy=RecoveryPolicy(config.ingress.max_attempts, config.ingress.recovery_timeout_s),
             moves=Moves(self._sessions().stats) if config.ingress.move_preempted else None,
         )

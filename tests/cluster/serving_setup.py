@@ -52,6 +52,7 @@ def make_version(version: int, model: ModelDescription = MODEL) -> ModelVersion:
 def make_serving(
     *engines: FakeEngine,
     max_requests_in_flight: int = 100,
+    max_waiting_tokens: int = 10_000,
     recovery_policy: RecoveryPolicy | None = None,
     pool: FakePool | None = None,
     versions: ModelVersions | None = None,
@@ -65,6 +66,7 @@ def make_serving(
         recovery_policy=recovery_policy or RecoveryPolicy(max_attempts=1),
         moves=moves,
         max_requests_in_flight=max_requests_in_flight,
+        max_waiting_tokens=max_waiting_tokens,
         retry_delay_s=1.5,
         clock=lambda: float(next(ticks)),
     )

@@ -26,6 +26,7 @@ from cluster.generation import (
 from tests.cluster.access.test_allowance import Clock
 from tests.cluster.serving_setup import (
     HELLO,
+    Pair,
     assert_nothing_is_left,
     collect,
     decode_timings,
@@ -259,3 +260,23 @@ async def test_prompt_and_output_are_charged_to_the_token() -> None:
     with pytest.raises(AllowanceSpent) as raised:
         caller.allowance.begin()
     assert raised.value.retry_delay_s == len("hello") + len("abc") - 1.0
+
+
+async def test_prompts_that_would_make_too_many_tokens_wait_are_refused_until_one_has_begun() -> None:
+    prefill, decode = FakeEngine("p0", EngineRole.PREFILL), FakeEngine("d0", EngineRole.DECODE)
+    pair = Pair(prefill, decode, make_serving(prefill, decode, max_waiting_tokens=8))
+    first = asyncio.create_task(collect(pair.serving.generate(HELLO)))
+    producer, consumer = await pair.next_requests()
+    with pytest.raises(Overloaded, match="5 tokens of prompts wait, and no more than 8 may"):
+        await collect(pair.serving.generate(replace(HELLO, request_id="second")))
+
+    second = pair.serving.generate(replace(HELLO, request_id="third"))
+    pair.prefill.send(producer, 0, "a", handed_over=True)
+    pair.decode.send(consumer, 1, "b", finish_reason=FinishReason.LENGTH)
+    await first
+    third = asyncio.ensure_future(anext(second))
+    await pair.next_requests()
+    third.cancel()
+    await asyncio.gather(third, return_exceptions=True)
+    await second.aclose()
+    assert_nothing_is_left(pair)

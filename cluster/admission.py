@@ -1,0 +1,201 @@
+"""How much may wait at an ingress, and when to come back if it is too much. Pure, but for the clock that it is given.
+
+A request waits until its first token. What waits is bounded by requests in flight and by tokens of prompts; who is
+refused is told when there will be room, by how fast it got free lately. Several that are refused are told one time
+after another, as if they stood in line.
+
+A request whose client will not wait as long as it would take is refused at once, instead of keeping others waiting in
+vain. Nobody knows how long it will take: it is estimated from the tokens before it, and by how fast tokens left the
+queue while it was never empty, or by the fastest prompt of late if that was faster. The estimate has to be beyond the
+client's time by a factor, and made of some experience, to count.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Final, Self
+
+from cluster.errors import DeadlineUnreachable, Overloaded
+
+_MEMORY_S: Final = 10.0
+"""Of busy time; what is longer ago counts for little."""
+_MIN_EXPERIENCE_S: Final = 1.0
+_MIN_NUM_PROMPTS: Final = 8
+_DOUBT: Final = 2.0
+"""A deadline is out of reach if the estimate is so many times as long."""
+_MIN_DELAY_S, _MAX_DELAY_S = 0.05, 60.0
+
+
+class DrainRate:
+    """How much leaves a queue per second, while there is something in it. Older times count less and less."""
+
+    def __init__(self, now_s: float) -> None:
+        self._amount = 0.0
+        self._busy_s = 0.0
+        self._at_s = now_s
+        self._is_busy = False
+        self.busy_since_s = now_s
+
+    def set_busy(self, is_busy: bool, now_s: float) -> None:
+        """From now on there is something in the queue, or there is not."""
+        self._advance(now_s)
+        if is_busy and not self._is_busy:
+            self.busy_since_s = now_s
+        self._is_busy = is_busy
+
+    def add(self, amount: float, now_s: float) -> None:
+        """So much has left."""
+        self._advance(now_s)
+        self._amount += amount
+
+    def per_s(self, now_s: float) -> float | None:
+        """The rate; None without experience."""
+        self._advance(now_s)
+        if self._amount == 0 or self._busy_s < _MIN_DELAY_S:
+            return None
+        return self._amount / self._busy_s
+
+    def _advance(self, now_s: float) -> None:
+        if self._is_busy:
+            passed_s = now_s - self._at_s
+            kept = math.exp(-passed_s / _MEMORY_S)
+            self._amount *= kept
+            self._busy_s = self._busy_s * kept + passed_s
+        self._at_s = now_s
+
+
+class Place:
+    """One request's place at an ingress. A context manager: it is given back, whatever has become of the request."""
+
+    __slots__ = ("_admission", "_num_tokens", "_queued_at_s")
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._num_tokens = 0
+        self._queued_at_s = 0.0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is queued, and has no token yet."""
+        return self._num_tokens > 0
+
+    def queue(self, num_tokens: int, time_left_s: float | None) -> None:
+        """So many tokens have to be computed before its first one; its client waits so long, or as long as it takes.
+
+        Raises Overloaded, DeadlineUnreachable.
+        """
+        if self.is_waiting:
+            return  # It begins anew, on another version of the model.
+        self._queued_at_s = self._admission.queue(num_tokens, time_left_s)
+        self._num_tokens = num_tokens
+
+    def begin(self) -> None:
+        """Its first token is there."""
+        if self.is_waiting:
+            self._admission.begin(self._num_tokens, self._queued_at_s)
+            self._num_tokens = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.is_waiting:
+            self._admission.give_up(self._num_tokens)
+            self._num_tokens = 0
+        self._admission.leave()
+
+
+class Admission:
+    """Of one ingress."""
+
+    def __init__(
+        self,
+        max_requests: int,
+        max_waiting_tokens: int,
+        *,
+        unknown_delay_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """unknown_delay_s: what is told before anything has ended."""
+        self._max_requests = max_requests
+        self._max_waiting_tokens = max_waiting_tokens
+        self._unknown_delay_s = unknown_delay_s
+        self._clock = clock
+        now_s = clock()
+        self._ends, self._prompts = DrainRate(now_s), DrainRate(now_s)
+        self._fastest_prompt_per_s = 0.0
+        self._num_prompts = 0
+        self._num_refused = 0
+        self.num_requests = 0
+        self.num_waiting_tokens = 0
+
+    def enter(self) -> Place:
+        """Take a place. Raises Overloaded."""
+        if self.num_requests >= self._max_requests:
+            reason = f"{self.num_requests} requests are in flight, which is the limit"
+            raise Overloaded(reason, self._delay_s(self._ends, 1.0))
+        self.num_requests += 1
+        self._ends.set_busy(True, self._clock())
+        return Place(self)
+
+    def queue(self, num_tokens: int, time_left_s: float | None) -> float:
+        """For Place: returns the time."""
+        waiting, now_s = self.num_waiting_tokens, self._clock()
+        # One that is larger than all that may wait has to be served some time: alone.
+        if waiting and waiting + num_tokens > self._max_waiting_tokens:
+            reason = f"{waiting} tokens of prompts wait, and no more than {self._max_waiting_tokens} may"
+            raise Overloaded(reason, self._delay_s(self._prompts, waiting + num_tokens - self._max_waiting_tokens))
+        expected_s = self.expected_wait_s(waiting + num_tokens)
+        if time_left_s is not None and expected_s is not None and expected_s > _DOUBT * time_left_s:
+            raise DeadlineUnreachable(time_left_s, expected_s)
+        self.num_waiting_tokens += num_tokens
+        self._prompts.set_busy(True, now_s)
+        return now_s
+
+    def begin(self, num_tokens: int, queued_at_s: float) -> None:
+        """For Place."""
+        now_s = self._clock()
+        self._prompts.add(num_tokens, now_s)
+        self._num_prompts += 1
+        speed_per_s = num_tokens / max(1e-6, now_s - queued_at_s)
+        # It is forgotten slowly: prompts that were faster still say what is possible.
+        self._fastest_prompt_per_s = max(0.99 * self._fastest_prompt_per_s, speed_per_s)
+        self.give_up(num_tokens)
+
+    def give_up(self, num_tokens: int) -> None:
+        """For Place: it does not wait any more."""
+        self.num_waiting_tokens -= num_tokens
+        self._prompts.set_busy(self.num_waiting_tokens > 0, self._clock())
+
+    def leave(self) -> None:
+        """For Place."""
+        now_s = self._clock()
+        self.num_requests -= 1
+        self._num_refused = max(0, self._num_refused - 1)
+        self._ends.add(1.0, now_s)
+        self._ends.set_busy(self.num_requests > 0, now_s)
+
+    def expected_wait_s(self, num_tokens: int) -> float | None:
+        """How long it takes at least to compute so many tokens of prompts, all that wait included.
+
+        None if not enough is known: the queue is short, or there is no experience.
+        """
+        now_s = self._clock()
+        per_s = self._prompts.per_s(now_s)
+        has_waited = self.num_waiting_tokens > 0 and now_s - self._prompts.busy_since_s >= _MIN_EXPERIENCE_S
+        if per_s is None or not has_waited or self._num_prompts < _MIN_NUM_PROMPTS:
+            return None
+        return num_tokens / max(per_s, self._fastest_prompt_per_s)
+
+    def _delay_s(self, rate: DrainRate, amount: float) -> float:
+        """When so much will have left, after what those want who were refused before."""
+        per_s = rate.per_s(self._clock())
+        if per_s is None:
+            return self._unknown_delay_s
+        self._num_refused += 1
+        ahead_s = (
+            0.0 if (ends_per_s := self._ends.per_s(self._clock())) is None else (self._num_refused - 1) / ends_per_s
+        )
+        return min(_MAX_DELAY_S, max(_MIN_DELAY_S, amount / per_s + ahead_s))
