@@ -54,7 +54,7 @@ def request_from_proto(
     """Read a client's request. timeout_s: how long the call may still take."""
     return GenerateRequest(
         request_id=request_id,
-        prompt=_prompt(message),
+        prompt=prompt_from_proto(message),
         model=message.model,
         sampling=_sampling(message.sampling_params),
         priority=message.priority,
@@ -82,7 +82,8 @@ def response_to_proto(request_id: str, chunk: GenerateChunk) -> generate_pb2.Gen
     return message
 
 
-def _prompt(message: generate_pb2.GenerateRequest) -> Prompt | None:
+def prompt_from_proto(message: generate_pb2.GenerateRequest | generate_pb2.Prompt) -> Prompt | None:
+    """Read a prompt; None if there is none."""
     match message.WhichOneof("prompt"):
         case "text":
             return TextPrompt(message.text)

@@ -7,11 +7,13 @@ from contextlib import aclosing
 
 import grpc.aio
 
+from cluster.ingress.batch_conversions import batch_from_proto, sample_to_proto
 from cluster.ingress.conversions import request_from_proto, response_to_proto
 from cluster.ingress.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
 from cluster.serving import Serving
 
 _Context = grpc.aio.ServicerContext[generate_pb2.GenerateRequest, generate_pb2.GenerateResponse]
+_BatchContext = grpc.aio.ServicerContext[generate_pb2.GenerateBatchRequest, generate_pb2.GenerateBatchResponse]
 
 
 class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
@@ -34,3 +36,15 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         ) as chunks:
             async for chunk in chunks:
                 await context.write(response_to_proto(request_id, chunk))
+
+    async def GenerateBatch(  # noqa: N802
+        self, request: generate_pb2.GenerateBatchRequest, context: _BatchContext
+    ) -> None:
+        """Stream the samples of several prompts."""
+        if not request.each.request_id:
+            request.each.request_id = uuid.uuid4().hex
+        request_id = request.each.request_id
+        batch = batch_from_proto(request_id, request, context.time_remaining())
+        async with aclosing(self._serving.generate_many(batch)) as samples:
+            async for sample in samples:
+                await context.write(sample_to_proto(request_id, sample))

@@ -40,6 +40,11 @@ class GenerateServiceStub:
                 request_serializer=raypd_dot_v1_dot_generate__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=raypd_dot_v1_dot_generate__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.GenerateBatch = channel.unary_stream(
+                '/raypd.v1.GenerateService/GenerateBatch',
+                request_serializer=raypd_dot_v1_dot_generate__pb2.GenerateBatchRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_generate__pb2.GenerateBatchResponse.FromString,
+                _registered_method=True)
 
 
 class GenerateServiceServicer:
@@ -58,6 +63,17 @@ class GenerateServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GenerateBatch(self, request, context):
+        """GenerateBatch streams the output of several prompts, and of several samples of each, side by side. Each prompt is
+        prefilled, and its KV cache sent to the decode engine, once; the samples share it there. See docs/requests.md.
+
+        Cancelling the call, or its deadline, aborts all samples. The failure of one ends the call, with a status as Generate
+        has them; a sample is resumed by Generate, with its own seed and output_token_ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerateServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -65,6 +81,11 @@ def add_GenerateServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=raypd_dot_v1_dot_generate__pb2.GenerateRequest.FromString,
                     response_serializer=raypd_dot_v1_dot_generate__pb2.GenerateResponse.SerializeToString,
+            ),
+            'GenerateBatch': grpc.unary_stream_rpc_method_handler(
+                    servicer.GenerateBatch,
+                    request_deserializer=raypd_dot_v1_dot_generate__pb2.GenerateBatchRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_generate__pb2.GenerateBatchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -95,6 +116,33 @@ class GenerateService:
             '/raypd.v1.GenerateService/Generate',
             raypd_dot_v1_dot_generate__pb2.GenerateRequest.SerializeToString,
             raypd_dot_v1_dot_generate__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/raypd.v1.GenerateService/GenerateBatch',
+            raypd_dot_v1_dot_generate__pb2.GenerateBatchRequest.SerializeToString,
+            raypd_dot_v1_dot_generate__pb2.GenerateBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,
