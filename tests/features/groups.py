@@ -11,6 +11,7 @@ from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, 
 from kv_transfer.config import KVTransferConfig
 from tests.engine_pair import engine_config
 from tests.features.feature import CheckpointOf, Generated, Group, Setup
+from tests.features.samples import SAMPLES, samples_of
 from tests.integration.promises import assert_same, engines_config, expected_answers, token_ids_of
 from tests.integration.recovering_cluster import RecoveringCluster
 from tests.reference import greedy_tokens, random_prompt
@@ -42,7 +43,7 @@ def _prepare_promises(checkpoint: CheckpointOf) -> Setup:
         Generated(title, expected.requests[name], partial(assert_same, name, expected=expected.answers[name]))
         for name, title in _PROMISES.items()
     ]
-    return Setup(engines_config(expected.directory), features)
+    return Setup(engines_config(expected.directory), [*features, samples_of(expected.directory)])
 
 
 def _prepare_structured_output(checkpoint: CheckpointOf) -> Setup:
@@ -97,7 +98,7 @@ def _with_scheduler(config: EngineConfig, scheduler: SchedulerConfig) -> EngineC
 
 
 GROUPS: Final = (
-    Group("sampling", tuple(_PROMISES.values()), _prepare_promises),
+    Group("sampling", (*_PROMISES.values(), SAMPLES), _prepare_promises),
     Group("structured output", tuple(f"structured output: {name}" for name in KINDS), _prepare_structured_output),
     *(
         Group(method, (f"speculative decoding: {method}",), partial(_prepare_speculation, method=method))
