@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from actors.pooling_facts import PoolingFacts
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.pairing import PairingFacts
@@ -217,6 +218,8 @@ class ModelFacts:
     further_rank_addresses: of ranks 1, 2, … for KV transfers, see EngineAddress
     kv_transport: how KV travels, for people
     pairing: what decides with whom KV can be exchanged; None if nothing is known of it
+    generates: whether it gives tokens; if not, only vectors
+    pooling: what vectors it gives; None if it gives none
     """
 
     max_model_len: int
@@ -226,3 +229,5 @@ class ModelFacts:
     further_rank_addresses: tuple[str, ...] = ()
     kv_transport: str = ""
     pairing: PairingFacts | None = None
+    generates: bool = True
+    pooling: PoolingFacts | None = None

@@ -76,7 +76,7 @@ def _make_grammars(
     config: EngineConfig, runner: ModelRunner, on_progress: Callable[[], None]
 ) -> XGrammarManager | None:
     """None for a model without an end-of-sequence token: it could not say that its output is complete."""
-    if not runner.eos_token_ids:
+    if not runner.eos_token_ids or not runner.generates:
         return None
     return XGrammarManager.of_checkpoint(
         config.scheduler.grammar,

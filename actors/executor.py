@@ -47,6 +47,8 @@ class InProcessExecutor:
             layout=runner.layout,
             kv_transport=worker.kv_transport,
             pairing=worker.pairing,
+            generates=runner.generates,
+            pooling=runner.pooling,
         )
 
     @property

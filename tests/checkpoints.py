@@ -123,17 +123,21 @@ _FAMILY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 FAMILIES: tuple[str, ...] = tuple(_FAMILY_CONFIGS)
 
 
-def make_checkpoint(family: str, directory: Path, *, seed: int = 0, **config_overrides: Any) -> Path:
+def make_checkpoint(
+    family: str, directory: Path, *, seed: int = 0, auto_class: Any = AutoModelForCausalLM, **config_overrides: Any
+) -> Path:
     """Write a small float32 checkpoint of a family into a directory (made if missing) and return the directory.
 
+    auto_class: transformers' class for another kind of model
     config_overrides are fields of the family's transformers config, such as num_hidden_layers or sliding_window.
     """
     model_type, settings = _FAMILY_CONFIGS[family]
     config = CONFIG_MAPPING[model_type](**(settings | config_overrides))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    model = auto_class.from_config(config, dtype=torch.float32)
     _draw_weights(model, torch.Generator().manual_seed(seed))
-    model.generation_config.eos_token_id = EOS_TOKEN_ID
-    model.generation_config.pad_token_id = EOS_TOKEN_ID
+    if auto_class is AutoModelForCausalLM:
+        model.generation_config.eos_token_id = EOS_TOKEN_ID
+        model.generation_config.pad_token_id = EOS_TOKEN_ID
     model.save_pretrained(directory)
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         tokenizer_object=_train_tokenizer(), eos_token=EOS_TOKEN, pad_token=EOS_TOKEN, chat_template=_CHAT_TEMPLATE

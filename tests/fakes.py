@@ -64,6 +64,7 @@ class FakeEngine:
         error: str | None = None,
         logprobs: list[TokenLogprobs] | None = None,
         timings: RequestTimings | None = None,
+        pooling_output: list[float] | None = None,
     ) -> None:
         """One output of a request; a string stands for its bytes' tokens."""
         output = EngineCoreOutput(
@@ -77,6 +78,7 @@ class FakeEngine:
             error=error,
             logprobs=logprobs,
             timings=timings,
+            pooling_output=pooling_output,
         )
         if (queue := self._streams.get(request.request_id)) is None:
             return

@@ -14,9 +14,11 @@ from kv_transfer.params import TransferRole
 class Ability(StrEnum):
     """What a request may need that not every engine has."""
 
+    GENERATION = "a language head"
     HANDOFF = "handoffs"
     STRUCTURED_OUTPUT = "structured output"
-    POOLING = "pooling"
+    POOLING = "embeddings"
+    CLASSIFICATION = "a classification head"
     LORA = "LoRA adapters"
     MULTIMODAL = "multimodal items"
     PROMPT_EMBEDS = "prompt embeddings"
@@ -33,11 +35,13 @@ def engine_abilities(
 
 def needed_abilities(request: Request) -> set[Ability]:
     """Return what an engine has to be able to do for a request."""
-    params = request.sampling_params
+    params, pooling = request.sampling_params, request.pooling_params
     needs = {
+        Ability.GENERATION: pooling is None,
         Ability.HANDOFF: request.kv_transfer_params is not None,
         Ability.STRUCTURED_OUTPUT: params.structured_output is not None,
-        Ability.POOLING: request.pooling_params is not None,
+        Ability.POOLING: pooling is not None and pooling.task == "embed",
+        Ability.CLASSIFICATION: pooling is not None and pooling.task != "embed",
         Ability.LORA: request.lora_name is not None,
         Ability.MULTIMODAL: bool(request.mm_features),
         Ability.PROMPT_EMBEDS: request.prompt_embeds is not None,
@@ -81,15 +85,16 @@ def _find_mistake(request: Request, config: SchedulerConfig) -> str | None:
 def _find_lack_of_room(
     request: Request, config: SchedulerConfig, *, num_blocks: int, block_size: int, max_model_len: int
 ) -> str | None:
-    if request.num_tokens >= max_model_len:
+    # A vector needs no room for a token.
+    if request.num_tokens >= max_model_len + (request.pooling_params is not None):
         return (
             f"prompt and output so far have {request.num_tokens} tokens, max_model_len is {max_model_len}: "
             "there is no room for another one"
         )
     if request.num_tokens >= request.max_num_tokens:
         return f"max_tokens is {request.max_tokens}: there is nothing to generate"
-    is_producer = request.transfer_role is TransferRole.PRODUCER
-    num_slots = request.num_tokens if is_producer else request.max_num_tokens
+    computes_prompt_only = request.transfer_role is TransferRole.PRODUCER or request.pooling_params is not None
+    num_slots = request.num_tokens if computes_prompt_only else request.max_num_tokens
     num_needed_blocks = -(-num_slots // block_size)
     if num_needed_blocks > num_blocks:
         return (

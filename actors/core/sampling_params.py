@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+Pooling = Literal["last", "mean", "cls"]
+
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputParams:
@@ -26,15 +28,18 @@ class StructuredOutputParams:
 class PoolingParams:
     """What is wanted of a prompt instead of tokens.
 
+    task:       score is what a classification head with one class says
     pooling:    of the last layer's hidden states
-    normalize:  to length 1
-    dimensions: keep so many of the vector's first ones; None: all
+    normalize:  an embedding, to length 1
+    dimensions: keep so many of an embedding's first numbers; None: all
+    activate:   make scores of the head's logits
     """
 
     task: Literal["embed", "classify", "score"] = "embed"
-    pooling: Literal["last", "mean", "cls"] = "last"
+    pooling: Pooling = "last"
     normalize: bool = True
     dimensions: int | None = None
+    activate: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,7 +122,8 @@ class Scheduler:
         """
         if request.request_id in self.requests or request.request_id in self.remote.held:
             raise DuplicateRequest(f"request {request.request_id} is still in this engine")
-        request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
+        if request.pooling_params is None:
+            request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
         self.requests[request.request_id] = request
         self.remote.add_request(request)
         now_s = self._clock()

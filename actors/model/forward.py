@@ -3,34 +3,73 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from actors.model.attention.base import BATCH_ARGUMENT, BatchAttention
+from actors.model.model_kind import ModelKind
+
+TakeStates = Callable[[Tensor], None]
+"""Gets the last layer's hidden states, [num_tokens, hidden_size], as the model's head does: after the last norm."""
 
 
 class FlatForward:
-    """Calls a causal language model with all requests' tokens in one row.
+    """Calls a model with all requests' tokens in one row.
+
+    Its output is logits for a causal language model, and the last hidden states for one of another kind.
 
     Invariant: nothing but attention mixes tokens, and attention goes by the batch, so requests do not see each other.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, kind: ModelKind = ModelKind.GENERATION) -> None:
         self.model = model
-        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.generates = kind is ModelKind.GENERATION
+        self._called: nn.Module = model.base_model if kind is ModelKind.CLASSIFICATION else model
+        self._keeps_logits = self.generates and "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def __call__(self, input_ids: Tensor, positions: Tensor, batch: BatchAttention, logits_indices: Tensor) -> Tensor:
-        """Logits where they are wanted.
+    def __call__(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        batch: BatchAttention,
+        indices: Tensor,
+        take_states: TakeStates | None = None,
+    ) -> Tensor:
+        """The output where it is wanted.
 
-        input_ids, positions: [num_tokens] int64; logits_indices: [n] int64, into the tokens
-        Returns [n, vocab_size] in the model's dtype.
+        input_ids, positions: [num_tokens] int64; indices: [n] int64, into the tokens
+        take_states: is given all tokens' hidden states on the way
+        Returns [n, vocab_size], or [n, hidden_size], in the model's dtype.
         """
+        if take_states is None:
+            return self._run(input_ids, positions, batch, indices)
+        trunk = self._called
+        if self.generates:
+            # What gives a head its hidden states is not always the base model: OPT's calls its decoder.
+            trunk = self.model.get_decoder()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        hook = trunk.register_forward_hook(lambda module, inputs, output: take_states(output.last_hidden_state[0]))
+        try:
+            return self._run(input_ids, positions, batch, indices)
+        finally:
+            hook.remove()
+
+    def _run(self, input_ids: Tensor, positions: Tensor, batch: BatchAttention, indices: Tensor) -> Tensor:
         arguments: dict[str, object] = {BATCH_ARGUMENT: batch}
         if self._keeps_logits:
-            arguments["logits_to_keep"] = logits_indices
-        output = self.model(
+            arguments["logits_to_keep"] = indices
+        output = self._called(
             input_ids=input_ids[None], position_ids=positions[None], use_cache=False, return_dict=True, **arguments
         )
-        logits: Tensor = output.logits[0]
-        return logits if self._keeps_logits else logits[logits_indices]
+        rows: Tensor = (output.logits if self.generates else output.last_hidden_state)[0]
+        return rows if self._keeps_logits else rows[indices]
+
+    def stock(self, input_ids: Tensor) -> Tensor:
+        """The same output of one sequence's every token, as the model itself computes it; with its own attention.
+
+        input_ids: [num_tokens] int64
+        """
+        output = self._called(input_ids=input_ids[None], use_cache=False, return_dict=True)
+        rows: Tensor = (output.logits if self.generates else output.last_hidden_state)[0]
+        return rows

@@ -33,6 +33,7 @@ class CachedRequest:
     num_prompt_tokens: int
     row: int | None = None
     parked_token_ids: np.ndarray | None = None
+    wants_vector: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class StepInputs:
     """One step's batch in arrays.
 
     token_ids, positions: [num_tokens] int64
-    sampled:        [num_sampled] int64, which requests of the batch have their last token in this step
+    sampled:        [num_sampled] int64, which requests of the batch want a token, and have their last one in this step
     sampled_rows:   [num_sampled] int64, their rows
     logits_indices: [num_sampled] int64, where their last tokens are; with drafts [num_positions], theirs as well
     drafts:         None if there are none in the step
@@ -82,6 +83,8 @@ class InputBatch:
         self._num_prompt = np.zeros(max_num_seqs, dtype=np.int64)
         self._sampling = SamplingTable(max_num_seqs)
         self.prompt_logprobs = PromptLogprobs(self._token_ids)
+        self._wants_vector = np.zeros(max_num_seqs, dtype=bool)
+        self._num_pooling = 0
         self._block_size = block_size
 
     def __len__(self) -> int:
@@ -120,7 +123,10 @@ class InputBatch:
         if draft_table is not None:
             num_missing += (draft_table != NO_TOKEN).sum(axis=1)
         assert (num_missing >= 0).all(), "more tokens were scheduled than the requests have"
-        sampled = np.flatnonzero(num_missing == 0)
+        is_sampled = num_missing == 0
+        if self._num_pooling:
+            is_sampled &= ~self._wants_vector[rows]
+        sampled = np.flatnonzero(is_sampled)
         logits_indices = query_starts[sampled + 1] - 1
         step_drafts = None
         if draft_table is not None:
@@ -192,8 +198,11 @@ class InputBatch:
 
     def _add(self, new: NewRequestData) -> None:
         self._forget(new.req_id)
-        request = CachedRequest(new.sampling_params, new.eos_token_ids, len(new.prompt_token_ids))
+        wants_vector = new.pooling_params is not None
+        num_prompt_tokens = len(new.prompt_token_ids)
+        request = CachedRequest(new.sampling_params, new.eos_token_ids, num_prompt_tokens, wants_vector=wants_vector)
         self._requests[new.req_id] = request
+        self._num_pooling += wants_vector
         tokens = np.array(new.prompt_token_ids + new.output_token_ids, dtype=np.int32)
         self._enter(request, new.row, tokens, new.block_ids[0])
 
@@ -213,13 +222,17 @@ class InputBatch:
         self._num_tokens[row] = len(tokens)
         self._num_prompt[row] = request.num_prompt_tokens
         self._block_tables[row, : len(block_ids)] = block_ids
+        self._wants_vector[row] = request.wants_vector
         self._sampling.set(row, request.params)
         if request.params.prompt_logprobs is not None and len(tokens) == request.num_prompt_tokens:
             self.prompt_logprobs.begin(row, request.params.prompt_logprobs, request.num_prompt_tokens)
 
     def _forget(self, req_id: str) -> None:
         request = self._requests.pop(req_id, None)
-        if request is not None and request.row is not None:
+        if request is None:
+            return
+        self._num_pooling -= request.wants_vector
+        if request.row is not None:
             self._by_row[request.row] = None
             self.prompt_logprobs.forget(request.row)
 

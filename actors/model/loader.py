@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from actors.config import ModelConfig
 from actors.model.attention.base import ATTENTION_NAME, register_attention
@@ -19,12 +19,16 @@ from actors.model.errors import CheckpointError, DeviceUnavailable, UnsupportedM
 from actors.model.fingerprint import fingerprint_checkpoint
 from actors.model.forward import FlatForward
 from actors.model.limits import derive_max_model_len
+from actors.model.model_kind import kind_of
+from actors.model.pooling.head import ClassificationHead
+from actors.model.pooling.loading import load_pooling
 from actors.model.self_check import check_forward
 from actors.model.support import architecture_name, refuse_unsupported
 from actors.model.tensor_parallel import build_shard
 from actors.model.tensor_parallel_group import TensorParallelGroup
 from actors.model.tensor_parallel_plan import shard_heads
 from actors.model.tensor_parallel_weights import CheckpointWeights, DrawnWeights, MergedWeights
+from actors.pooling_facts import PoolingFacts
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +44,8 @@ class LoadedModel:
 
     eos_token_ids: the tokens that end a sequence; empty if the checkpoint names none
     fingerprint:   see fingerprint_checkpoint
+    pooling:       what vectors it gives; None if it gives none
+    head:          of a model that classifies
     """
 
     forward: FlatForward
@@ -51,6 +57,8 @@ class LoadedModel:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     fingerprint: str
+    pooling: PoolingFacts | None = None
+    head: ClassificationHead | None = None
 
 
 def load_model(model_config: ModelConfig, group: TensorParallelGroup | None = None) -> LoadedModel:
@@ -96,13 +104,15 @@ def _finish(
     model.to(choose_device(model_config))  # type: ignore[arg-type]  # transformers' decorator hides the signature
     # A flattened batch has no padding: a token that happens to be the padding token is like any other.
     model.config.pad_token_id = None
-    forward = FlatForward(model)
+    kind = kind_of(config)
+    forward = FlatForward(model, kind)
     architecture = architecture_name(config)
     geometry, vocab_size = _probe(forward, architecture)
     if group is not None:
         geometry = _place(geometry, config, group)
     _check_windows(config.get_text_config(decoder=True), geometry, architecture, max_model_len)
     check_forward(forward, geometry, vocab_size=vocab_size, max_tokens=max_model_len)
+    pooling, head = load_pooling(directory, config, kind, forward)
     logger.info(
         "checked the model", extra={"architecture": architecture, "elapsed_s": round(time.monotonic() - started, 3)}
     )
@@ -116,6 +126,8 @@ def _finish(
         max_model_len=max_model_len,
         eos_token_ids=_read_eos_token_ids(directory, config),
         fingerprint=fingerprint_checkpoint(directory, model_config, str(model.dtype)),
+        pooling=pooling,
+        head=head,
     )
 
 
@@ -145,7 +157,7 @@ def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelCo
     if model_config.load_format == "dummy":
         return _make_dummy_model(config, model_config, dtype)
     try:
-        loaded: tuple[PreTrainedModel, dict[str, set[object]]] = AutoModelForCausalLM.from_pretrained(  # type: ignore[assignment]  # the stubs ignore output_loading_info
+        loaded: tuple[PreTrainedModel, dict[str, set[object]]] = kind_of(config).auto_class.from_pretrained(  # type: ignore[assignment]  # the stubs ignore output_loading_info
             directory,
             output_loading_info=True,
             config=config,
@@ -170,7 +182,7 @@ def _make_dummy_model(config: PretrainedConfig, model_config: ModelConfig, dtype
         dtype = getattr(config, "dtype", None) or torch.float32
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(model_config.seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # left untyped
+        model: PreTrainedModel = kind_of(config).auto_class.from_config(  # type: ignore[no-untyped-call]  # left untyped
             config,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
@@ -227,12 +239,16 @@ def _probe(forward: FlatForward, architecture: str) -> tuple[KVGeometry, int]:
     probe = GeometryProbe(architecture)
     tokens = torch.arange(_NUM_PROBE_TOKENS, device=forward.model.device)
     try:
-        logits = forward(tokens, tokens, probe, tokens[-1:])
+        output = forward(tokens, tokens, probe, tokens[-1:])
     except UnsupportedModel as exc:
         raise UnsupportedModel(architecture, f"{exc.reason} (in {exc.architecture})") from exc
     except (TypeError, ValueError, AttributeError, LookupError, NotImplementedError) as exc:
         raise UnsupportedModel(architecture, f"its forward does not take a flattened batch: {exc!r}") from exc
-    return probe.geometry(), logits.shape[-1]
+    if forward.generates:
+        return probe.geometry(), output.shape[-1]
+    embeddings = forward.model.get_input_embeddings()
+    assert isinstance(embeddings.weight, torch.Tensor), "a model that takes tokens looks them up"
+    return probe.geometry(), embeddings.weight.shape[0]
 
 
 def _check_windows(text: PretrainedConfig, geometry: KVGeometry, architecture: str, max_model_len: int) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Final
 
 import numpy as np
 import torch
@@ -20,11 +19,13 @@ from actors.core.sampling_params import SamplingParams
 from actors.model.attention.base import BatchShape
 from actors.model.attention.probe import GeometryProbe
 from actors.model.attention.torch_backend import TorchAttention
+from actors.model.forward import TakeStates
 from actors.model.grammar.mask import GrammarMask
 from actors.model.input_batch import InputBatch, StepInputs
 from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks, make_layout
 from actors.model.loader import LoadedModel, load_model
 from actors.model.memory import free_memory_bytes, peak_memory_bytes
+from actors.model.pooling.pooler import Pooler
 from actors.model.prompt_logprobs import PromptParts
 from actors.model.sampler import SamplerOutput, sample
 from actors.model.sampling_batch import SamplingBatch, SamplingRow
@@ -32,6 +33,7 @@ from actors.model.spec_decode.choice import make_proposer
 from actors.model.spec_decode.draft_model import DraftModel, load_draft_model
 from actors.model.spec_decode.proposer import Proposer
 from actors.model.tensor_parallel_group import TensorParallelGroup
+from actors.pooling_facts import PoolingFacts
 from kv_transfer.layout import KVCacheLayout
 
 logger = logging.getLogger(__name__)
@@ -39,9 +41,6 @@ logger = logging.getLogger(__name__)
 
 class ModelRunner:
     """Owns the model, the KV cache and the persistent batch. Not thread-safe: the engine thread owns it."""
-
-    abilities: Final = frozenset({Ability.HANDOFF, Ability.STRUCTURED_OUTPUT, Ability.PROMPT_LOGPROBS})
-    """What it does for a request beyond generating tokens."""
 
     def __init__(
         self,
@@ -63,12 +62,14 @@ class ModelRunner:
         self._batch: InputBatch | None = None
         self._draft_model: DraftModel | None = None
         self._proposer: Proposer | None = None
+        self._pooler = Pooler()
 
     def load_model(self) -> None:
         """Load and check the model. Raises CheckpointError or UnsupportedModel."""
         if self._parallel_config.num_threads:
             torch.set_num_threads(self._parallel_config.num_threads)
         self._loaded = load_model(self._model_config, self._group)
+        self._pooler = Pooler(self._loaded.head)
         # One rank's guesses are enough: the scheduler gives them to all.
         if self._group is None or self._group.rank == 0:
             self._draft_model = load_draft_model(self._model_config, self._scheduler_config, self._loaded)
@@ -125,30 +126,43 @@ class ModelRunner:
         """Compute one step and sample where a request's last token is in it."""
         batch = self._input_batch
         batch.update(scheduler_output)
+        self._pooler.update(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens == 0:
             return ModelRunnerOutput([], [])
         req_ids = scheduler_output.batch.req_ids
         inputs = batch.prepare(scheduler_output.batch, scheduler_output.scheduled_spec_decode_tokens)
+        pooled = self._pooler.begin_step(scheduler_output.batch)
+        take_states = None if pooled is None else pooled.take_states
         if inputs.prompts is None:
-            logits = self._forward(inputs.token_ids, inputs.positions, inputs.shape, inputs.logits_indices)
+            shape, indices = inputs.shape, inputs.logits_indices
+            logits = self._forward(inputs.token_ids, inputs.positions, shape, indices, take_states)
             prompt_logprobs = None
         else:
-            logits, prompt_logprobs = self._look_at_prompts(inputs, inputs.prompts)
-        if not len(inputs.sampled):
-            return ModelRunnerOutput(req_ids, np.full((len(req_ids), 1), NO_TOKEN, dtype=np.int64))
+            logits, prompt_logprobs = self._look_at_prompts(inputs, inputs.prompts, take_states)
+        if len(inputs.sampled):
+            output = self._sample_and_propose(scheduler_output, inputs, logits)
+        else:
+            output = ModelRunnerOutput(req_ids, np.full((len(req_ids), 1), NO_TOKEN, dtype=np.int64))
+        output.prompt_logprobs_dict = prompt_logprobs or {}
+        if pooled is not None:
+            output.pooler_output = pooled.outputs()
+        return output
+
+    def _sample_and_propose(
+        self, scheduler_output: SchedulerOutput, inputs: StepInputs, logits: Tensor
+    ) -> ModelRunnerOutput:
         sample_tokens = self._sample if inputs.drafts is None else self._check_drafts
         output = sample_tokens(scheduler_output, inputs, logits)
-        output.prompt_logprobs_dict = prompt_logprobs or {}
         if self._proposer is not None and scheduler_output.num_drafts_wanted is not None:
             output.draft_token_ids = self._propose(self._proposer, scheduler_output, inputs.sampled)
         return output
 
     def _look_at_prompts(
-        self, inputs: StepInputs, prompts: PromptParts
+        self, inputs: StepInputs, prompts: PromptParts, take_states: TakeStates | None
     ) -> tuple[Tensor, dict[str, list[TokenLogprobs]]]:
         """The logits to sample from, and the log-probabilities of prompts that end in the step."""
         indices = np.concatenate([inputs.logits_indices, prompts.logits_indices])
-        logits = self._forward(inputs.token_ids, inputs.positions, inputs.shape, indices)
+        logits = self._forward(inputs.token_ids, inputs.positions, inputs.shape, indices, take_states)
         num_sampled = len(inputs.logits_indices)
         return logits[:num_sampled], self._input_batch.prompt_logprobs.take_in(prompts, logits[num_sampled:])
 
@@ -198,6 +212,30 @@ class ModelRunner:
         return self._layout
 
     @property
+    def abilities(self) -> frozenset[Ability]:
+        """What it does for a request. Vectors come of the loaded model; the rest is this engine's."""
+        facts = self.pooling
+        has = {
+            Ability.GENERATION: self.generates,
+            Ability.HANDOFF: self.generates,
+            Ability.STRUCTURED_OUTPUT: self.generates,
+            Ability.PROMPT_LOGPROBS: self.generates,
+            Ability.POOLING: facts is not None and facts.embedding_size > 0,
+            Ability.CLASSIFICATION: facts is not None and bool(facts.labels),
+        }
+        return frozenset(ability for ability, is_there in has.items() if is_there)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model has a language head."""
+        return self._model.forward.generates
+
+    @property
+    def pooling(self) -> PoolingFacts | None:
+        """What vectors the model gives; None if it gives none."""
+        return self._model.pooling
+
+    @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """The model's end-of-sequence tokens."""
         return self._model.eos_token_ids
@@ -242,13 +280,18 @@ class ModelRunner:
         )
 
     def _forward(
-        self, token_ids: np.ndarray, positions: np.ndarray, shape: BatchShape, logits_indices: np.ndarray
+        self,
+        token_ids: np.ndarray,
+        positions: np.ndarray,
+        shape: BatchShape,
+        logits_indices: np.ndarray,
+        take_states: TakeStates | None = None,
     ) -> Tensor:
-        """[len(logits_indices), vocab_size] in the model's dtype."""
+        """[len(logits_indices), vocab_size] in the model's dtype. take_states: is given all tokens' hidden states."""
         input_ids, position_ids, indices = (
             torch.from_numpy(array).to(self._model.device) for array in (token_ids, positions, logits_indices)
         )
-        return self._model.forward(input_ids, position_ids, self._backend.prepare(shape), indices)
+        return self._model.forward(input_ids, position_ids, self._backend.prepare(shape), indices, take_states)
 
     @torch.inference_mode()
     def _run_largest_batch(self) -> None:
@@ -263,6 +306,8 @@ class ModelRunner:
             GeometryProbe(loaded.architecture),
             tokens[: num_rows + scheduler_config.max_prompt_logprobs_per_step],
         )
+        if not loaded.forward.generates:
+            return
         no_tokens = np.zeros(0, dtype=np.int64)
         row = SamplingRow(SamplingParams(), no_tokens, no_tokens, loaded.eos_token_ids)
         sample(logits[:num_rows], SamplingBatch.of_rows([row] * num_rows))

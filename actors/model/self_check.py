@@ -1,18 +1,22 @@
 """The proof that a model is served right: the engine's paged, flattened forward against the model's own.
 
-Reading configs can only find what somebody thought of. So every loaded model first computes the logits of two random
-sequences both ways: with transformers' eager attention and its own masks, and through our attention in three mixed
-steps (prefill, a chunk on a cached prefix beside another prefill, decode). If the logits differ, it is refused.
+Reading configs can only find what somebody thought of. So every loaded model first computes the output (logits, or the
+hidden states of a model without a language head) of two random sequences both ways: with transformers' eager attention
+and its own masks, and through our attention in three mixed steps (prefill, a chunk on a cached prefix beside another
+prefill, decode). If they differ, it is refused.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from actors.model.attention.base import ATTENTION_NAME, BatchShape
 from actors.model.attention.probe import KVGeometry
@@ -119,14 +123,19 @@ def _run_step(
 
 def _stock_logits(forward: FlatForward, sequences: Tensor) -> Tensor:
     """The same logits from the untouched model: eager attention, its own masks, one sequence at a time."""
-    model, num_tokens = forward.model, sequences.shape[1]
+    num_tokens = sequences.shape[1]
+    with stock_attention(forward.model):
+        return torch.cat([forward.stock(sequences[0]), forward.stock(sequences[1, : num_tokens - num_tokens // 2])])
+
+
+@contextmanager
+def stock_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model attend as transformers does, eagerly, for so long."""
     model.set_attn_implementation("eager")
     try:
-        first = model(input_ids=sequences[:1], use_cache=False).logits[0]
-        second = model(input_ids=sequences[1:, : num_tokens - num_tokens // 2], use_cache=False).logits[0]
+        yield
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
-    return torch.cat([first, second])
 
 
 def _relative_error(paged: Tensor, stock: Tensor) -> float:

@@ -6,13 +6,19 @@ What passes here still has to prove itself: the geometry probe and the self-chec
 from __future__ import annotations
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.model.errors import UnsupportedModel
+from actors.model.model_kind import ModelKind, kind_of
 
 _SERVED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _OTHER_INPUTS = ("vision_config", "audio_config", "speech_config")
 _LAYER_TYPE_FIELDS = ("layer_types", "layers_block_type", "attention_layers")
+_KIND_NAMES = {
+    ModelKind.GENERATION: "causal language model",
+    ModelKind.EMBEDDING: "model",
+    ModelKind.CLASSIFICATION: "model for sequence classification",
+}
 
 
 def refuse_unsupported(config: PretrainedConfig, *, trust_remote_code: bool) -> None:
@@ -59,7 +65,7 @@ def _reason_in_layer_types(text: PretrainedConfig) -> str | None:
 def _reason_in_class(config: PretrainedConfig, trust_remote_code: bool) -> str | None:
     model = _build_without_weights(config, trust_remote_code)
     if model is None:
-        return "transformers has no causal language model for it"
+        return f"transformers has no {_KIND_NAMES[kind_of(config)]} for it"
     if getattr(model, "_is_stateful", False):
         return "it keeps recurrent state, which cannot be kept in blocks"
     if any(name.endswith("sinks") for name, _ in model.named_parameters()):
@@ -71,10 +77,11 @@ def _reason_in_class(config: PretrainedConfig, trust_remote_code: bool) -> str |
 
 def _build_without_weights(config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel | None:
     """The model on the meta device: its structure without its memory. None if there is no class for the config."""
-    if not trust_remote_code and type(config) not in AutoModelForCausalLM._model_mapping:
+    auto_class = kind_of(config).auto_class
+    if not trust_remote_code and type(config) not in auto_class._model_mapping:
         return None
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # left untyped
+        model: PreTrainedModel = auto_class.from_config(  # type: ignore[no-untyped-call]  # left untyped
             config, trust_remote_code=trust_remote_code
         )
     return model

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.model.attention.base import ATTENTION_NAME
 from actors.model.errors import CheckpointError, UnsupportedModel
+from actors.model.model_kind import kind_of
 from actors.model.support import architecture_name
 from actors.model.tensor_parallel_group import TensorParallelGroup
 from actors.model.tensor_parallel_layers import GatheredLinear, RowParallelLinear
@@ -49,7 +50,7 @@ def build_shard(
     """
     heads = shard_heads(config, group.size)
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]  # left untyped
+        model: PreTrainedModel = kind_of(config).auto_class.from_config(  # type: ignore[no-untyped-call]  # left untyped
             config, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=trust_remote_code
         )
     shards = plan_shards(model, config, group.rank, group.size)

@@ -2,24 +2,30 @@
 
 Right means: the decode engine, asked to do the same prompt alone, says the same. A cache_salt of its own keeps each of
 the two runs from the other's cached blocks, so that the first one really moves KV and the second really computes it.
+
+A model that gives no tokens has nothing to hand over: each engine of the pair is asked for the prompt's vector.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import uuid
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from itertools import chain
 
 from actors.config import ModelFacts
 from actors.core.outputs import EngineCoreOutput
 from actors.core.request import EngineCoreRequest, FinishReason
-from actors.core.sampling_params import SamplingParams
+from actors.core.sampling_params import PoolingParams, SamplingParams
 from cluster.engine_connection import EngineConnection
 from cluster.errors import CanaryFailed, EngineLost
 from kv_transfer.params import KVTransferParams, TransferRole
 
 _NUM_TOKENS = 4
+_MAX_VECTOR_ERROR = 0.1
+"""Relative. What 16 bits and other kernels may do; other weights give vectors that have nothing in common."""
 
 
 async def run_canary(
@@ -29,6 +35,9 @@ async def run_canary(
     name = decode.descriptor.engine_id if prefill is None else _pair_name(prefill, decode)
     try:
         async with asyncio.timeout(timeout_s):
+            if not facts.generates:
+                await _compare_vectors([decode] if prefill is None else [prefill, decode], facts, name)
+                return
             handed_over = await _run_pair(prefill, decode, facts) if prefill is not None else None
             alone = await _tokens([decode.submit(_request(facts))])
     except TimeoutError as error:
@@ -51,6 +60,28 @@ async def _run_pair(prefill: EngineConnection, decode: EngineConnection, facts: 
     consumer = decode.submit(_with_ticket(request, transfer_id, TransferRole.CONSUMER, prefill))
     producer = prefill.submit(_with_ticket(request, transfer_id, TransferRole.PRODUCER, decode))
     return await _tokens([producer, consumer])
+
+
+async def _compare_vectors(engines: list[EngineConnection], facts: ModelFacts, name: str) -> None:
+    vectors = [await _vector(engine, facts) for engine in engines]
+    size = math.hypot(*vectors[0])
+    if not 0 < size < math.inf:  # a NaN fails, too
+        raise CanaryFailed(f"{name}: a vector of length {size:g} came of the canary request")
+    if any(math.dist(vectors[0], vector) > _MAX_VECTOR_ERROR * size for vector in vectors):
+        raise CanaryFailed(f"{name}: the two engines do not compute the same vector of one prompt")
+
+
+async def _vector(engine: EngineConnection, facts: ModelFacts) -> list[float]:
+    assert facts.pooling is not None, "a model gives tokens or vectors"
+    params = PoolingParams(pooling=facts.pooling.pooling)
+    if not facts.pooling.embedding_size:
+        params = replace(params, task="classify", activate=False)
+    engine_id = engine.descriptor.engine_id
+    async for output in engine.submit(replace(_request(facts), pooling_params=params)):
+        if output.pooling_output is not None:
+            return output.pooling_output
+        raise CanaryFailed(f"{engine_id} gave the canary request up: {output.error}")
+    raise CanaryFailed(f"{engine_id} gave no vector of the canary request")
 
 
 def _with_ticket(

@@ -237,7 +237,7 @@ def test_an_output_that_repeats_itself_is_stopped_if_the_request_says_so() -> No
 
 
 def test_a_request_that_needs_what_the_engine_cannot_do_is_refused_and_not_run_without_it() -> None:
-    driver = Driver(make_scheduler(worker_abilities=[Ability.POOLING]))
+    driver = Driver(make_scheduler(worker_abilities=[Ability.GENERATION, Ability.POOLING]))
     driver.scheduler.add_request(make_request("a", 4, lora_name="x", pooling_params=PoolingParams()))
     driver.scheduler.add_request(make_request("b", 4, max_tokens=1))
     driver.run()

@@ -1,0 +1,43 @@
+"""What a checkpoint's model ends in: token logits, a classification head, or nothing."""
+
+from __future__ import annotations
+
+import enum
+
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, PretrainedConfig
+
+AutoClass = type[AutoModel] | type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
+
+_CLASSIFIER_SUFFIX = "ForSequenceClassification"
+
+
+class ModelKind(enum.Enum):
+    """GENERATION gives tokens, and vectors besides; the others give vectors only."""
+
+    GENERATION = enum.auto()
+    EMBEDDING = enum.auto()
+    """A model without a head: its last hidden states are what it is for."""
+    CLASSIFICATION = enum.auto()
+
+    @property
+    def auto_class(self) -> AutoClass:
+        """transformers' class for it."""
+        match self:
+            case ModelKind.GENERATION:
+                return AutoModelForCausalLM
+            case ModelKind.EMBEDDING:
+                return AutoModel
+            case ModelKind.CLASSIFICATION:
+                return AutoModelForSequenceClassification
+
+
+def kind_of(config: PretrainedConfig) -> ModelKind:
+    """By the class that the checkpoint names; one that names none is taken for a causal language model."""
+    name = (getattr(config, "architectures", None) or [""])[0]
+    if name.endswith(_CLASSIFIER_SUFFIX):
+        return ModelKind.CLASSIFICATION
+    headless = AutoModel._model_mapping.get(type(config), None)
+    classes = headless if isinstance(headless, tuple) else (headless,)
+    if name and name in {one.__name__ for one in classes if one is not None}:
+        return ModelKind.EMBEDDING
+    return ModelKind.GENERATION

@@ -1,0 +1,50 @@
+"""The classification head of a checkpoint, applied to pooled hidden states."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from actors.model.errors import UnsupportedModel
+from actors.pooling_facts import Activation
+
+_MAX_ERROR = 1e-3
+
+
+class ClassificationHead:
+    """What transformers' own model does after pooling."""
+
+    def __init__(self, model: PreTrainedModel, activation: Activation) -> None:
+        """Raises UnsupportedModel if the head is not one linear layer called score."""
+        score = getattr(model, "score", None)
+        if not isinstance(score, nn.Linear):
+            raise UnsupportedModel(type(model).__name__, "its classification head is not a linear layer `score`")
+        self._model = model
+        self._score = score
+        self._activation = activation
+
+    def logits(self, pooled: Tensor) -> Tensor:
+        """[n, hidden_size] in the model's dtype -> [n, num_labels] float32, on the CPU."""
+        logits: Tensor = self._score(pooled.to(self._score.weight.dtype))
+        return logits.float().cpu()
+
+    def activate(self, logits: Tensor) -> Tensor:
+        """Scores of logits, [n, num_labels] float32."""
+        if self._activation == "softmax":
+            return logits.softmax(dim=-1)
+        return logits.sigmoid() if self._activation == "sigmoid" else logits
+
+    def check(self, input_ids: Tensor, states: Tensor) -> None:
+        """Raise UnsupportedModel unless the whole model says of this sequence what the head makes of its last token.
+
+        input_ids: [num_tokens]; states: [num_tokens, hidden_size], the model's own. With the model's own attention.
+        """
+        stock = self._model(input_ids=input_ids[None], use_cache=False, return_dict=True).logits.float().cpu()
+        own = self.logits(states[-1:])
+        error = float((own - stock).norm() / stock.norm().clamp_min(torch.finfo(torch.float32).tiny))
+        if not error <= _MAX_ERROR:  # a NaN fails, too
+            raise UnsupportedModel(
+                type(self._model).__name__,
+                f"its logits are not its head's for the last token (they differ by {error:.2g})",
+            )

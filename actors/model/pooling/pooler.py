@@ -1,0 +1,137 @@
+"""From hidden states to the vectors of pooling requests, over as many chunks as their prompts take.
+
+A prompt that is cut leaves something behind in each step: the sum of its hidden states so far (mean), or the first one
+(cls). It belongs to the request, not to its row, and begins anew with the prompt's first token: so a request that was
+preempted starts over like any other. A request whose prefix was found in a cache has no hidden states of it; only the
+last token's are wanted of such a one (Request.reads_prefix_cache).
+
+Sums are in float32, whatever the model's dtype, and each request's is its own: a vector does not depend on its batch.
+All ranks of an engine have the same hidden states; rank 0's vectors are those that count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.core.outputs import SchedulerOutput, StepBatch
+from actors.core.sampling_params import PoolingParams
+from actors.model.pooling.head import ClassificationHead
+
+_TINY = 1e-12
+"""As torch.nn.functional.normalize has it: a vector of zeros stays one."""
+
+
+@dataclass(slots=True)
+class _Pooled:
+    """A request that wants a vector. partial: [hidden_size], what its earlier chunks left behind."""
+
+    params: PoolingParams
+    num_prompt_tokens: int
+    partial: Tensor | None = None
+
+
+class Pooler:
+    """Knows the engine's pooling requests. Costs nothing in a step that has none."""
+
+    def __init__(self, head: ClassificationHead | None = None) -> None:
+        """head: of a model that classifies."""
+        self._head = head
+        self._requests: dict[str, _Pooled] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def update(self, scheduler_output: SchedulerOutput) -> None:
+        """Take in who has come and who is gone."""
+        if self._requests:
+            for req_id in scheduler_output.finished_req_ids:
+                self._requests.pop(req_id, None)
+        for new in scheduler_output.scheduled_new_reqs:
+            if new.pooling_params is not None:
+                self._requests[new.req_id] = _Pooled(new.pooling_params, len(new.prompt_token_ids))
+
+    def begin_step(self, batch: StepBatch) -> PooledStep | None:
+        """What is to be done with the step's hidden states; None if nobody in it wants a vector."""
+        if not self._requests:
+            return None
+        # Those that decode one token each come first, and a pooling request is never one of them.
+        indices = range(batch.num_plain, len(batch))
+        pooled = {
+            index: self._requests[batch.req_ids[index]] for index in indices if batch.req_ids[index] in self._requests
+        }
+        return PooledStep(batch, pooled, self._head) if pooled else None
+
+
+class PooledStep:
+    """One step's pooling requests, by their places in the batch."""
+
+    def __init__(self, batch: StepBatch, requests: dict[int, _Pooled], head: ClassificationHead | None) -> None:
+        self._batch = batch
+        self._requests = requests
+        self._head = head
+        self._vectors: dict[int, Tensor] = {}
+
+    def take_states(self, states: Tensor) -> None:
+        """Pool the step's hidden states, [num_tokens, hidden_size]."""
+        ends = np.cumsum(self._batch.num_new_tokens)
+        for index, request in self._requests.items():
+            stop, num_new_tokens = int(ends[index]), int(self._batch.num_new_tokens[index])
+            num_computed_tokens = int(self._batch.num_computed_tokens[index])
+            vector = _pool(request, states[stop - num_new_tokens : stop], num_computed_tokens)
+            if num_computed_tokens + num_new_tokens == request.num_prompt_tokens:
+                assert vector is not None, "the last chunk completes it"
+                self._vectors[index] = vector
+                request.partial = None
+
+    def outputs(self) -> dict[str, list[float]]:
+        """The vectors of the requests whose prompts are through, by request id."""
+        req_ids, vectors = self._batch.req_ids, {}
+        embedded = [i for i in self._vectors if self._requests[i].params.task == "embed"]
+        classified = [i for i in self._vectors if self._requests[i].params.task != "embed"]
+        if embedded:
+            pooled = torch.stack([self._vectors[index] for index in embedded]).float().cpu().numpy()
+            for index, vector in zip(embedded, pooled, strict=True):
+                vectors[req_ids[index]] = _finish_embedding(vector, self._requests[index].params)
+        if classified:
+            assert self._head is not None, "without a head such a request is refused"
+            logits = self._head.logits(torch.stack([self._vectors[index] for index in classified]))
+            scores = self._head.activate(logits).tolist()
+            for place, index in enumerate(classified):
+                is_activated = self._requests[index].params.activate
+                vectors[req_ids[index]] = scores[place] if is_activated else logits[place].tolist()
+        return vectors
+
+
+def _pool(request: _Pooled, states: Tensor, num_computed_tokens: int) -> Tensor | None:
+    """Take in a chunk's hidden states, [num_new_tokens, hidden_size].
+
+    Returns [hidden_size], what is pooled so far; None if this pooling wants nothing of the chunks so far.
+    """
+    pooling, is_first = request.params.pooling, num_computed_tokens == 0
+    if pooling == "last":
+        return states[-1]
+    if pooling == "cls":
+        if is_first:
+            request.partial = states[0].clone()
+        assert request.partial is not None, "the prompt's first token was not computed here"
+        return request.partial
+    total = states.sum(dim=0, dtype=torch.float32)
+    if not is_first:
+        assert request.partial is not None, "the prompt's first tokens were not computed here"
+        total += request.partial
+    request.partial = total
+    return total / (num_computed_tokens + len(states))
+
+
+def _finish_embedding(vector: np.ndarray, params: PoolingParams) -> list[float]:
+    """vector: [hidden_size] float32. Cut first, so that what is left has length 1."""
+    if params.dimensions is not None:
+        vector = vector[: params.dimensions]
+    if params.normalize:
+        vector = vector / max(float(np.linalg.norm(vector)), _TINY)
+    numbers: list[float] = vector.tolist()
+    return numbers
