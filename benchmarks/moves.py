@@ -154,7 +154,7 @@ def _print(outcomes: dict[bool, Outcome], num_rounds: int) -> None:
 
 
 def _make_serving(model: Path, facts: ModelFacts, pool: SessionPool, *, moves: bool) -> Serving:
-    description = ModelDescription("model", facts.max_model_len, facts.vocab_size, facts.eos_token_ids)
+    description = ModelDescription.of("model", facts)
     processor = InputProcessor(description, ModelTokenizer.from_directory(model))
     versions = ModelVersions(ModelVersion(1, processor, LeastLoadedPair()))
     return Serving(versions, pool, moves=Moves(pool.stats) if moves else None)

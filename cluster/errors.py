@@ -117,10 +117,11 @@ class DeadlineUnreachable(DeadlineExceeded):
 
 
 class NoEngineAvailable(ClusterError):
-    """No engine serves, in whatever role. One may be there a moment later."""
+    """No engine serves, or none that could do this. One may be there a moment later."""
 
-    def __init__(self) -> None:
-        super().__init__("no engine serves; retry when one is ready")
+    def __init__(self, what: str = "serves") -> None:
+        """what: none of them does."""
+        super().__init__(f"no engine {what}; retry when one is ready")
 
 
 class ModelVersionLeft(ClusterError):

@@ -31,6 +31,7 @@ class InputLimits(BaseModel):
     max_logit_bias: int = Field(1024, ge=0, description="Entries of logit_bias.")
     max_request_id_chars: int = Field(128, ge=1, description="Characters of a request id.")
     max_cache_salt_bytes: int = Field(256, ge=1, description="Bytes of cache_salt, as UTF-8.")
+    max_inputs: int = Field(2048, ge=1, description="Inputs of a call for embeddings, classes or scores.")
     max_grammar_chars: int = Field(65_536, ge=1, description="Characters of a JSON schema, regex, grammar or choices.")
     max_choices: int = Field(1024, ge=1, description="Texts of which the output has to be one.")
     max_schema_depth: int = Field(32, ge=1, description="Schemas of a JSON schema that are inside each other.")

@@ -12,9 +12,11 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
+from actors.config import ModelFacts
 from actors.core.request import EngineCoreRequest
+from actors.pooling_facts import PoolingFacts
 from cluster.errors import ModelNotFound
 from cluster.generation import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from cluster.input_limits import InputLimits
@@ -33,12 +35,21 @@ class ModelDescription:
 
     max_model_len: most tokens of prompt and output together, such that the KV cache of every engine holds them
     vocab_size:    the model's, which can be larger than the tokenizer's
+    generates:     whether it gives tokens; if not, only vectors
+    pooling:       what vectors it gives; None if it gives none
     """
 
     name: str
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    generates: bool = True
+    pooling: PoolingFacts | None = None
+
+    @classmethod
+    def of(cls, name: str, facts: ModelFacts) -> Self:
+        """What an engine says of the model that it has loaded."""
+        return cls(name, facts.max_model_len, facts.vocab_size, facts.eos_token_ids, facts.generates, facts.pooling)
 
 
 class InputProcessor:
@@ -85,21 +96,30 @@ class InputProcessor:
         violations.raise_if_any()
         return await self._tokenize(prompt)
 
+    async def tokenize_pair(self, first: str, second: str) -> list[int]:
+        """Tokenize two texts as the model reads them together. They need not fit into the context."""
+        return await _run(len(first) + len(second), lambda: self.tokenizer.encode_pair(first, second))
+
     def check_model(self, model: str) -> None:
         """Raise ModelNotFound if a request for this one cannot be served."""
         if model not in ("", self.model.name):
             raise ModelNotFound(model, self.model.name)
 
-    def _check_before_tokenizing(self, request: GenerateRequest) -> None:
-        self.check_model(request.model)
-        limits, violations = self.limits, Violations()
-        request_id, salt = request.request_id, request.cache_salt
+    def check_envelope(self, request_id: str, salt: str, priority: int, violations: Violations) -> None:
+        """Check what all kinds of requests have."""
+        limits = self.limits
         is_named = len(request_id) <= limits.max_request_id_chars and request_id.isascii() and request_id.isprintable()
         allowed = f"at most {limits.max_request_id_chars} printable ASCII characters"
         violations.require(is_named, "request_id", request_id, allowed)
         is_salt = len(salt.encode(errors="surrogatepass")) <= limits.max_cache_salt_bytes
         violations.require(is_salt, "cache_salt", salt, f"at most {limits.max_cache_salt_bytes} bytes")
-        violations.require(abs(request.priority) <= MAX_INT32, "priority", request.priority, f"up to {MAX_INT32}")
+        violations.require(abs(priority) <= MAX_INT32, "priority", priority, f"up to {MAX_INT32}")
+
+    def _check_before_tokenizing(self, request: GenerateRequest) -> None:
+        self.check_model(request.model)
+        limits, violations = self.limits, Violations()
+        violations.require(self.model.generates, "model", self.model.name, "one that generates; this one gives vectors")
+        self.check_envelope(request.request_id, request.cache_salt, request.priority, violations)
         self._check_prompt(request.prompt, violations)
         self._check_token_ids("output_token_ids", request.output_token_ids, violations)
         check_sampling(request.sampling, self.model.vocab_size, limits, violations)

@@ -86,6 +86,10 @@ class ModelTokenizer:
         """Tokenize a prompt, with the special tokens that the tokenizer adds."""
         return self.backend.encode(text).ids
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Tokenize two texts that belong together, with the special tokens that the tokenizer adds."""
+        return self.backend.encode(first, second).ids
+
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Tokenize a conversation and the start of the assistant's answer. Raises ChatTemplateError."""
         if self._chat_template is None:

@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from actors.core.outputs import EngineCoreOutput, Preemption, RequestTimings
 from actors.core.request import EngineCoreRequest
@@ -25,11 +26,13 @@ from cluster.engine_connection import EngineConnection, EngineKey, EnginePool
 from cluster.errors import DeadlineExceeded, EngineFailed, ModelVersionLeft, NoEngineAvailable
 from cluster.moves import Moves, PreemptedRequest
 from cluster.router.base import Route, Router
+from cluster.waiting import choose_in_time
 from kv_transfer.params import PrefixSource
 
 logger = logging.getLogger(__name__)
 
-_MAX_ENGINES_LOST = 2
+MAX_ENGINES_LOST: Final = 2
+"""A request that has cost so many is not tried on another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +165,7 @@ class Recovery:
         request_id = self._original.request_id
         # The client counts from what it came with, not from where this attempt began.
         failure.num_new_tokens = len(token_ids) - len(self._original.output_token_ids)
-        if len(self._lost_engines) >= _MAX_ENGINES_LOST:
+        if len(self._lost_engines) >= MAX_ENGINES_LOST:
             reason = f"{failure.reason}; {len(self._lost_engines)} engines died with the request"
             raise EngineFailed(request_id, reason, num_new_tokens=failure.num_new_tokens, can_resume=False) from failure
         if is_last or not failure.can_resume:
@@ -192,18 +195,12 @@ class Recovery:
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + self._policy.engine_timeout_s
         limit_s = give_up_s if self._deadline_s is None else min(give_up_s, self._deadline_s)
-        while True:
-            change = self._engines.next_change()
-            try:
-                return self._choose()
-            except NoEngineAvailable as missing:
-                try:
-                    async with asyncio.timeout_at(limit_s):
-                        await change.wait()
-                except TimeoutError:
-                    if limit_s != give_up_s:
-                        raise DeadlineExceeded(self._original.request_id) from None
-                    raise self._unserved(failure, missing) from missing
+        try:
+            return await choose_in_time(self._choose, self._engines, limit_s)
+        except NoEngineAvailable as missing:
+            if limit_s != give_up_s:
+                raise DeadlineExceeded(self._original.request_id) from None
+            raise self._unserved(failure, missing) from missing
 
     def _unserved(self, failure: EngineFailed, missing: NoEngineAvailable) -> EngineFailed:
         num_new_tokens = len(self._request.output_token_ids) - len(self._original.output_token_ids)

@@ -1,4 +1,4 @@
-"""The life of a request, for every door: Serving.generate() is all of it."""
+"""The life of a request, for every door: Serving.generate() is all of it, embed() and its like that of a vector's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from cluster.admission import Admission, Place
 from cluster.engine_connection import EnginePool
@@ -18,13 +19,28 @@ from cluster.output_processor import OutputProcessor, ProcessedOutput
 from cluster.recovery import Recovery, RecoveryPolicy
 from cluster.samples import Answers, GenerateManyRequest, Sample, SampleChunk, SharedPrompt, side_by_side, split
 from cluster.status import RequestView
+from cluster.vectors.computing import Vectors, compute_vectors, scores_of
+from cluster.vectors.processing import process_vectors
+from cluster.vectors.requests import (
+    ClassifyRequest,
+    ClassifyResult,
+    EmbedRequest,
+    EmbedResult,
+    ScoreRequest,
+    ScoreResult,
+    VectorRequest,
+)
+from cluster.vectors.routing import VectorEngines
+
+_VectorRequestT = TypeVar("_VectorRequestT", EmbedRequest, ClassifyRequest, ScoreRequest)
+_RequestT = TypeVar("_RequestT", bound=GenerateRequest | VectorRequest)
 
 
 class Serving:
     """Owns every request from its arrival to its end: it alone submits and aborts.
 
-    Invariant: when generate() is left, for whatever reason, no engine works on the request any more, or has been told
-    not to.
+    Invariant: when generate(), embed(), classify() or score() is left, for whatever reason, no engine works on the
+    request any more, or has been told not to.
     """
 
     def __init__(
@@ -47,6 +63,7 @@ class Serving:
         """
         self._versions = versions
         self._engines = engines
+        self._vector_engines = VectorEngines(engines)
         self._admission = Admission(max_requests_in_flight, max_waiting_tokens, unknown_delay_s=retry_delay_s)
         self._clock = clock
         self._recovery_policy = recovery_policy or RecoveryPolicy()
@@ -96,7 +113,7 @@ class Serving:
         """Stream a request's output. prompt: if others have the same."""
         with admitted as in_flight:
             while True:
-                engines = in_flight.engines = self._choose_version(request)
+                engines = in_flight.engines = self._choose_version(request, self._engines)
                 try:
                     async with aclosing(self._generate_on(engines, request, in_flight, prompt)) as chunks:
                         first = await anext(chunks)
@@ -150,18 +167,60 @@ class Serving:
         # The engines are free of the request before its client has read the end.
         yield _chunk(processed, _end(processed, output_processor.num_output_tokens, recovery, stopwatch))
 
-    def _choose_version(self, request: GenerateRequest) -> EnginesOfVersion:
-        if request.model_version:
-            return self._engines_of(request.model_version, request.request_id)
-        versions_in_flight = (one.engines.model.version for one in self._in_flight.values() if one.engines is not None)
-        model = self._versions.choose(self._engines.snapshot(), versions_in_flight)
-        return EnginesOfVersion(self._engines, self._versions, model, is_bound=bool(request.output_token_ids))
+    async def embed(self, request: EmbedRequest) -> EmbedResult:
+        """Give each input's embedding. Cancelling it aborts them all.
 
-    def _engines_of(self, version: int, request_id: str) -> EnginesOfVersion:
+        Raises InvalidRequest, ModelNotFound, PermissionDenied, Overloaded, NoEngineAvailable (no engine computes
+        prompts), EngineFailed, DeadlineExceeded.
+        """
+        vectors = await self._compute_vectors(request)
+        return EmbedResult(vectors.values, vectors.usage, vectors.model.version)
+
+    async def classify(self, request: ClassifyRequest) -> ClassifyResult:
+        """Give what the model's classification head says of each input; otherwise as embed()."""
+        vectors = await self._compute_vectors(request)
+        facts = vectors.model.input_processor.model.pooling
+        labels = () if facts is None else facts.labels
+        return ClassifyResult(vectors.values, labels, vectors.usage, vectors.model.version)
+
+    async def score(self, request: ScoreRequest) -> ScoreResult:
+        """Give how well each document answers the query; otherwise as embed()."""
+        vectors = await self._compute_vectors(request)
+        scores = scores_of(vectors.values, len(request.documents))
+        return ScoreResult(scores, vectors.usage, vectors.model.version)
+
+    async def _compute_vectors(self, request: _VectorRequestT) -> Vectors:
+        with self._admitted(request) as in_flight:
+            while True:
+                engines = in_flight.engines = self._choose_version(request, self._vector_engines)
+                try:
+                    prompts = await process_vectors(engines.model.input_processor, request)
+                    num_tokens = sum(len(prompt.prompt_token_ids) for prompt in prompts)
+                    if not in_flight.place.is_waiting:  # else it begins anew
+                        request.caller.allowance.charge(num_tokens)
+                    in_flight.place.queue(num_tokens, in_flight.time_left_s())
+                    vectors = await compute_vectors(engines, prompts, in_flight.deadline_s, self._recovery_policy)
+                except ModelVersionLeft as left:
+                    if engines.is_bound:
+                        raise _over(request, left, 0) from left
+                    request = _begin_again(request, in_flight.deadline_s)
+                else:
+                    in_flight.place.begin()
+                    return vectors
+
+    def _choose_version(self, request: _RequestT, engines: EnginePool) -> EnginesOfVersion:
+        if request.model_version:
+            return self._engines_of(engines, request.model_version, request.request_id)
+        versions_in_flight = (one.engines.model.version for one in self._in_flight.values() if one.engines is not None)
+        model = self._versions.choose(engines.snapshot(), versions_in_flight)
+        has_begun = isinstance(request, GenerateRequest) and bool(request.output_token_ids)
+        return EnginesOfVersion(engines, self._versions, model, is_bound=has_begun)
+
+    def _engines_of(self, engines: EnginePool, version: int, request_id: str) -> EnginesOfVersion:
         """For a request that belongs to this model version already. Raises EngineFailed if it is not served."""
         model = self._versions.get(version)
         if model is not None:
-            return EnginesOfVersion(self._engines, self._versions, model, is_bound=True)
+            return EnginesOfVersion(engines, self._versions, model, is_bound=True)
         is_yet_to_come = version > self._versions.newest(()).version
         reason = f"model version {version} is yet to come here" if is_yet_to_come else str(ModelVersionLeft(version))
         raise EngineFailed(request_id, reason, num_new_tokens=0, can_resume=is_yet_to_come)
@@ -172,7 +231,7 @@ class Serving:
 
     @property
     def num_requests_in_flight(self) -> int:
-        """Requests that generate() is working on."""
+        """Requests that it is working on."""
         return len(self._in_flight)
 
     @property
@@ -181,11 +240,11 @@ class Serving:
         return self._num_moves_of_ended + sum(in_flight.num_moves for in_flight in self._in_flight.values())
 
     def requests_in_flight(self) -> tuple[RequestView, ...]:
-        """What generate() is working on, oldest first, for people to see."""
+        """What it is working on, oldest first, for people to see."""
         return tuple(in_flight.view() for in_flight in self._in_flight.values())
 
     @contextmanager
-    def _admitted(self, request: GenerateRequest) -> Iterator[_InFlight]:
+    def _admitted(self, request: GenerateRequest | VectorRequest) -> Iterator[_InFlight]:
         deadline_s = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
         request_id, stopwatch = request.request_id, _Stopwatch(self._clock)
         with self._admission.enter() as place, request.caller.allowance.used():
@@ -274,11 +333,11 @@ class _Stopwatch:
         return (self._last_token_s - self._first_token_s) / (self._num_tokens - 1)
 
 
-def _over(request: GenerateRequest, left: ModelVersionLeft, num_new_tokens: int) -> EngineFailed:
+def _over(request: GenerateRequest | VectorRequest, left: ModelVersionLeft, num_new_tokens: int) -> EngineFailed:
     return EngineFailed(request.request_id, str(left), num_new_tokens=num_new_tokens, can_resume=False)
 
 
-def _begin_again(request: GenerateRequest, deadline_s: float | None) -> GenerateRequest:
+def _begin_again(request: _RequestT, deadline_s: float | None) -> _RequestT:
     """A request of which its client knows nothing yet, once more: what has passed of its time stays passed."""
     if deadline_s is None:
         return request

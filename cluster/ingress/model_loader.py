@@ -49,10 +49,7 @@ class ModelLoader:
             else:
                 tokenizer = await asyncio.to_thread(ModelTokenizer.from_directory, Path(model.directory))
                 router = self._make_router(model)
-            facts = model.facts
-            description = ModelDescription(
-                self._config.model_name, facts.max_model_len, facts.vocab_size, facts.eos_token_ids
-            )
+            description = ModelDescription.of(self._config.model_name, model.facts)
             limits = self._config.ingress.limits
             self._versions.put(ModelVersion(model.version, InputProcessor(description, tokenizer, limits), router))
             self._loaded[model.version] = model

@@ -46,7 +46,7 @@ async def local_cluster(
             membership = membership.with_engine(EngineDescriptor(name, 1, role, address))
         await pool.update(membership)
         facts = engines["decode-0"].facts
-        description = ModelDescription("test", facts.max_model_len, facts.vocab_size, facts.eos_token_ids)
+        description = ModelDescription.of("test", facts)
         tokenizer = ModelTokenizer.from_directory(Path(config.model.model))
         router = PrefixAwarePair(facts.layout.block_size)
         versions = ModelVersions(ModelVersion(1, InputProcessor(description, tokenizer), router))

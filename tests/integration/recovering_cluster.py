@@ -177,7 +177,7 @@ class RecoveringCluster:
         """Start engines; "prefill-0" is one for prefill."""
         await asyncio.gather(*(self._start(engine_id) for engine_id in engine_ids))
         facts = next(iter(self.engines.values())).facts
-        description = ModelDescription("test", facts.max_model_len, facts.vocab_size, facts.eos_token_ids)
+        description = ModelDescription.of("test", facts)
         tokenizer = ModelTokenizer.from_directory(Path(self._config.model.model))
         self._input_processor = InputProcessor(description, tokenizer)
         self.serving = self._make_serving(_TappedPool(self.pool, self.tap))

@@ -1,0 +1,133 @@
+"""What is wrong with a request for vectors is said before any engine hears of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from actors.core.sampling_params import PoolingParams
+from actors.pooling_facts import PoolingFacts
+from cluster.access.caller import Caller
+from cluster.errors import InvalidRequest, ModelNotFound, PermissionDenied
+from cluster.generation import ChatMessage, ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from cluster.input_limits import InputLimits
+from cluster.input_processor import InputProcessor
+from cluster.model_tokenizer import ModelTokenizer
+from cluster.vectors.processing import AnyVectorRequest, process_vectors
+from cluster.vectors.requests import ClassifyRequest, EmbedRequest, ScoreRequest
+from tests.cluster.serving_setup import MODEL
+from tests.cluster.vectors.vector_setup import CLASSIFIES, EMBEDS, SCORES
+from tests.fakes import VOCAB_SIZE, byte_tokenizer
+
+A = TextPrompt("a")
+LIMITS = InputLimits(max_inputs=4, max_prompt_chars=100)
+
+
+def processor_of(facts: PoolingFacts | None = EMBEDS, *, generates: bool = True) -> InputProcessor:
+    model = replace(MODEL, pooling=facts, generates=generates)
+    return InputProcessor(model, ModelTokenizer(byte_tokenizer()), LIMITS)
+
+
+async def violations_of(request: AnyVectorRequest, facts: PoolingFacts | None = EMBEDS) -> dict[str, str]:
+    with pytest.raises(InvalidRequest) as raised:
+        await process_vectors(processor_of(facts), request)
+    return {violation.field: violation.allowed for violation in raised.value.violations}
+
+
+async def test_what_is_not_said_is_as_the_checkpoint_was_made_for() -> None:
+    facts = PoolingFacts(embedding_size=8, pooling="cls", normalize=False)
+    [prompt] = await process_vectors(
+        processor_of(facts), EmbedRequest(request_id="r", inputs=[A], timeout_s=5.0, priority=3), lambda: 100.0
+    )
+    assert prompt.pooling_params == PoolingParams(pooling="cls", normalize=False)
+    assert (prompt.prompt_token_ids, prompt.deadline_s, prompt.priority) == ([97], 105.0, 3)
+    assert prompt.request_id.startswith("r-")
+
+
+async def test_every_wrong_input_is_named() -> None:
+    inputs: list[Prompt | None] = [A, TextPrompt(""), None, TokenPrompt([5, VOCAB_SIZE])]
+    assert await violations_of(EmbedRequest(inputs=inputs)) == {
+        "inputs[1].text": "at least one character",
+        "inputs[2].prompt": "one of text, token_ids and chat",
+        "inputs[3].token_ids": f"token ids from 0 to {VOCAB_SIZE - 1}",
+    }
+    chat = ChatPrompt([ChatMessage("user", "hi")])
+    assert await violations_of(EmbedRequest(inputs=[TokenPrompt([]), TextPrompt("b" * 65), chat])) == {
+        "inputs[0].token_ids": "1 to 64 tokens",
+        "inputs[1].text": "1 to 64 tokens",
+        "inputs[2].chat": "this model has no chat template",
+    }
+
+
+async def test_an_input_may_fill_the_context() -> None:
+    [prompt] = await process_vectors(processor_of(), EmbedRequest(inputs=[TextPrompt("b" * 64)]))
+    assert len(prompt.prompt_token_ids) == 64
+
+
+@pytest.mark.parametrize(
+    ("request_", "facts", "field", "allowed"),
+    [
+        (EmbedRequest(inputs=[]), EMBEDS, "inputs", "1 to 4"),
+        (EmbedRequest(inputs=[A] * 5), EMBEDS, "inputs", "1 to 4"),
+        (EmbedRequest(inputs=[TextPrompt("b" * 51)] * 2), EMBEDS, "inputs", "at most 100 characters in all"),
+        (EmbedRequest(inputs=[A], pooling="max"), EMBEDS, "pooling", "one of last, mean, cls"),
+        (EmbedRequest(inputs=[A], dimensions=3), EMBEDS, "dimensions", "1 to 2"),
+        (EmbedRequest(inputs=[A], dimensions=0), EMBEDS, "dimensions", "1 to 2"),
+        (
+            EmbedRequest(inputs=[A], dimensions=3),
+            PoolingFacts(embedding_size=8, matryoshka_dimensions=(2, 4)),
+            "dimensions",
+            "one of 2, 4, 8",
+        ),
+        (
+            EmbedRequest(inputs=[A] * 4),
+            PoolingFacts(embedding_size=1_000_000),
+            "inputs",
+            "at most 3000000: send fewer at a time",
+        ),
+        (EmbedRequest(inputs=[A], request_id="é"), EMBEDS, "request_id", "at most 128 printable ASCII characters"),
+        (EmbedRequest(inputs=[A]), None, "model", "one that embeds (its hidden states cannot be had)"),
+        (
+            EmbedRequest(inputs=[A]),
+            PoolingFacts(why_no_embeddings="its pooling is odd"),
+            "model",
+            "one that embeds (its pooling is odd)",
+        ),
+        (ClassifyRequest(inputs=[A]), EMBEDS, "model", "one with a classification head"),
+        (ScoreRequest(query=A, documents=[]), EMBEDS, "documents", "1 to 4"),
+        (ScoreRequest(query=A, documents=[A]), None, "model", "one that embeds, or has a head of one class"),
+        (ScoreRequest(query=A, documents=[A]), CLASSIFIES, "model", "one whose classification head has one class"),
+    ],
+)
+async def test_a_request_that_this_model_cannot_answer_is_refused(
+    request_: AnyVectorRequest, facts: PoolingFacts | None, field: str, allowed: str
+) -> None:
+    assert await violations_of(request_, facts) == {field: allowed}
+
+
+async def test_a_pair_is_read_together_and_has_to_be_of_one_kind() -> None:
+    texts = ScoreRequest(query=TextPrompt("ab"), documents=[TextPrompt("c")])
+    tokens = ScoreRequest(query=TokenPrompt([1]), documents=[TokenPrompt([2, 3])])
+    for request, expected in ((texts, [97, 98, 99]), (tokens, [1, 2, 3])):
+        [prompt] = await process_vectors(processor_of(SCORES), request)
+        assert prompt.prompt_token_ids == expected
+        assert prompt.pooling_params == PoolingParams(task="score")
+    mixed = ScoreRequest(query=TextPrompt("ab"), documents=[TokenPrompt([2]), None, TextPrompt("")])
+    assert list(await violations_of(mixed, SCORES)) == [f"documents[{index}].text" for index in range(3)]
+    assert await violations_of(replace(texts, query=None), SCORES) == {
+        "documents[0].prompt": "one of text, token_ids and chat"
+    }
+
+
+async def test_who_may_ask_what_is_the_same_as_for_text() -> None:
+    with pytest.raises(ModelNotFound):
+        await process_vectors(processor_of(), EmbedRequest(inputs=[A], model="other"))
+    caller = Caller("token", highest_priority=1)
+    with pytest.raises(PermissionDenied):
+        await process_vectors(processor_of(), EmbedRequest(inputs=[A], priority=-1, caller=caller))
+
+
+async def test_text_is_not_asked_of_a_model_that_gives_vectors() -> None:
+    with pytest.raises(InvalidRequest, match="one that generates; this one gives vectors"):
+        await processor_of(generates=False).process(GenerateRequest(prompt=A))
