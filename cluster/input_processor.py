@@ -100,6 +100,20 @@ class InputProcessor:
         """Tokenize two texts as the model reads them together. They need not fit into the context."""
         return await _run(len(first) + len(second), lambda: self.tokenizer.encode_pair(first, second))
 
+    async def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
+        """Return the text of tokens, of as many as a prompt may have characters. Raises InvalidRequest."""
+        violations = Violations()
+        limit, vocab_size = self.limits.max_prompt_chars, self.model.vocab_size
+        if len(token_ids) > limit:
+            violations.add("token_ids", f"{len(token_ids)} tokens long", f"at most {limit} tokens")
+        elif token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            violations.add("token_ids", reprlib.repr(token_ids), f"token ids from 0 to {vocab_size - 1}")
+        violations.raise_if_any()
+        decode = self.tokenizer.backend.decode
+        if len(token_ids) <= MAX_CHARS_ON_EVENT_LOOP:
+            return decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return await asyncio.to_thread(decode, token_ids, skip_special_tokens=skip_special_tokens)
+
     def check_model(self, model: str) -> None:
         """Raise ModelNotFound if a request for this one cannot be served."""
         if model not in ("", self.model.name):

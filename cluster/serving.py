@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from cluster.admission import Admission, Place
-from cluster.engine_connection import EnginePool
+from cluster.engine_connection import EnginePool, EngineRole
 from cluster.errors import EngineFailed, FieldViolation, InvalidRequest, ModelVersionLeft
 from cluster.generation import GenerateChunk, GenerateEnd, GenerateRequest, GenerateTimings, Usage
 from cluster.model_versions import EnginesOfVersion, ModelVersion, ModelVersions
@@ -228,6 +228,20 @@ class Serving:
     def newest_model(self) -> ModelVersion:
         """The newest version of the model that has engines; the newest one if none has."""
         return self._versions.newest(self._engines.snapshot())
+
+    def served_versions(self) -> list[int]:
+        """The versions of the model that engines serve now, by number."""
+        served = {engine.descriptor.model_version for engine in self._engines.snapshot()}
+        return sorted(version for version in served if version in self._versions)
+
+    def served_roles(self) -> frozenset[EngineRole]:
+        """What engines do that serve now. One that does both does each."""
+        roles = {engine.descriptor.role for engine in self._engines.snapshot()}
+        return frozenset(EngineRole) if EngineRole.BOTH in roles else frozenset(roles)
+
+    def next_change_of_engines(self) -> asyncio.Event:
+        """An event that is set when engines have come or gone since this call."""
+        return self._engines.next_change()
 
     @property
     def num_requests_in_flight(self) -> int:

@@ -22,7 +22,7 @@ from cluster.generation import (
     TextPrompt,
     TokenPrompt,
 )
-from cluster.ingress.protos.raypd.v1 import generate_pb2
+from cluster.ingress.protos.raypd.v1 import generate_pb2, model_pb2
 from kv_transfer.stats import TransferTimings
 
 _OPTIONAL_FIELDS: Final = (
@@ -82,12 +82,14 @@ def response_to_proto(request_id: str, chunk: GenerateChunk) -> generate_pb2.Gen
     return message
 
 
-def prompt_from_proto(message: generate_pb2.GenerateRequest | generate_pb2.Prompt) -> Prompt | None:
+def prompt_from_proto(
+    message: generate_pb2.GenerateRequest | generate_pb2.Prompt | model_pb2.TokenizeRequest,
+) -> Prompt | None:
     """Read a prompt; None if there is none."""
     match message.WhichOneof("prompt"):
         case "text":
             return TextPrompt(message.text)
-        case "token_ids":
+        case "token_ids" if not isinstance(message, model_pb2.TokenizeRequest):
             return TokenPrompt(list(message.token_ids.ids))
         case "chat":
             return ChatPrompt([ChatMessage(turn.role, turn.content) for turn in message.chat.messages])

@@ -3,11 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Final
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2
 
+from cluster.engine_connection import EngineRole
+from cluster.serving import Serving
+
+_STATUS: Final = {
+    True: health_pb2.HealthCheckResponse.SERVING,
+    False: health_pb2.HealthCheckResponse.NOT_SERVING,
+}
+
 _Context = grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse]
+
+
+ROLES: Final = {role: f"raypd.role.{role}" for role in (EngineRole.PREFILL, EngineRole.DECODE)}
+"""Names to ask for: whether an engine does this. A cluster that lacks one goes on with the others, slower."""
+
+
+async def follow_engines(health: IngressHealth, serving: Serving, services: Sequence[str]) -> None:
+    """Keep the status of these services, which need engines, and of the roles, until cancelled."""
+    while True:
+        change = serving.next_change_of_engines()
+        await report_engines(health, serving, services)
+        await change.wait()
+
+
+async def report_engines(health: IngressHealth, serving: Serving, services: Sequence[str]) -> None:
+    """Tell once whether there are engines."""
+    roles = serving.served_roles()
+    for service in services:
+        await health.set(service, _STATUS[bool(roles)])
+    for role, name in ROLES.items():
+        await health.set(name, _STATUS[role in roles])
 
 
 class IngressHealth(health.aio.HealthServicer):

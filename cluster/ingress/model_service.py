@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc.aio
 
-from cluster.errors import ModelNotFound
+from cluster.access.caller import current_caller
+from cluster.errors import FieldViolation, InvalidRequest
+from cluster.ingress.conversions import prompt_from_proto
 from cluster.ingress.protos.raypd.v1 import model_pb2, model_pb2_grpc
 from cluster.ingress.version import server_version
+from cluster.input_limits import InputLimits
+from cluster.input_processor import InputProcessor
 from cluster.serving import Serving
 
-_Context = grpc.aio.ServicerContext[model_pb2.GetModelRequest, model_pb2.GetModelResponse]
+_Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ModelService(model_pb2_grpc.ModelServiceServicer):
-    """Describes the served model, in the newest version that serves."""
+    """Describes the served model, in the newest version that serves, and has its tokenizer."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -21,10 +27,44 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
     async def GetModel(self, request: model_pb2.GetModelRequest, context: _Context) -> model_pb2.GetModelResponse:  # noqa: N802
         """Describe the served model, if it is the one that is asked for."""
         del context
+        return self._describe(self._input_processor(request.model))
+
+    async def ListModels(  # noqa: N802
+        self, request: model_pb2.ListModelsRequest, context: _Context
+    ) -> model_pb2.ListModelsResponse:
+        """Describe every model that requests may ask for."""
+        del request, context
+        return model_pb2.ListModelsResponse(models=[self._describe(self._input_processor(""))])
+
+    async def Tokenize(self, request: model_pb2.TokenizeRequest, context: _Context) -> model_pb2.TokenizeResponse:  # noqa: N802
+        """Tokenize a prompt."""
+        del context
+        current_caller().allowance.take_request()
+        input_processor = self._input_processor(request.model)
+        prompt = prompt_from_proto(request)
+        if prompt is None:
+            raise InvalidRequest(FieldViolation("prompt", "missing", "one of text and chat"))
+        token_ids = await input_processor.tokenize(prompt)
+        return model_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=input_processor.model.max_model_len)
+
+    async def Detokenize(  # noqa: N802
+        self, request: model_pb2.DetokenizeRequest, context: _Context
+    ) -> model_pb2.DetokenizeResponse:
+        """Return the text of tokens."""
+        del context
+        current_caller().allowance.take_request()
+        text = await self._input_processor(request.model).detokenize(
+            list(request.token_ids), skip_special_tokens=request.skip_special_tokens
+        )
+        return model_pb2.DetokenizeResponse(text=text)
+
+    def _input_processor(self, model: str) -> InputProcessor:
         input_processor = self._serving.newest_model().input_processor
+        input_processor.check_model(model)
+        return input_processor
+
+    def _describe(self, input_processor: InputProcessor) -> model_pb2.GetModelResponse:
         model = input_processor.model
-        if request.model not in ("", model.name):
-            raise ModelNotFound(request.model, model.name)
         return model_pb2.GetModelResponse(
             model=model.name,
             max_model_len=model.max_model_len,
@@ -32,4 +72,11 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             eos_token_ids=model.eos_token_ids,
             has_chat_template=input_processor.tokenizer.has_chat_template,
             server_version=server_version(),
+            limits=_limits(input_processor.limits),
+            model_versions=self._serving.served_versions(),
         )
+
+
+def _limits(limits: InputLimits) -> model_pb2.RequestLimits:
+    names = [field.name for field in model_pb2.RequestLimits.DESCRIPTOR.fields]
+    return model_pb2.RequestLimits(**{name: getattr(limits, name) for name in names})

@@ -19,8 +19,8 @@ from cluster.errors import AddressUnavailable
 from cluster.ingress.admin_service import AdminService
 from cluster.ingress.gate import Gate
 from cluster.ingress.generate_service import GenerateService
-from cluster.ingress.health import IngressHealth
-from cluster.ingress.interceptor import DoorInterceptor
+from cluster.ingress.health import IngressHealth, follow_engines, report_engines
+from cluster.ingress.interceptor import ADMIN_SERVICE, DoorInterceptor
 from cluster.ingress.model_service import ModelService
 from cluster.ingress.protos.raypd.v1 import (
     admin_pb2,
@@ -41,6 +41,8 @@ SERVICES: Final = (
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
 )
+_WITHOUT_ENGINES: Final = ("raypd.v1.ModelService", ADMIN_SERVICE)
+"""Services that work without any."""
 _LAST_WORDS_S = 1.0
 _OPTIONS: Final = (
     # Two servers on one port would share its connections silently: a clash must fail.
@@ -90,7 +92,7 @@ class IngressServer:
         """Of AdminService, once it has started, if it is its own."""
 
     async def start(self) -> int:
-        """Listen, and report SERVING; returns the port. Raises AddressUnavailable."""
+        """Listen, and report who serves; returns the port. Raises AddressUnavailable."""
         # Made here and not before: it belongs to the running event loop.
         self._health = IngressHealth()
         self._gate = Gate()
@@ -108,9 +110,14 @@ class IngressServer:
             self.admin_port = self._listen(self._servers[-1], settings.admin_port)
         for each in self._servers:
             await each.start()
-        for service in (health.OVERALL_HEALTH, *SERVICES):
+        needing_engines = [service for service in SERVICES if service not in _WITHOUT_ENGINES]
+        for service in (health.OVERALL_HEALTH, *_WITHOUT_ENGINES):
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
-        self._watching = asyncio.create_task(self._slow_readers.run())
+        await report_engines(self._health, self._serving, needing_engines)
+        self._tasks = [
+            asyncio.create_task(self._slow_readers.run()),
+            asyncio.create_task(follow_engines(self._health, self._serving, needing_engines)),
+        ]
         return port
 
     async def drain(self, grace_s: float) -> None:
@@ -119,8 +126,9 @@ class IngressServer:
         is_empty = await self._gate.close(grace_s)
         # The last answers, refusals among them, still have to get out.
         await asyncio.gather(*(server.stop(_LAST_WORDS_S if is_empty else 0) for server in self._servers))
-        self._watching.cancel()
-        await asyncio.gather(self._watching, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _make_server(self) -> grpc.aio.Server:
         settings = self._settings

@@ -40,7 +40,7 @@ class SessionPool:
         return [session for key, session in self._sessions.items() if not session.is_lost and key not in draining]
 
     def next_change(self) -> asyncio.Event:
-        """An event that is set when engines have come since this call."""
+        """An event that is set when engines have come, or are lost, since this call."""
         return self._change
 
     @property
@@ -80,6 +80,7 @@ class SessionPool:
             session = self._sessions.get(key)
             if session is not None:
                 await session.wait_lost()
+                self._tell_of_change()
                 await session.close()
                 self._sessions.pop(key, None)
             await asyncio.sleep(_REOPEN_DELAY_S)

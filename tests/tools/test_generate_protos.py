@@ -45,7 +45,7 @@ def _undocumented(path: Path) -> list[str]:
     declares = [
         index
         for index, line in enumerate(lines)
-        if line and not line.startswith(("//", "syntax", "package", "}")) and not line.startswith("oneof")
+        if line and not line.startswith(("//", "syntax", "package", "import", "}")) and not line.startswith("oneof")
     ]
     return [lines[index] for index in declares if not lines[index - 1].startswith("//")]
 

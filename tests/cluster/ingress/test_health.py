@@ -4,7 +4,10 @@ import asyncio
 
 from grpc_health.v1 import health_pb2
 
-from cluster.ingress.health import IngressHealth
+from cluster.engine_connection import EngineRole
+from cluster.ingress.health import IngressHealth, follow_engines
+from tests.cluster.serving_setup import make_serving
+from tests.fakes import FakeEngine, FakePool
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -51,3 +54,27 @@ async def test_a_watch_ends_with_not_serving_when_the_server_drains() -> None:
 
 async def test_a_server_that_drains_in_the_middle_of_a_write_lets_it_end() -> None:
     assert await watch_until_drained(drains_while_writing=True) == [SERVING, NOT_SERVING]
+
+
+async def test_services_that_need_engines_serve_while_there_are_any_and_roles_while_they_are_filled() -> None:
+    pool = FakePool(FakeEngine("p0", EngineRole.PREFILL), FakeEngine("d0", EngineRole.DECODE))
+    health = IngressHealth()
+    serving = make_serving(pool=pool)
+    names = ["raypd.v1.GenerateService", "raypd.role.prefill", "raypd.role.decode"]
+    following = asyncio.create_task(follow_engines(health, serving, names[:1]))
+
+    async def statuses() -> list[bool]:
+        for _ in range(10):
+            await asyncio.sleep(0)
+        answers = [await health.Check(health_pb2.HealthCheckRequest(service=name), None) for name in names]  # type: ignore[arg-type]  # unused
+        return [answer.status == SERVING for answer in answers]
+
+    assert await statuses() == [True, True, True]
+    pool.replace(FakeEngine("d0", EngineRole.DECODE))
+    assert await statuses() == [True, False, True]
+    pool.replace(FakeEngine("b0", EngineRole.BOTH))
+    assert await statuses() == [True, True, True]
+    pool.replace()
+    assert await statuses() == [False, False, False]
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)

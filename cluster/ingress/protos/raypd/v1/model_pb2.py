@@ -22,19 +22,34 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from cluster.ingress.protos.raypd.v1 import generate_pb2 as raypd_dot_v1_dot_generate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14raypd/v1/model.proto\x12\x08raypd.v1\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x96\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x16\n\x0eserver_version\x18\x06 \x01(\t2Q\n\x0cModelService\x12\x41\n\x08GetModel\x12\x19.raypd.v1.GetModelRequest\x1a\x1a.raypd.v1.GetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14raypd/v1/model.proto\x12\x08raypd.v1\x1a\x17raypd/v1/generate.proto\"\x13\n\x11ListModelsRequest\"@\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.raypd.v1.GetModelResponse\"b\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.raypd.v1.ChatMessagesH\x00\x42\x08\n\x06prompt\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xd7\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x16\n\x0eserver_version\x18\x06 \x01(\t\x12\'\n\x06limits\x18\x07 \x01(\x0b\x32\x17.raypd.v1.RequestLimits\x12\x16\n\x0emodel_versions\x18\x08 \x03(\r\"\xad\x02\n\rRequestLimits\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x01 \x01(\r\x12\x18\n\x10max_prompt_chars\x18\x02 \x01(\r\x12\x19\n\x11max_chat_messages\x18\x03 \x01(\r\x12\x18\n\x10max_stop_strings\x18\x04 \x01(\r\x12\x1d\n\x15max_stop_string_chars\x18\x05 \x01(\r\x12\x1a\n\x12max_stop_token_ids\x18\x06 \x01(\r\x12\x14\n\x0cmax_logprobs\x18\x07 \x01(\r\x12\x16\n\x0emax_logit_bias\x18\x08 \x01(\r\x12\x19\n\x11max_grammar_chars\x18\t \x01(\r\x12\x13\n\x0bmax_choices\x18\n \x01(\r\x12\x18\n\x10max_schema_depth\x18\x0b \x01(\r2\xa6\x02\n\x0cModelService\x12\x41\n\x08GetModel\x12\x19.raypd.v1.GetModelRequest\x1a\x1a.raypd.v1.GetModelResponse\x12G\n\nListModels\x12\x1b.raypd.v1.ListModelsRequest\x1a\x1c.raypd.v1.ListModelsResponse\x12\x41\n\x08Tokenize\x12\x19.raypd.v1.TokenizeRequest\x1a\x1a.raypd.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.raypd.v1.DetokenizeRequest\x1a\x1c.raypd.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cluster.ingress.protos.raypd.v1.model_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETMODELREQUEST']._serialized_start=34
-  _globals['_GETMODELREQUEST']._serialized_end=66
-  _globals['_GETMODELRESPONSE']._serialized_start=69
-  _globals['_GETMODELRESPONSE']._serialized_end=219
-  _globals['_MODELSERVICE']._serialized_start=221
-  _globals['_MODELSERVICE']._serialized_end=302
+  _globals['_LISTMODELSREQUEST']._serialized_start=59
+  _globals['_LISTMODELSREQUEST']._serialized_end=78
+  _globals['_LISTMODELSRESPONSE']._serialized_start=80
+  _globals['_LISTMODELSRESPONSE']._serialized_end=144
+  _globals['_TOKENIZEREQUEST']._serialized_start=146
+  _globals['_TOKENIZEREQUEST']._serialized_end=244
+  _globals['_TOKENIZERESPONSE']._serialized_start=246
+  _globals['_TOKENIZERESPONSE']._serialized_end=306
+  _globals['_DETOKENIZEREQUEST']._serialized_start=308
+  _globals['_DETOKENIZEREQUEST']._serialized_end=390
+  _globals['_DETOKENIZERESPONSE']._serialized_start=392
+  _globals['_DETOKENIZERESPONSE']._serialized_end=426
+  _globals['_GETMODELREQUEST']._serialized_start=428
+  _globals['_GETMODELREQUEST']._serialized_end=460
+  _globals['_GETMODELRESPONSE']._serialized_start=463
+  _globals['_GETMODELRESPONSE']._serialized_end=678
+  _globals['_REQUESTLIMITS']._serialized_start=681
+  _globals['_REQUESTLIMITS']._serialized_end=982
+  _globals['_MODELSERVICE']._serialized_start=985
+  _globals['_MODELSERVICE']._serialized_end=1279
 # @@protoc_insertion_point(module_scope)

@@ -40,6 +40,21 @@ class ModelServiceStub:
                 request_serializer=raypd_dot_v1_dot_model__pb2.GetModelRequest.SerializeToString,
                 response_deserializer=raypd_dot_v1_dot_model__pb2.GetModelResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/raypd.v1.ModelService/ListModels',
+                request_serializer=raypd_dot_v1_dot_model__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_model__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/raypd.v1.ModelService/Tokenize',
+                request_serializer=raypd_dot_v1_dot_model__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_model__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/raypd.v1.ModelService/Detokenize',
+                request_serializer=raypd_dot_v1_dot_model__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_model__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer:
@@ -53,6 +68,29 @@ class ModelServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """ListModels names every model that requests may ask for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Tokenize returns the tokens that Generate would make of a prompt. Nothing is computed, and the prompt need not fit
+        into the context. Status codes: INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED (the token's limits).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Detokenize returns the text of tokens. Status codes: INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED (the token's
+        limits).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +98,21 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=raypd_dot_v1_dot_model__pb2.GetModelRequest.FromString,
                     response_serializer=raypd_dot_v1_dot_model__pb2.GetModelResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=raypd_dot_v1_dot_model__pb2.ListModelsRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_model__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=raypd_dot_v1_dot_model__pb2.TokenizeRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_model__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=raypd_dot_v1_dot_model__pb2.DetokenizeRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_model__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +143,87 @@ class ModelService:
             '/raypd.v1.ModelService/GetModel',
             raypd_dot_v1_dot_model__pb2.GetModelRequest.SerializeToString,
             raypd_dot_v1_dot_model__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raypd.v1.ModelService/ListModels',
+            raypd_dot_v1_dot_model__pb2.ListModelsRequest.SerializeToString,
+            raypd_dot_v1_dot_model__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raypd.v1.ModelService/Tokenize',
+            raypd_dot_v1_dot_model__pb2.TokenizeRequest.SerializeToString,
+            raypd_dot_v1_dot_model__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raypd.v1.ModelService/Detokenize',
+            raypd_dot_v1_dot_model__pb2.DetokenizeRequest.SerializeToString,
+            raypd_dot_v1_dot_model__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.access.allowance import Allowance, AllowanceLimits
+from cluster.access.caller import Caller, calling_as
+from cluster.errors import AllowanceSpent, InvalidRequest, ModelNotFound
+from cluster.ingress.model_service import ModelService
+from cluster.ingress.protos.raypd.v1 import generate_pb2, model_pb2
+from tests.cluster.serving_setup import make_pair
+from tests.fakes import VOCAB_SIZE
+
+CONTEXT: Any = None
+
+
+def service() -> ModelService:
+    return ModelService(make_pair().serving)
+
+
+async def test_the_model_is_described_with_its_limits_and_versions() -> None:
+    (model,) = (await service().ListModels(model_pb2.ListModelsRequest(), CONTEXT)).models
+
+    assert model == await service().GetModel(model_pb2.GetModelRequest(model="tiny"), CONTEXT)
+    assert (model.max_model_len, model.vocab_size, list(model.model_versions)) == (64, VOCAB_SIZE, [1])
+    assert (model.limits.max_stop_strings, model.limits.max_prompt_chars) == (16, 4_000_000)
+    assert all(value > 0 for _, value in model.limits.ListFields())
+
+
+async def test_text_becomes_tokens_and_tokens_text() -> None:
+    text = "Grüße, 世界 🌍" * 10
+    tokenized = await service().Tokenize(model_pb2.TokenizeRequest(text=text), CONTEXT)
+    assert (bytes(tokenized.token_ids), tokenized.max_model_len) == (text.encode(), 64)
+
+    request = model_pb2.DetokenizeRequest(token_ids=[*tokenized.token_ids, 256])
+    assert (await service().Detokenize(request, CONTEXT)).text == text + "<eos>"
+    request.skip_special_tokens = True
+    assert (await service().Detokenize(request, CONTEXT)).text == text
+    assert (await service().Detokenize(model_pb2.DetokenizeRequest(token_ids=[0xE4]), CONTEXT)).text == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (model_pb2.TokenizeRequest(), InvalidRequest),
+        (model_pb2.TokenizeRequest(text=""), InvalidRequest),
+        (model_pb2.TokenizeRequest(chat=generate_pb2.ChatMessages()), InvalidRequest),
+        (model_pb2.TokenizeRequest(text="x", model="gpt"), ModelNotFound),
+    ],
+)
+async def test_what_cannot_be_tokenized_is_refused(request_: model_pb2.TokenizeRequest, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        await service().Tokenize(request_, CONTEXT)
+
+
+async def test_unknown_tokens_and_models_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="token ids from 0 to 256"):
+        await service().Detokenize(model_pb2.DetokenizeRequest(token_ids=[VOCAB_SIZE]), CONTEXT)
+    with pytest.raises(ModelNotFound):
+        await service().Detokenize(model_pb2.DetokenizeRequest(model="gpt"), CONTEXT)
+
+
+async def test_tokenizing_counts_as_a_request() -> None:
+    caller = Caller("a", "t", allowance=Allowance("a", AllowanceLimits(requests_per_s=0.001, burst_s=1.0)))
+    with calling_as(caller):
+        await service().Tokenize(model_pb2.TokenizeRequest(text="x"), CONTEXT)
+        with pytest.raises(AllowanceSpent):
+            await service().Detokenize(model_pb2.DetokenizeRequest(token_ids=[1]), CONTEXT)
