@@ -13,7 +13,8 @@ from cluster.client.client import GenerateClient
 from cluster.client.errors import ClientClosed
 from cluster.client.loop_thread import LoopThread
 from cluster.client.options import ChatTurn, Options, Prompt
-from cluster.ingress.protos.raypd.v1 import admin_pb2, generate_pb2, model_pb2
+from cluster.client.vectors import EmbedOptions, HeadOptions, Prompts
+from cluster.ingress.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
 
 _T = TypeVar("_T")
 
@@ -86,6 +87,20 @@ class BlockingClient:
     ) -> Generator[generate_pb2.GenerateResponse, None, None]:
         """Stream the answer to a request that is made already; as GenerateClient.send()."""
         return self._stream(self._client.send(request, timeout_s, resume=resume))
+
+    # -- vectors -------------------------------------------------------------------------------------------------
+
+    def embed(self, inputs: Prompts, **options: Unpack[EmbedOptions]) -> embed_pb2.EmbedResponse:
+        """As GenerateClient.embed()."""
+        return self._run(self._client.embed(inputs, **options))
+
+    def classify(self, inputs: Prompts, **options: Unpack[HeadOptions]) -> embed_pb2.ClassifyResponse:
+        """As GenerateClient.classify()."""
+        return self._run(self._client.classify(inputs, **options))
+
+    def score(self, query: Prompt, documents: Prompts, **options: Unpack[HeadOptions]) -> embed_pb2.ScoreResponse:
+        """As GenerateClient.score()."""
+        return self._run(self._client.score(query, documents, **options))
 
     # -- the model and the cluster -------------------------------------------------------------------------------
 

@@ -16,7 +16,15 @@ from cluster.client.ingresses import Ingress, Ingresses, parse_addresses
 from cluster.client.options import ChatTurn, Options, Prompt, make_request
 from cluster.client.patience import Deadline, Patience
 from cluster.client.stream import stream_once, stream_resuming
-from cluster.ingress.protos.raypd.v1 import admin_pb2, generate_pb2, model_pb2
+from cluster.client.vectors import (
+    EmbedOptions,
+    HeadOptions,
+    Prompts,
+    make_classify_request,
+    make_embed_request,
+    make_score_request,
+)
+from cluster.ingress.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -130,6 +138,24 @@ class GenerateClient:
                 yield response
 
     # -- the model and the cluster -------------------------------------------------------------------------------
+
+    async def embed(self, inputs: Prompts, **options: Unpack[EmbedOptions]) -> embed_pb2.EmbedResponse:
+        """Give each input's embedding. If its ingress goes away, another one is asked.
+
+        Raises CallFailed; ValueError or TypeError for an option that does not exist or cannot hold its value.
+        """
+        request = make_embed_request(inputs, options)
+        return await self._read(lambda ingress: ingress.embed.Embed, request, options.get("timeout_s"))
+
+    async def classify(self, inputs: Prompts, **options: Unpack[HeadOptions]) -> embed_pb2.ClassifyResponse:
+        """Give what the model's classification head says of each input; otherwise as embed()."""
+        request = make_classify_request(inputs, options)
+        return await self._read(lambda ingress: ingress.embed.Classify, request, options.get("timeout_s"))
+
+    async def score(self, query: Prompt, documents: Prompts, **options: Unpack[HeadOptions]) -> embed_pb2.ScoreResponse:
+        """Give how well each document answers the query; otherwise as embed()."""
+        request = make_score_request(query, documents, options)
+        return await self._read(lambda ingress: ingress.embed.Score, request, options.get("timeout_s"))
 
     async def get_model(self, timeout_s: float | None = None) -> model_pb2.GetModelResponse:
         """Describe the served model. Raises CallFailed."""

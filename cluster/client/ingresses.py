@@ -15,7 +15,7 @@ import grpc
 
 from cluster.client.channel import open_channel
 from cluster.client.patience import retry_delay_s
-from cluster.ingress.protos.raypd.v1 import admin_pb2_grpc, generate_pb2_grpc, model_pb2_grpc
+from cluster.ingress.protos.raypd.v1 import admin_pb2_grpc, embed_pb2_grpc, generate_pb2_grpc, model_pb2_grpc
 
 _CONNECT_TIMEOUT_S: Final = 3.0
 """Of an address that does not even refuse."""
@@ -33,6 +33,7 @@ class Ingress:
         self._shunned_until_s = 0.0
         self._num_failures = 0
         self.generate = generate_pb2_grpc.GenerateServiceStub(self._channel)
+        self.embed = embed_pb2_grpc.EmbedServiceStub(self._channel)
         self.model = model_pb2_grpc.ModelServiceStub(self._channel)
         self.admin = admin_pb2_grpc.AdminServiceStub(self._channel)
 

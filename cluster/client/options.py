@@ -70,7 +70,7 @@ def make_request(prompt: Prompt, options: Options) -> generate_pb2.GenerateReque
     fields: dict[str, Any] = {name: value for name, value in options.items() if name not in ("timeout_s", "resume")}
     of_request = {name: fields.pop(name) for name in _REQUEST_FIELDS & fields.keys()}
     message = generate_pb2.GenerateRequest(sampling_params=make_sampling_params(fields), **of_request)
-    _set_prompt(message, prompt)
+    set_prompt(message, prompt)
     return message
 
 
@@ -94,7 +94,8 @@ def make_sampling_params(fields: Mapping[str, Any]) -> generate_pb2.SamplingPara
         raise
 
 
-def _set_prompt(message: generate_pb2.GenerateRequest, prompt: Prompt) -> None:
+def set_prompt(message: generate_pb2.GenerateRequest | generate_pb2.Prompt, prompt: Prompt) -> None:
+    """Write a prompt into a message."""
     if isinstance(prompt, str):
         message.text = prompt
         return

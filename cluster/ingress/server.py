@@ -17,6 +17,7 @@ from cluster.access.tls import ServerTls
 from cluster.admin import ClusterAdmin
 from cluster.errors import AddressUnavailable
 from cluster.ingress.admin_service import AdminService
+from cluster.ingress.embed_service import EmbedService
 from cluster.ingress.gate import Gate
 from cluster.ingress.generate_service import GenerateService
 from cluster.ingress.health import IngressHealth, follow_engines, report_engines
@@ -25,6 +26,8 @@ from cluster.ingress.model_service import ModelService
 from cluster.ingress.protos.raypd.v1 import (
     admin_pb2,
     admin_pb2_grpc,
+    embed_pb2,
+    embed_pb2_grpc,
     generate_pb2,
     generate_pb2_grpc,
     model_pb2,
@@ -38,6 +41,7 @@ MAX_MESSAGE_BYTES: Final = 16 * 2**20
 """Both ways. A prompt of a million token ids has about 3 MB."""
 SERVICES: Final = (
     generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name,
+    embed_pb2.DESCRIPTOR.services_by_name["EmbedService"].full_name,
     model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
 )
@@ -99,6 +103,7 @@ class IngressServer:
         self._slow_readers = SlowReaders(self._settings.slow_reader_timeout_s)
         server = self._make_server()
         generate_pb2_grpc.add_GenerateServiceServicer_to_server(GenerateService(self._serving), server)
+        embed_pb2_grpc.add_EmbedServiceServicer_to_server(EmbedService(self._serving), server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving), server)
         self._servers = [server]
         settings = self._settings

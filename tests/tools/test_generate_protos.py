@@ -4,7 +4,7 @@ from pathlib import Path
 from google.protobuf.descriptor import FileDescriptor
 
 from actors.core.request import RequestStatus
-from cluster.ingress.protos.raypd.v1 import generate_pb2, model_pb2
+from cluster.ingress.protos.raypd.v1 import embed_pb2, generate_pb2, model_pb2
 from tools import generate_protos
 
 
@@ -58,7 +58,7 @@ def test_every_message_field_and_rpc_is_documented() -> None:
 
 
 def test_names_follow_bufs_standard_rules() -> None:
-    files: list[FileDescriptor] = [generate_pb2.DESCRIPTOR, model_pb2.DESCRIPTOR]
+    files: list[FileDescriptor] = [embed_pb2.DESCRIPTOR, generate_pb2.DESCRIPTOR, model_pb2.DESCRIPTOR]
     for file in files:
         assert file.name.startswith(file.package.replace(".", "/") + "/")
         for name, service in file.services_by_name.items():

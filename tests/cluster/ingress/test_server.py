@@ -354,6 +354,7 @@ async def test_reflection_names_every_service() -> None:
 
     assert {service.name for service in services.list_services_response.service} == {
         "raypd.v1.AdminService",
+        "raypd.v1.EmbedService",
         "raypd.v1.GenerateService",
         "raypd.v1.ModelService",
         "grpc.health.v1.Health",
