@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from actors.lora_config import LoraConfig
 from actors.pooling_facts import PoolingFacts
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.layout import KVCacheLayout
@@ -144,7 +145,7 @@ class SchedulerConfig(_Settings):
     )
     max_num_encoder_input_tokens: int = Field(2048, ge=0, description="Embeddings that encoders make in one step.")
     encoder_cache_size: int = Field(2048, ge=0, description="Embeddings that an engine keeps.")
-    max_loras: int = Field(4, ge=1, description="Adapters in one batch; requests for others wait.")
+    max_loras: int = Field(4, ge=1, le=64, description="LoRA adapters in one batch; requests for others wait.")
     grammar_timeout_s: float = Field(
         30.0, gt=0, description="How long a request waits for its grammar: for a compiler, and for the compiling."
     )
@@ -201,6 +202,7 @@ class EngineConfig(_Settings):
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
     kv_transfer: KVTransferConfig = KVTransferConfig()
+    lora: LoraConfig | None = None
 
     @model_validator(mode="after")
     def _stores_go_by_block_hash(self) -> EngineConfig:

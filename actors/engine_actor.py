@@ -13,6 +13,7 @@ import ray
 
 from actors.asked_to_end import on_request_to_end
 from actors.config import EngineConfig, ModelFacts
+from actors.core.adapter import Adapter
 from actors.core.stats import SchedulerStats
 
 
@@ -96,6 +97,11 @@ class EngineActor:
     async def wait_for_end(self, timeout_s: float) -> None:
         """Returns after so long, if it gets there: who waits is told by Ray when this process ends."""
         await asyncio.sleep(timeout_s)
+
+    @ray.method(concurrency_group="control")
+    async def load_adapter(self, adapter: Adapter) -> str | None:
+        """Load an adapter before any request needs it; returns why that cannot be."""
+        return await self._server.load_adapter(adapter)
 
     @ray.method(concurrency_group="control")
     async def progress(self) -> str:

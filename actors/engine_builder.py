@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from actors.config import EngineConfig
+from actors.core.adapter_cache import AdapterCache
 from actors.core.scheduler import Scheduler
 from actors.engine_core import EngineCore
 from actors.executor import Executor, InProcessExecutor
@@ -66,10 +67,17 @@ def build_engine_core(
         prefix_sources=_make_prefix_sources(config, identity, runner.layout, stores),
         worker_abilities=runner.abilities,
         kv_transfer_config=config.kv_transfer,
+        adapters=_make_adapter_cache(config, runner),
         clock=time.time,
     )
     executor: Executor = InProcessExecutor(worker, overlap=overlap)
     return EngineCore(scheduler, executor if group is None else MultiRankExecutor(executor, group))
+
+
+def _make_adapter_cache(config: EngineConfig, runner: ModelRunner) -> AdapterCache | None:
+    if config.lora is None or runner.adapters is None:
+        return None
+    return AdapterCache(config.lora.max_cpu_loras, config.lora.load_timeout_s, runner.adapters.configured)
 
 
 def _make_grammars(

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from actors.core.adapter import Adapter
 from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs, SchedulerOutput
 from actors.core.request import EngineCoreRequest, FinishReason, Request, RequestStatus
 from actors.core.scheduler import Scheduler
@@ -45,6 +46,12 @@ class _Abort:
     attempt: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Preload:
+    adapter: Adapter
+    on_done: Callable[[str | None], None]
+
+
 class EngineCore:
     """A scheduler and the executor that does what it says."""
 
@@ -54,7 +61,7 @@ class EngineCore:
         self._clock = clock
         self._max_steps_ahead = int(scheduler.overlaps)
         self._under_way: deque[tuple[SchedulerOutput, RunningStep]] = deque()
-        self._inbox: deque[_Submission | _Abort] = deque()
+        self._inbox: deque[_Submission | _Abort | _Preload] = deque()
         self._refused: list[tuple[int, EngineCoreOutput]] = []
 
     def submit(self, request: EngineCoreRequest, client_index: int = 0) -> None:
@@ -64,6 +71,10 @@ class EngineCore:
     def abort(self, request_id: str, client_index: int = 0, attempt: int | None = None) -> None:
         """Queue the end of a client's own request; from any thread. Unknown and finished ones are ignored."""
         self._inbox.append(_Abort(client_index, request_id, attempt))
+
+    def preload(self, adapter: Adapter, on_done: Callable[[str | None], None]) -> None:
+        """Queue the loading of an adapter; from any thread. on_done: told None, or why it cannot be, on this one."""
+        self._inbox.append(_Preload(adapter, on_done))
 
     def step(self) -> StepResult:
         """Schedule, execute, update; with overlap, what is updated is the step before."""
@@ -93,6 +104,7 @@ class EngineCore:
         outputs = self.scheduler.update_from_output(scheduler_output, model_output)
         transfers = model_output.kv_connector_output
         has_moved = is_news or bool(outputs) or not (transfers is None or transfers.is_empty())
+        has_moved |= bool(model_output.adapter_loads)
         is_idle = not (has_moved or self._under_way or self._has_work_pending())
         return StepResult(self._with_refusals(outputs), is_idle)
 
@@ -120,6 +132,8 @@ class EngineCore:
             command = self._inbox.popleft()
             if isinstance(command, _Submission):
                 self._add(command)
+            elif isinstance(command, _Preload):
+                self.scheduler.preparation.preload(command.adapter, command.on_done)
             else:
                 self._finish(command)
 

@@ -13,6 +13,7 @@ import threading
 import grpc
 
 from actors.config import EngineConfig, ModelFacts
+from actors.core.adapter import Adapter
 from actors.core.request import EngineCoreRequest
 from actors.core.stats import SchedulerStats
 from actors.engine_builder import build_engine_core
@@ -96,6 +97,25 @@ class EngineServer:
         for request_id, attempt in requests:
             self._core.abort(request_id, client_index, attempt)
         self._wake.set()
+
+    async def load_adapter(self, adapter: Adapter) -> str | None:
+        """Load an adapter before any request needs it; returns why that cannot be. From any event loop."""
+        assert self._core is not None
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[str | None] = loop.create_future()
+
+        def tell(failure: str | None) -> None:
+            if not over.done():
+                over.set_result(failure)
+
+        def tell_from_engine(failure: str | None) -> None:
+            # Who asked may have left, and its loop with it.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(tell, failure)
+
+        self._core.preload(adapter, tell_from_engine)
+        self._wake.set()
+        return await over
 
     @property
     def facts(self) -> ModelFacts:

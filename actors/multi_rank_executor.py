@@ -8,6 +8,7 @@ checked when the answers are collected, and an engine whose ranks do not agree e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
 from actors.executor import Executor, RunningStep
 from actors.model.errors import RankLost, RanksDisagree
 from actors.rank_group import RankGroup
+from actors.rank_messages import RankStep
 from kv_transfer.connector import KVConnectorOutput
 from kv_transfer.part_reports import PartReports, add_stats
 from kv_transfer.stats import TransferStats
@@ -35,6 +37,7 @@ class MultiRankExecutor:
         tp_size = local.facts.layout.tp_size
         self._reports = PartReports(lambda request_id: tp_size)
         self._stats = [TransferStats() for _ in range(tp_size)]
+        self._adapter_loads = AdapterLoads(tp_size)
 
     @property
     def facts(self) -> ModelFacts:
@@ -62,6 +65,7 @@ class MultiRankExecutor:
         if output.kv_connector_output is not None:
             further = [other.kv_connector_output for other in others]
             output.kv_connector_output = self._merge([output.kv_connector_output, *further])
+        output.adapter_loads = self._adapter_loads.add([output, *others])
         return output
 
     def shutdown(self) -> None:
@@ -82,6 +86,25 @@ class MultiRankExecutor:
         merged.stats = add_stats(self._stats)
         merged.store_stats = outputs[0].store_stats if outputs[0] is not None else None
         return merged
+
+
+class AdapterLoads:
+    """An adapter is loaded when every rank has it, and a load is over when every rank has said something."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._parts: dict[str, list[str | None]] = {}
+
+    def add(self, steps: Sequence[ModelRunnerOutput | RankStep]) -> dict[str, str | None]:
+        """Take in what all ranks say; returns what is over, with the first failure of any rank."""
+        over: dict[str, str | None] = {}
+        for step in steps:
+            for key, failure in step.adapter_loads.items():
+                parts = self._parts.setdefault(key, [])
+                parts.append(failure)
+                if len(parts) == self._num_ranks:
+                    over[key] = next((part for part in self._parts.pop(key) if part is not None), None)
+        return over
 
 
 @dataclass(frozen=True, slots=True)

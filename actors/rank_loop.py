@@ -80,7 +80,7 @@ def _serve(connection: RankConnection, worker: Worker) -> None:
     while not isinstance(step := connection.receive(), RankStop):
         assert isinstance(step, SchedulerOutput), f"not rank 0's: {step}"
         output = worker.execute_model(step)
-        connection.send(RankStep(output.token_ids, output.kv_connector_output))
+        connection.send(RankStep(output.token_ids, output.kv_connector_output, output.adapter_loads))
 
 
 def _wake(connection: RankConnection) -> None:

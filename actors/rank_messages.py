@@ -12,7 +12,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Final
@@ -59,10 +59,11 @@ class RankWoke:
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """A further rank has computed a step. token_ids: as in ModelRunnerOutput; all ranks sample the same ones."""
+    """A further rank has computed a step. All as in ModelRunnerOutput; all ranks sample the same tokens."""
 
     token_ids: np.ndarray
     kv_connector_output: KVConnectorOutput | None
+    adapter_loads: dict[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

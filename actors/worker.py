@@ -25,7 +25,18 @@ class Worker:
         self._connector = connector
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step; the output carries what happened on this rank's links since the last one."""
+        """Compute one step; the output carries what happened beside the steps on this rank since the last one."""
+        adapters = self.runner.adapters
+        if adapters is None:
+            return self._execute(scheduler_output)
+        if scheduler_output.adapter_commands is not None:
+            adapters.obey(scheduler_output.adapter_commands)
+        adapter_loads = adapters.take_results()
+        output = self._execute(scheduler_output)
+        output.adapter_loads = adapter_loads
+        return output
+
+    def _execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         if self._connector is None:
             return self.runner.execute_model(scheduler_output)
         metadata = scheduler_output.kv_connector_metadata or KVConnectorMetadata()
@@ -36,6 +47,8 @@ class Worker:
         return output
 
     def shutdown(self) -> None:
-        """Close the connector's links and threads."""
+        """Close the connector's links and threads, and stop loading adapters."""
+        if self.runner.adapters is not None:
+            self.runner.adapters.shutdown()
         if self._connector is not None:
             self._connector.shutdown()

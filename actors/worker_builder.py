@@ -32,11 +32,15 @@ def build_worker(
     """Load the model, size and allocate the cache, warm up. Blocks for as long as the weights take.
 
     identity: the rank's own; group: the ranks of this engine, None if there is one only
-    Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable, StoreUnavailable or RankLost.
+    Raises CheckpointError, UnsupportedModel, AdapterRefused, KVCacheTooSmall, TransportUnavailable, StoreUnavailable or
+    RankLost.
     """
     say("loading weights")
     runner = ModelRunner(config.model, config.cache, config.scheduler, config.parallel, group)
     runner.load_model()
+    if config.lora is not None:
+        say("loading adapters")
+        runner.enable_lora(config.lora, on_progress)
     say("sizing the KV cache")
     num_blocks = runner.determine_num_blocks()
     if group is not None:

@@ -35,3 +35,12 @@ class ClusterAdmin(Protocol):
 
         Raises InvalidConfig.
         """
+
+    async def load_adapter(self, name: str, directory: str) -> str:
+        """Let requests name a LoRA adapter, or have new weights by its name; returns its digest.
+
+        Raises InvalidConfig with why it cannot be served.
+        """
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let no new request name an adapter that was loaded. Raises AdapterNotFound."""

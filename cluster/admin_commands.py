@@ -1,4 +1,4 @@
-"""`raypd scale`, `drain`, `set-role` and `update`: changes to a running cluster."""
+"""`raypd scale`, `drain`, `set-role`, `load-adapter` and `update`: changes to a running cluster."""
 
 from __future__ import annotations
 
@@ -62,6 +62,20 @@ async def set_role(address: str, console: Console, engine_id: str, role: str, *,
     async with GenerateClient(address) as client:
         await client.set_role(engine_id, role, timeout_s)
     console.print(f"{engine_id} serves as {role}")
+
+
+async def load_adapter(address: str, console: Console, name: str, directory: str, *, timeout_s: float) -> None:
+    """Let requests name a LoRA adapter. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        digest = await client.load_adapter(name, directory, timeout_s)
+    console.print(f"{name} is loaded; its digest is {digest}")
+
+
+async def unload_adapter(address: str, console: Console, name: str, *, timeout_s: float) -> None:
+    """Let no new request name a LoRA adapter. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        await client.unload_adapter(name, timeout_s)
+    console.print(f"{name} is no longer there for new requests")
 
 
 async def update(address: str, console: Console, model: str, *, wait_s: float | None, timeout_s: float) -> None:

@@ -22,7 +22,14 @@ from typing import Self
 from actors.core.outputs import EngineCoreOutput, RequestTimings
 from actors.core.request import EngineCoreRequest, FinishReason
 from cluster.engine_connection import EngineConnection, EngineKey
-from cluster.errors import DeadlineExceeded, EngineFailed, EngineLost, OutputsDiverged
+from cluster.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    EngineLost,
+    FieldViolation,
+    InvalidRequest,
+    OutputsDiverged,
+)
 from cluster.generation import EngineReport
 from cluster.output_order import Diverged, OutputOrder
 from cluster.router.base import Route
@@ -40,6 +47,7 @@ class EngineStream:
         self._request_id = request.request_id
         self._attempt = request.attempt
         self._structured_output = request.sampling_params.structured_output
+        self._lora = request.lora
         self._outputs = connection.submit(request)
         self.engine_id = connection.descriptor.engine_id
         self.is_open = True
@@ -52,7 +60,7 @@ class EngineStream:
     async def next_output(self) -> EngineCoreOutput | None:
         """The next output; None if the engine has failed, or has nothing more to say. Then failure says why, if so.
 
-        Raises InvalidRequest if its grammar does not compile: no engine can do better.
+        Raises InvalidRequest if its grammar does not compile or its adapter cannot be served: no engine can do better.
         """
         try:
             while (output := await anext(self._outputs, None)) is not None:
@@ -72,6 +80,9 @@ class EngineStream:
             reason = output.error or f"it ended with reason {output.finish_reason}"
             if output.is_requests_fault and self._structured_output is not None:
                 raise refused_by_compiler(self._structured_output, reason)
+            if output.is_adapters_fault and self._lora is not None:
+                allowed = f"an adapter that can be served: {reason}"
+                raise InvalidRequest(FieldViolation("lora_name", repr(self._lora.name), allowed))
             self.failure = f"engine {self.engine_id} gave the request up: {reason}"
             return None
         self.has_given_tokens |= bool(output.new_token_ids)

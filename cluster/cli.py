@@ -141,6 +141,7 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
     seed: Annotated[int | None, typer.Option(help="For the same answer again.")] = None,
     chat: Annotated[bool, typer.Option(help="Send the prompt as a user's chat message.")] = False,
+    adapter: Annotated[str | None, typer.Option(help="A LoRA adapter for the model.")] = None,
     param: _Params = None,
     times: Annotated[bool, typer.Option("--times", help="Show TTFT and TPOT when it is over.")] = False,
     timeout_s: Annotated[float | None, typer.Option("--timeout", min=0.0, help="Seconds for the answer.")] = None,
@@ -149,7 +150,8 @@ def generate(
     from cluster.client import BlockingClient
     from cluster.generate_command import stream_answer
 
-    given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed} | _parsed(param)
+    given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    given |= {"lora_name": adapter} | _parsed(param)
     options: Any = {name: value for name, value in given.items() if value is not None} | {"timeout_s": timeout_s}
     text = sys.stdin.read() if prompt == "-" else prompt
 
@@ -255,6 +257,32 @@ def update(
     wait_s = wait_timeout_s if wait else None
     directory = str(model.resolve())
     _run(lambda: asyncio.run(ask(address, Console(), directory, wait_s=wait_s, timeout_s=timeout_s)))
+
+
+@app.command()
+def load_adapter(
+    name: Annotated[str, typer.Argument(help="The name that requests will use.")],
+    directory: Annotated[Path, typer.Argument(help="Its files in PEFT's format, the same on every node.")],
+    address: _Address = "127.0.0.1:50051",
+    timeout_s: _Timeout = 60.0,
+) -> None:
+    """Let requests name a LoRA adapter, or have new weights by its name, once the engines have loaded it."""
+    from cluster.admin_commands import load_adapter as ask
+
+    # Not resolved: what is allowed is decided where the files are read.
+    _run(lambda: asyncio.run(ask(address, Console(), name, str(directory.absolute()), timeout_s=timeout_s)))
+
+
+@app.command()
+def unload_adapter(
+    name: Annotated[str, typer.Argument(help="The adapter's name.")],
+    address: _Address = "127.0.0.1:50051",
+    timeout_s: _Timeout = 10.0,
+) -> None:
+    """Let no new request name a LoRA adapter; those that have it end with it."""
+    from cluster.admin_commands import unload_adapter as ask
+
+    _run(lambda: asyncio.run(ask(address, Console(), name, timeout_s=timeout_s)))
 
 
 @app.command()

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from actors.lora_config import LoraConfig
 from cluster.access.tls import TlsConfig, is_loopback
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
@@ -147,6 +148,7 @@ class ClusterConfig(_Settings):
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
     kv_transfer: KVTransferConfig = KVTransferConfig()
+    lora: LoraConfig | None = Field(None, description="LoRA adapters that requests may name; default: none.")
     prefill: EngineGroupConfig = EngineGroupConfig(count=1)
     decode: EngineGroupConfig = EngineGroupConfig(count=1)
     both: EngineGroupConfig = EngineGroupConfig(count=0)
@@ -245,6 +247,7 @@ class ClusterConfig(_Settings):
             scheduler=group.scheduler or self.scheduler,
             parallel=group.parallel or self.parallel,
             kv_transfer=group.kv_transfer or self.kv_transfer,
+            lora=self.lora,
         )
 
 

@@ -3,6 +3,7 @@
 ClusterError
 |-- InvalidRequest        the client's mistake: which fields, their values, what is allowed
 |-- ModelNotFound         no such model here
+|-- AdapterNotFound       no such LoRA adapter here
 |-- Unauthenticated       the call has no token, or one that is not known
 |-- PermissionDenied      the call's token does not allow it
 |-- Overloaded            the queue is full: try again after a delay
@@ -74,6 +75,18 @@ class Unauthenticated(ClusterError):
 
 class PermissionDenied(ClusterError):
     """Who makes the call is known, and may not do that."""
+
+
+class AdapterNotFound(ClusterError):
+    """The request names a LoRA adapter that is not served here."""
+
+    def __init__(self, field: str, name: str, known: list[str], *, is_enabled: bool) -> None:
+        """field: of the request; is_enabled: whether any are served"""
+        allowed = f"empty, or one of {', '.join(known) or 'none so far'}"
+        if not is_enabled:
+            allowed = "empty: this cluster serves no adapters (its setting lora is not set)"
+        self.violations = (FieldViolation(field, repr(name), allowed),)
+        super().__init__(str(self.violations[0]))
 
 
 class Overloaded(ClusterError):

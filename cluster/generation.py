@@ -85,7 +85,9 @@ class GenerateRequest:
     """One prompt and how to go on from it.
 
     prompt:           None if the client gave none
-    model:            "" asks for the one that is served
+    model:            "" asks for the one that is served; the name of a LoRA adapter for that model with it
+    lora_name:        the same, beside the model's own name
+    lora_digest:      of the adapter that made output_token_ids: no other goes on with them; "": whichever is there
     output_token_ids: the output that the client already has; the answer goes on at the next position
     model_version:    the one that made output_token_ids: no other goes on with them; 0: whichever serves
     timeout_s:        how long the client will wait from now on, or None
@@ -95,6 +97,8 @@ class GenerateRequest:
     prompt: Prompt | None
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     model: str = ""
+    lora_name: str = ""
+    lora_digest: str = ""
     sampling: SamplingOptions = SamplingOptions()
     priority: int = 0
     output_token_ids: tuple[int, ...] = ()
@@ -156,6 +160,7 @@ class GenerateChunk:
     prompt_logprobs: with the token at position 0, if asked for: one for each token of the prompt but the first
     seed:           in the first chunk only
     model_version:  in the first chunk only
+    lora_digest:    in the first chunk only, if it has an adapter
     end:            in the last chunk only
     """
 
@@ -166,4 +171,5 @@ class GenerateChunk:
     prompt_logprobs: list[TokenLogprobs] | None = None
     seed: int | None = None
     model_version: int | None = None
+    lora_digest: str | None = None
     end: GenerateEnd | None = None

@@ -54,6 +54,15 @@ class RemoteController:
         version: int = await self._call("update", directory)
         return version
 
+    async def load_adapter(self, name: str, directory: str) -> str:
+        """Let requests name an adapter."""
+        digest: str = await self._call("load_adapter", name, directory)
+        return digest
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let no new request name an adapter."""
+        await self._call("unload_adapter", name)
+
     async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         try:
             async with asyncio.timeout(_CONTROLLER_TIMEOUT_S):

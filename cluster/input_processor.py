@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from actors.config import ModelFacts
+from actors.core.adapter import Adapter
 from actors.core.request import EngineCoreRequest
 from actors.pooling_facts import PoolingFacts
-from cluster.errors import ModelNotFound
+from cluster.adapters import AdapterDirectory
+from cluster.errors import AdapterNotFound, EngineFailed, ModelNotFound
 from cluster.generation import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from cluster.input_limits import InputLimits
 from cluster.model_tokenizer import ChatTemplateError, ModelTokenizer
@@ -61,18 +63,22 @@ class InputProcessor:
         tokenizer: ModelTokenizer,
         limits: InputLimits | None = None,
         wall_clock: Callable[[], float] = time.time,
+        adapters: AdapterDirectory | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.limits = limits or InputLimits()
         self._wall_clock = wall_clock
+        self.adapters = adapters or AdapterDirectory()
 
     async def process(self, request: GenerateRequest) -> EngineCoreRequest:
         """Validate, tokenize and complete a request. Long prompts are tokenized off the event loop.
 
-        Raises ModelNotFound, PermissionDenied, or InvalidRequest with every violation that could be found at once.
+        Raises ModelNotFound, AdapterNotFound, PermissionDenied, EngineFailed if the adapter that made its output has
+        gone, or InvalidRequest with every violation that could be found at once.
         """
         arrival_time_s = self._wall_clock()
+        adapter = await self._find_adapter(request)
         self._check_before_tokenizing(request)
         prompt_token_ids = await self._tokenize(request.prompt)
         max_tokens = self._check_room(request, prompt_token_ids)
@@ -87,6 +93,7 @@ class InputProcessor:
             deadline_s=None if request.timeout_s is None else arrival_time_s + request.timeout_s,
             cache_salt=request.caller.salted(request.cache_salt),
             tenant=request.caller.tenant,
+            lora=adapter,
         )
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
@@ -116,8 +123,29 @@ class InputProcessor:
 
     def check_model(self, model: str) -> None:
         """Raise ModelNotFound if a request for this one cannot be served."""
-        if model not in ("", self.model.name):
+        if model not in ("", self.model.name) and not self.adapters.knows(model):
             raise ModelNotFound(model, self.model.name)
+
+    async def _find_adapter(self, request: GenerateRequest) -> Adapter | None:
+        """The adapter that the request names by lora_name, or as its model."""
+        name, is_own_model = request.lora_name, request.model in ("", self.model.name)
+        if not name and is_own_model:
+            return None
+        if name:
+            if not is_own_model and request.model != name:
+                raise ModelNotFound(request.model, self.model.name)
+            request.caller.check_adapter(name)
+            adapter = await self.adapters.find(name)
+        else:
+            try:
+                adapter = await self.adapters.find(request.model, "model")
+            except AdapterNotFound as missing:
+                raise ModelNotFound(request.model, self.model.name) from missing
+            request.caller.check_adapter(adapter.name)
+        if request.lora_digest not in ("", adapter.digest):
+            reason = f"adapter {adapter.name!r} has other weights now than those that made its output so far"
+            raise EngineFailed(request.request_id, reason, num_new_tokens=0, can_resume=False)
+        return adapter
 
     def check_envelope(self, request_id: str, salt: str, priority: int, violations: Violations) -> None:
         """Check what all kinds of requests have."""

@@ -282,5 +282,6 @@ def _join(chunks: Sequence[GenerateChunk], *, with_logprobs: bool) -> GenerateCh
         logprobs=logprobs if with_logprobs else None,
         seed=chunks[0].seed,
         model_version=chunks[0].model_version,
+        lora_digest=chunks[0].lora_digest,
         end=chunks[-1].end,
     )

@@ -118,8 +118,9 @@ class Serving:
                     async with aclosing(self._generate_on(engines, request, in_flight, prompt)) as chunks:
                         first = await anext(chunks)
                         engines.is_bound = True
-                        # A request can only be resumed with the seed, and on the model version, that it began with.
-                        yield replace(first, seed=in_flight.seed, model_version=engines.model.version)
+                        # A request is only resumed with the seed, the model version and the adapter that it began with.
+                        version, digest = engines.model.version, in_flight.lora_digest
+                        yield replace(first, seed=in_flight.seed, model_version=version, lora_digest=digest)
                         async for chunk in chunks:
                             yield chunk
                     return
@@ -152,6 +153,7 @@ class Serving:
         recovery = Recovery(router, engines, engine_request, in_flight.deadline_s, self._recovery_policy, self._moves)
         in_flight.recovery = recovery
         in_flight.seed = engine_request.sampling_params.seed
+        in_flight.lora_digest = None if engine_request.lora is None else engine_request.lora.digest
         async with aclosing(recovery.outputs()) as outputs:
             async for output in outputs:
                 if prompt is not None:
@@ -275,7 +277,7 @@ class Serving:
 
 @dataclass(slots=True)
 class _InFlight:
-    """deadline_s: on the event loop's clock. seed, recovery: from when its prompt is processed."""
+    """deadline_s: on the event loop's clock. seed, lora_digest, recovery: from when its prompt is processed."""
 
     request_id: str
     arrived_at_s: float
@@ -284,6 +286,7 @@ class _InFlight:
     deadline_s: float | None
     engines: EnginesOfVersion | None = None
     seed: int | None = None
+    lora_digest: str | None = None
     recovery: Recovery | None = None
 
     @property

@@ -69,6 +69,8 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
         parts.append(_stores(status.engines))
     if any(engine.guesses.drafts for engine in status.engines):
         parts.append(_guesses(status.engines))
+    if any(engine.HasField("adapters") for engine in status.engines):
+        parts.append(_adapters(status.engines))
     if status.ingresses:
         parts.append(_ingresses(status.ingresses))
     if status.requests:
@@ -260,6 +262,23 @@ def _guesses(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
         if (guesses := engine.guesses).drafts
     ]
     return _Table("guessed tokens", (" engine", "times", "tokens", "right", " of first, second, … guesses"), rows)
+
+
+def _adapters(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
+    columns = (" engine", "requests waiting", "loads", "failed", "evicted", " loaded")
+    rows = [
+        [
+            engine.engine_id,
+            adapters.waiting,
+            adapters.loads,
+            adapters.failed_loads,
+            adapters.evictions,
+            ", ".join(adapters.loaded) or "-",
+        ]
+        for engine in engines
+        if (adapters := engine.adapters) is not None and engine.HasField("adapters")
+    ]
+    return _Table("LoRA adapters", columns, rows)
 
 
 def _ingresses(ingresses: Iterable[admin_pb2.IngressStatus]) -> _Table:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from actors.core.adapter import Adapter
 from actors.core.outputs import EngineCoreOutput, RequestTimings, TokenLogprobs
 from actors.core.request import EngineCoreRequest, RequestStatus
 from actors.core.sampling_params import SamplingParams
@@ -109,7 +110,9 @@ class EnginePair:
         for engine in self.engines.values():
             engine.shutdown()
 
-    def hand_over(self, request_id: str, prompt: Sequence[int], sampling_params: SamplingParams) -> None:
+    def hand_over(
+        self, request_id: str, prompt: Sequence[int], sampling_params: SamplingParams, lora: Adapter | None = None
+    ) -> None:
         """Submit a request to both engines, the consumer first."""
         self.answers[request_id] = Answer()
         for name, role, peer in (
@@ -117,15 +120,22 @@ class EnginePair:
             ("prefill", TransferRole.PRODUCER, "decode"),
         ):
             ticket = KVTransferParams(f"transfer-{request_id}", 0, role, self.addresses[peer])
-            self.engines[name].submit(_request(request_id, prompt, sampling_params, ticket))
+            self.engines[name].submit(_request(request_id, prompt, sampling_params, ticket, lora))
         self._wake.set()
 
     def submit(
-        self, engine: str, request_id: str, prompt: Sequence[int], params: SamplingParams, source: PrefixSource | None
+        self,
+        engine: str,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        source: PrefixSource | None = None,
+        lora: Adapter | None = None,
     ) -> None:
         """Submit a request to one engine alone."""
         self.answers[request_id] = Answer()
-        self.engines[engine].submit(replace(_request(request_id, prompt, params, None), prefix_source=source))
+        request = _request(request_id, prompt, params, None, lora)
+        self.engines[engine].submit(replace(request, prefix_source=source))
         self._wake.set()
 
     def run(self, is_done: Callable[[], bool] | None = None, *, on_step: Callable[[], None] = lambda: None) -> None:
@@ -176,7 +186,11 @@ class EnginePair:
 
 
 def _request(
-    request_id: str, prompt: Iterable[int], sampling_params: SamplingParams, ticket: KVTransferParams | None
+    request_id: str,
+    prompt: Iterable[int],
+    sampling_params: SamplingParams,
+    ticket: KVTransferParams | None,
+    lora: Adapter | None = None,
 ) -> EngineCoreRequest:
     return EngineCoreRequest(
         request_id=request_id,
@@ -184,5 +198,6 @@ def _request(
         sampling_params=sampling_params,
         eos_token_ids=(0,),
         arrival_time_s=time.time(),
+        lora=lora,
         kv_transfer_params=ticket,
     )

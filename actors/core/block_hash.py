@@ -27,7 +27,7 @@ class ExtraKeys:
     """What a prompt's KV depends on besides its tokens.
 
     cache_salt: keeps apart those who must not see each other's hits
-    lora_name:  the adapter
+    lora_name:  the adapter, by a name that no other weights have (Adapter.key)
     mm_features: what stands in the place of placeholder tokens
     prompt_embeds_digest: names the embeddings that stand in the place of all tokens
     """

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from actors.core.grammar_wait import GrammarWait
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.places import Places
+from actors.core.preparation import Preparation
 from actors.core.remote_kv import RemoteKV
 from actors.core.request import Request, RequestStatus
 from actors.errors import IntegrityError
@@ -18,11 +18,11 @@ def check_places(
     requests: Mapping[str, Request],
     places: Places,
     remote: RemoteKV,
-    grammar_wait: GrammarWait,
+    preparation: Preparation,
     kv_cache_manager: KVCacheManager,
 ) -> None:
     """Raise IntegrityError unless each request is in exactly one place, with the status and the blocks that fit it."""
-    _check_statuses(requests, places, remote, grammar_wait)
+    _check_statuses(requests, places, remote, preparation)
     with_blocks = kv_cache_manager.holders()
     may_hold = {
         *places.running.by_id,
@@ -38,7 +38,7 @@ def check_places(
 
 
 def _check_statuses(
-    requests: Mapping[str, Request], places: Places, remote: RemoteKV, grammar_wait: GrammarWait
+    requests: Mapping[str, Request], places: Places, remote: RemoteKV, preparation: Preparation
 ) -> None:
     waiting = {RequestStatus.WAITING, RequestStatus.PREEMPTED}
     found: Counter[str] = Counter()
@@ -48,7 +48,8 @@ def _check_statuses(
         (places.holding, {RequestStatus.WAITING}),
         (places.waiting_for_lora, waiting),
         (places.holding_for_lora, {RequestStatus.WAITING}),
-        (grammar_wait.requests.values(), {RequestStatus.WAITING_FOR_FSM}),
+        (preparation.grammars.requests.values(), {RequestStatus.WAITING_FOR_FSM}),
+        (preparation.waiting_for_adapter(), {RequestStatus.WAITING}),
         (remote.blocked_producers.values(), {RequestStatus.WAITING}),
         (remote.blocked_consumers, {RequestStatus.WAITING}),
         (remote.loading.values(), {RequestStatus.WAITING_FOR_REMOTE_KVS}),

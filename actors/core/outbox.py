@@ -66,6 +66,7 @@ class Outbox:
         handed_over: bool = False,
         error: str | None = None,
         is_requests_fault: bool = False,
+        is_adapters_fault: bool = False,
         pooling_output: list[float] | None = None,
     ) -> None:
         """Tell of a request's end, with its last tokens if there are any."""
@@ -84,6 +85,7 @@ class Outbox:
             stop_reason="repetition" if is_stopped and not is_stop_token else None,
             error=error,
             is_requests_fault=is_requests_fault,
+            is_adapters_fault=is_adapters_fault,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             pooling_output=pooling_output,

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from actors.core.adapter import AdapterCommands
 from actors.core.multimodal import MultiModalFeature
 from actors.core.request import PromptEmbeds
 from actors.core.request import StatusChange as StatusChange
@@ -126,6 +127,7 @@ class SchedulerOutput:
     grammar_bitmask: [num_rows, ceil(vocab_size / 32)] int32, 1 for allowed tokens; a row for each of
         structured_output_request_ids, followed by one for each of its drafts; filled in
         between schedule() and the forward
+    adapter_commands: what to load and to drop, beside this step
     """
 
     batch: StepBatch
@@ -143,13 +145,15 @@ class SchedulerOutput:
     free_encoder_mm_hashes: list[str] = field(default_factory=list)
     structured_output_request_ids: dict[str, int] = field(default_factory=dict)
     grammar_bitmask: np.ndarray | None = None
+    adapter_commands: AdapterCommands | None = None
     kv_connector_metadata: KVConnectorMetadata | None = None
 
     def is_empty(self) -> bool:
         """Whether the worker has nothing to do, not even to forget or to transfer."""
         no_transfer = self.kv_connector_metadata is None or self.kv_connector_metadata.is_empty()
         is_forgetful = self.finished_req_ids or self.preempted_req_ids or self.free_encoder_mm_hashes
-        return self.total_num_scheduled_tokens == 0 and not is_forgetful and no_transfer
+        is_same = self.adapter_commands is None
+        return self.total_num_scheduled_tokens == 0 and not is_forgetful and no_transfer and is_same
 
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:
@@ -207,9 +211,11 @@ class ModelRunnerOutput:
     prompt_logprobs_dict: for each request that asked and whose prompt is through, one entry per prompt token but the
         first
     draft_token_ids: what a drafter proposes for the next step
+    adapter_loads: what has become of loads, by the adapter's key: None, or why it has failed
     """
 
     __slots__ = (
+        "adapter_loads",
         "draft_token_ids",
         "kv_connector_output",
         "logprobs",
@@ -241,6 +247,7 @@ class ModelRunnerOutput:
         self.prompt_logprobs_dict = prompt_logprobs_dict or {}
         self.draft_token_ids = draft_token_ids
         self.kv_connector_output = kv_connector_output
+        self.adapter_loads: dict[str, str | None] = {}
 
     @property
     def req_id_to_index(self) -> dict[str, int]:
@@ -328,6 +335,7 @@ class EngineCoreOutput:
     stop_reason:    why it stopped, if neither EOS nor a stop token did ("repetition")
     error:          why, if finish_reason is ERROR (or ABORT by the engine's own decision)
     is_requests_fault: any engine would say the same of this request
+    is_adapters_fault: any engine would say the same of its adapter
     pooling_output: a pooling request's vector
     prompt_logprobs: with the first token, if they were asked for
     preemption:     instead of tokens
@@ -343,6 +351,7 @@ class EngineCoreOutput:
     stop_reason: str | None = None
     error: str | None = None
     is_requests_fault: bool = False
+    is_adapters_fault: bool = False
     logprobs: list[TokenLogprobs] | None = None
     pooling_output: list[float] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None

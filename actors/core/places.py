@@ -13,7 +13,8 @@ from actors.core.running_rows import RunningRows
 
 @dataclass(slots=True)
 class Places:
-    """The scheduler's queues. RemoteKV has the requests that wait for a peer, GrammarWait those for a grammar.
+    """The scheduler's queues. RemoteKV has the requests that wait for a peer, Preparation those for a grammar or
+    an adapter.
 
     running: RUNNING
     holding: WAITING, with all the blocks that the next token needs: their load is over

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from actors.core.adapter import Adapter
 from actors.core.block_hash import BlockHash, BlockHasher, ExtraKeys
 from actors.core.multimodal import MultiModalFeature
 from actors.core.sampling_params import PoolingParams, SamplingParams
@@ -48,7 +49,7 @@ class EngineCoreRequest:
     arrival_time_s:   wall clock of its arrival at the cluster, orders the priority queue
     deadline_s:       wall clock after which nobody wants the answer, or None
     tenant:           who shares fairly with others what the engine serves
-    lora_name:        the adapter that it runs with
+    lora:             the adapter that it runs with
     cache_salt:       separates the prefix cache between those who must not see each other's hits
     prefix_source:    where more of its prefix is cached than here, perhaps
     """
@@ -64,7 +65,7 @@ class EngineCoreRequest:
     deadline_s: float | None = None
     cache_salt: str | None = None
     tenant: str = ""
-    lora_name: str | None = None
+    lora: Adapter | None = None
     prompt_embeds: PromptEmbeds | None = None
     mm_features: tuple[MultiModalFeature, ...] = ()
     pooling_params: PoolingParams | None = None
@@ -107,6 +108,7 @@ class Request:
         "is_corrupted",
         "is_known_to_worker",
         "kv_transfer_params",
+        "lora",
         "lora_name",
         "max_num_tokens",
         "mm_features",
@@ -147,7 +149,8 @@ class Request:
         self.cache_salt = core_request.cache_salt
         self.mm_features = core_request.mm_features
         self.tenant = core_request.tenant
-        self.lora_name = core_request.lora_name
+        self.lora = core_request.lora
+        self.lora_name = None if core_request.lora is None else core_request.lora.key
         self.prompt_embeds = core_request.prompt_embeds
         self.pooling_params = core_request.pooling_params
         self.kv_transfer_params = core_request.kv_transfer_params

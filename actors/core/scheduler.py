@@ -17,6 +17,7 @@ from copy import deepcopy
 from dataclasses import replace
 
 from actors.config import CacheConfig, SchedulerConfig
+from actors.core.adapter_cache import AdapterCache
 from actors.core.admission import Admission
 from actors.core.batch import Batch
 from actors.core.door import Ability, engine_abilities, find_refusal
@@ -31,6 +32,7 @@ from actors.core.kv_events import KVEventBatch, KVEventLog
 from actors.core.outbox import Outbox
 from actors.core.outputs import DraftTokenIds, EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput
 from actors.core.places import Places
+from actors.core.preparation import Preparation
 from actors.core.remote_kv import RemoteKV
 from actors.core.removable_heap import RemovableHeap
 from actors.core.request import Request, RequestStatus
@@ -65,6 +67,7 @@ class Scheduler:
         worker_abilities: Iterable[Ability] = frozenset(Ability),
         prefix_sources: PrefixSources | None = None,
         kv_transfer_config: KVTransferConfig | None = None,
+        adapters: AdapterCache | None = None,
         clock: Callable[[], float],
     ) -> None:
         self.config = scheduler_config
@@ -95,7 +98,8 @@ class Scheduler:
         self._admission = Admission(scheduler_config, self.kv_cache_manager, self._places, self.remote)
         self._clock = clock
         self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
-        self._grammar_wait = GrammarWait(structured_output, scheduler_config.grammar_timeout_s)
+        grammars = GrammarWait(structured_output, scheduler_config.grammar_timeout_s)
+        self.preparation = Preparation(grammars, adapters, self._places.waiting, self._outbox, self._finish)
         self._stats = SchedulerStats(num_blocks=num_blocks, block_size=self.block_size)
         self._draft_control = make_draft_control(scheduler_config)
         if scheduler_config.speculative is not None:
@@ -136,10 +140,8 @@ class Scheduler:
         else:
             if request.deadline_s is not None:
                 self._deadlines.push(request.request_id, (request.deadline_s,))
-            if request.sampling_params.structured_output is None:
+            if not self.preparation.start(request, now_s):
                 self.waiting.add_request(request)
-            else:
-                self._grammar_wait.start(request, now_s)
 
     def _find_refusal(self, request: Request) -> str | None:
         return find_refusal(
@@ -182,7 +184,7 @@ class Scheduler:
         self._places.remove(request)
         self.encoder_cache_manager.free(request)
         self._deadlines.remove(request_id)
-        self._grammar_wait.release(request)
+        self.preparation.release(request)
         self.remote.release(request, end, first_token_id)
         self.finished_req_ids.add(request_id)
         self._outbox.add_finished_id(request)
@@ -197,7 +199,7 @@ class Scheduler:
         """
         now_s = self._clock()
         self._end_overdue_requests(now_s)
-        self._take_compiled(now_s)
+        self.preparation.proceed(now_s)
         self.remote.cancel_overdue_loads(now_s)
         step = self._begin_step(self.config.max_num_batched_tokens, now_s)
         self._batch.schedule_running(step)
@@ -213,22 +215,12 @@ class Scheduler:
         while (first := self._deadlines.peek()) is not None and first[0][0] <= now_s:
             self.finish_requests(first[1], RequestStatus.FINISHED_ABORTED, error="deadline exceeded")
 
-    def _take_compiled(self, now_s: float) -> None:
-        """Let requests wait for their turn whose grammar is ready, and end those that will never have one."""
-        for over in self._grammar_wait.take_over(now_s):
-            if (failure := over.failure) is None:
-                over.request.set_status(RequestStatus.WAITING, now_s)
-                self.waiting.add_request(over.request)
-                continue
-            self._finish(over.request, RequestStatus.FINISHED_ERROR, now_s)
-            is_fault = failure.is_requests_fault
-            self._outbox.add_end(over.request, now_s, error=failure.reason, is_requests_fault=is_fault)
-
     def _build_output(self, step: Step) -> SchedulerOutput:
         finished_req_ids, self.finished_req_ids = self.finished_req_ids, set()
         output = step.build_output(self.running, self.kv_cache_manager, finished_req_ids, self._draft_control)
         output.free_encoder_input_ids = self._intake.take_passed_inputs()
         output.free_encoder_mm_hashes = self.encoder_cache_manager.get_freed_mm_hashes()
+        output.adapter_commands = self.preparation.take_commands()
         output.preempted_req_ids |= self._preempted_by_reset
         self._preempted_by_reset = set()
         output.num_common_prefix_blocks = [self._count_common_prefix_blocks()]
@@ -259,6 +251,7 @@ class Scheduler:
         now_s = self._clock()
         if scheduler_output.step_index:
             self.kv_cache_manager.end_step(scheduler_output.step_index)
+        self.preparation.take_in(model_runner_output.adapter_loads)
         # Before the tokens: a producer whose consumer is gone must not be handed over to it.
         self._update_from_connector(model_runner_output, now_s)
         for request_id in model_runner_output.num_nans_in_logits:
@@ -334,7 +327,7 @@ class Scheduler:
     def next_deadline(self) -> float | None:
         """Return the wall clock at which schedule() has something to end or cancel, or None."""
         own = self._deadlines.peek()
-        deadlines = (own and own[0][0], self._grammar_wait.next_deadline(), self.remote.next_deadline())
+        deadlines = (own and own[0][0], self.preparation.next_deadline(), self.remote.next_deadline())
         return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     def get_kv_connector(self) -> KVConnectorScheduler | None:
@@ -359,6 +352,7 @@ class Scheduler:
             spec_decoding_stats=deepcopy(self._stats.spec_decoding_stats),
             transfer_stats=self.remote.transfer_stats,
             store_stats=self.remote.store_stats,
+            adapter_stats=self.preparation.adapter_stats(),
         )
         prefix.reset = False
         return snapshot
@@ -394,6 +388,7 @@ class Scheduler:
         """Raise IntegrityError if blocks, places and statuses contradict each other. Costs O(blocks + requests)."""
         self.kv_cache_manager.check_integrity()
         self.encoder_cache_manager.check_integrity()
-        check_places(self.requests, self._places, self.remote, self._grammar_wait, self.kv_cache_manager)
+        self.preparation.check_integrity()
+        check_places(self.requests, self._places, self.remote, self.preparation, self.kv_cache_manager)
         if not self.encoder_cache_manager.holders() <= self.running.by_id.keys():
             raise IntegrityError("a request that does not run holds encoder outputs")

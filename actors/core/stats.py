@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from actors.core.adapter import AdapterStats
 from kv_transfer.stats import TransferStats
 from kv_transfer.stores.messages import StoreStats
 
@@ -59,3 +60,4 @@ class SchedulerStats:
     num_corrupted_reqs: int = 0
     transfer_stats: TransferStats | None = None
     store_stats: StoreStats | None = None
+    adapter_stats: AdapterStats | None = None

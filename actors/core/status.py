@@ -62,7 +62,8 @@ TRANSITIONS: Mapping[RequestStatus, Mapping[RequestStatus, str]] = MappingProxyT
             _S.FINISHED_LENGTH_CAPPED: "resumed, or loaded, with all its tokens",
             _S.FINISHED_ABORTED: "aborted, or past its deadline",
             _S.FINISHED_IGNORED: "refused: it can never fit here",
-            _S.FINISHED_ERROR: "producer: its consumer is gone; loaded: its grammar does not allow the first token",
+            _S.FINISHED_ERROR: "producer: its consumer is gone; loaded: its grammar does not allow the first token; "
+            "its adapter cannot be loaded, or not in time",
         },
         _S.WAITING_FOR_FSM: {
             _S.WAITING: "its grammar is ready",

@@ -31,6 +31,7 @@ class CachedRequest:
     params: SamplingParams
     eos_token_ids: tuple[int, ...]
     num_prompt_tokens: int
+    lora_name: str | None = None
     row: int | None = None
     parked_token_ids: np.ndarray | None = None
     wants_vector: bool = False
@@ -81,6 +82,8 @@ class InputBatch:
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.tokens = TokenRows(self._token_ids, self._num_tokens)
         self._num_prompt = np.zeros(max_num_seqs, dtype=np.int64)
+        self.lora_names: np.ndarray = np.full(max_num_seqs, None, dtype=object)
+        """[max_num_seqs], by row: the key of its request's adapter, or None."""
         self._sampling = SamplingTable(max_num_seqs)
         self.prompt_logprobs = PromptLogprobs(self._token_ids)
         self._wants_vector = np.zeros(max_num_seqs, dtype=bool)
@@ -198,11 +201,15 @@ class InputBatch:
 
     def _add(self, new: NewRequestData) -> None:
         self._forget(new.req_id)
-        wants_vector = new.pooling_params is not None
-        num_prompt_tokens = len(new.prompt_token_ids)
-        request = CachedRequest(new.sampling_params, new.eos_token_ids, num_prompt_tokens, wants_vector=wants_vector)
+        request = CachedRequest(
+            new.sampling_params,
+            new.eos_token_ids,
+            len(new.prompt_token_ids),
+            new.lora_name,
+            wants_vector=new.pooling_params is not None,
+        )
         self._requests[new.req_id] = request
-        self._num_pooling += wants_vector
+        self._num_pooling += request.wants_vector
         tokens = np.array(new.prompt_token_ids + new.output_token_ids, dtype=np.int32)
         self._enter(request, new.row, tokens, new.block_ids[0])
 
@@ -221,6 +228,7 @@ class InputBatch:
         self._token_ids[row, : len(tokens)] = tokens
         self._num_tokens[row] = len(tokens)
         self._num_prompt[row] = request.num_prompt_tokens
+        self.lora_names[row] = request.lora_name
         self._block_tables[row, : len(block_ids)] = block_ids
         self._wants_vector[row] = request.wants_vector
         self._sampling.set(row, request.params)

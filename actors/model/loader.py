@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from actors.model.pooling.head import ClassificationHead
 from actors.model.pooling.loading import load_pooling
 from actors.model.self_check import check_forward
 from actors.model.support import architecture_name, refuse_unsupported
-from actors.model.tensor_parallel import build_shard
+from actors.model.tensor_parallel import ModelShard, SplitLinear, build_shard
 from actors.model.tensor_parallel_group import TensorParallelGroup
 from actors.model.tensor_parallel_plan import shard_heads
 from actors.model.tensor_parallel_weights import CheckpointWeights, DrawnWeights, MergedWeights
@@ -46,6 +47,7 @@ class LoadedModel:
     fingerprint:   see fingerprint_checkpoint
     pooling:       what vectors it gives; None if it gives none
     head:          of a model that classifies
+    split:         the linear layers of which this rank has a part, by name
     """
 
     forward: FlatForward
@@ -59,6 +61,7 @@ class LoadedModel:
     fingerprint: str
     pooling: PoolingFacts | None = None
     head: ClassificationHead | None = None
+    split: Mapping[str, SplitLinear] = field(default_factory=dict)
 
 
 def load_model(model_config: ModelConfig, group: TensorParallelGroup | None = None) -> LoadedModel:
@@ -70,35 +73,35 @@ def load_model(model_config: ModelConfig, group: TensorParallelGroup | None = No
     directory = _checkpoint_directory(model_config)
     if group is None:
         with _BUILDING:
-            config, model = _build(directory, model_config, None)
-            return _finish(directory, config, model, model_config, None)
+            config, shard = _build(directory, model_config, None)
+            return _finish(directory, config, shard, model_config, None)
     with _BUILDING:
-        config, model = _build(directory, model_config, group)
+        config, shard = _build(directory, model_config, group)
     # None computes before all have built: ranks may be threads of one process, and a check takes all of them.
     group.smallest(0)
-    return _finish(directory, config, model, model_config, group)
+    return _finish(directory, config, shard, model_config, group)
 
 
 def _build(
     directory: Path, model_config: ModelConfig, group: TensorParallelGroup | None
-) -> tuple[PretrainedConfig, PreTrainedModel]:
+) -> tuple[PretrainedConfig, ModelShard]:
     config = _read_config(directory, model_config)
     # It builds one, too, to look at.
     refuse_unsupported(config, trust_remote_code=model_config.trust_remote_code)
     register_attention()
     if group is None:
-        return config, _read_model(directory, config, model_config)
+        return config, ModelShard(_read_model(directory, config, model_config), {})
     return config, _read_shard(directory, config, model_config, group)
 
 
 def _finish(
     directory: Path,
     config: PretrainedConfig,
-    model: PreTrainedModel,
+    shard: ModelShard,
     model_config: ModelConfig,
     group: TensorParallelGroup | None,
 ) -> LoadedModel:
-    started = time.monotonic()
+    started, model = time.monotonic(), shard.model
     max_model_len = derive_max_model_len(config, model_config.max_model_len)
     model.train(False)
     model.to(choose_device(model_config))  # type: ignore[arg-type]  # transformers' decorator hides the signature
@@ -128,6 +131,7 @@ def _finish(
         fingerprint=fingerprint_checkpoint(directory, model_config, str(model.dtype)),
         pooling=pooling,
         head=head,
+        split=shard.split,
     )
 
 
@@ -193,7 +197,7 @@ def _make_dummy_model(config: PretrainedConfig, model_config: ModelConfig, dtype
 
 def _read_shard(
     directory: Path, config: PretrainedConfig, model_config: ModelConfig, group: TensorParallelGroup
-) -> PreTrainedModel:
+) -> ModelShard:
     """One rank's part of what _read_model gives."""
     trust_remote_code = model_config.trust_remote_code
     if model_config.load_format == "dummy":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -16,14 +17,17 @@ from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerCon
 from actors.core.door import Ability
 from actors.core.outputs import NO_TOKEN, DraftTokenIds, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
 from actors.core.sampling_params import SamplingParams
+from actors.lora_config import LoraConfig
 from actors.model.attention.base import BatchShape
 from actors.model.attention.probe import GeometryProbe
 from actors.model.attention.torch_backend import TorchAttention
+from actors.model.errors import UnsupportedModel
 from actors.model.forward import TakeStates
 from actors.model.grammar.mask import GrammarMask
 from actors.model.input_batch import InputBatch, StepInputs
 from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks, make_layout
 from actors.model.loader import LoadedModel, load_model
+from actors.model.lora.store import AdapterStore
 from actors.model.memory import free_memory_bytes, peak_memory_bytes
 from actors.model.pooling.pooler import Pooler
 from actors.model.prompt_logprobs import PromptParts
@@ -63,6 +67,7 @@ class ModelRunner:
         self._draft_model: DraftModel | None = None
         self._proposer: Proposer | None = None
         self._pooler = Pooler()
+        self.adapters: AdapterStore | None = None
 
     def load_model(self) -> None:
         """Load and check the model. Raises CheckpointError or UnsupportedModel."""
@@ -73,6 +78,17 @@ class ModelRunner:
         # One rank's guesses are enough: the scheduler gives them to all.
         if self._group is None or self._group.rank == 0:
             self._draft_model = load_draft_model(self._model_config, self._scheduler_config, self._loaded)
+
+    def enable_lora(self, config: LoraConfig, on_ready: Callable[[], None]) -> None:
+        """Take requests with adapters, and load those that are configured; after load_model().
+
+        on_ready: called on another thread when a step is due because an adapter was loaded
+        Raises AdapterRefused, or UnsupportedModel for a model that does not generate.
+        """
+        if not self.generates:
+            raise UnsupportedModel(self.architecture, "adapters are for models that generate (unset lora)")
+        self.adapters = AdapterStore(config, self._model, self._scheduler_config.max_loras, on_ready)
+        self.adapters.load_configured()
 
     def determine_num_blocks(self) -> int:
         """How many blocks the cache can have, after a profiling run of the largest batch where memory decides.
@@ -131,6 +147,9 @@ class ModelRunner:
             return ModelRunnerOutput([], [])
         req_ids = scheduler_output.batch.req_ids
         inputs = batch.prepare(scheduler_output.batch, scheduler_output.scheduled_spec_decode_tokens)
+        if self.adapters is not None:
+            rows = scheduler_output.batch.rows
+            self.adapters.begin_step(batch.lora_names[rows], scheduler_output.batch.num_new_tokens)
         pooled = self._pooler.begin_step(scheduler_output.batch)
         take_states = None if pooled is None else pooled.take_states
         if inputs.prompts is None:
@@ -220,6 +239,7 @@ class ModelRunner:
             Ability.HANDOFF: self.generates,
             Ability.STRUCTURED_OUTPUT: self.generates,
             Ability.PROMPT_LOGPROBS: self.generates,
+            Ability.LORA: self.adapters is not None,
             Ability.POOLING: facts is not None and facts.embedding_size > 0,
             Ability.CLASSIFICATION: facts is not None and bool(facts.labels),
         }

@@ -8,6 +8,7 @@ have the same bits on every rank, and every rank samples the same tokens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +37,23 @@ class _Part:
     num_rows: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class SplitLinear:
+    """A linear layer of which a rank has a part. in_features, out_features: of the whole layer."""
+
+    shard: LayerShard
+    in_features: int
+    out_features: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShard:
+    """One rank's part of a model. split: its linear layers that are split, by name."""
+
+    model: PreTrainedModel
+    split: Mapping[str, SplitLinear]
+
+
 def build_shard(
     config: PretrainedConfig,
     dtype: torch.dtype,
@@ -43,7 +61,7 @@ def build_shard(
     group: TensorParallelGroup,
     *,
     trust_remote_code: bool,
-) -> PreTrainedModel:
+) -> ModelShard:
     """This rank's part of the model, on the CPU, with its weights.
 
     Raises UnsupportedModel, naming what cannot be split, or CheckpointError, naming the weights that are missing.
@@ -55,6 +73,7 @@ def build_shard(
         )
     shards = plan_shards(model, config, group.rank, group.size)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    split = _split_linears(model, shards)
     _compute_buffers(model, config)
     for name, shard in shards.items():
         _replace_layer(model, name, shard, group)
@@ -62,7 +81,17 @@ def build_shard(
         if hasattr(module, "num_key_value_groups"):
             setattr(module, "num_key_value_groups", heads.num_heads // heads.num_kv_heads)  # noqa: B010  # untyped
     _fill(model, shapes, shards, weights)
-    return model
+    return ModelShard(model, split)
+
+
+def _split_linears(model: nn.Module, shards: Mapping[str, LayerShard]) -> dict[str, SplitLinear]:
+    """Looked at before any is replaced by its part."""
+    layers = ((name, model.get_submodule(name), shard) for name, shard in shards.items())
+    return {
+        name: SplitLinear(shard, layer.in_features, layer.out_features)
+        for name, layer, shard in layers
+        if isinstance(layer, nn.Linear)
+    }
 
 
 def _compute_buffers(model: PreTrainedModel, config: PretrainedConfig) -> None:

@@ -5,6 +5,8 @@ A layer whose output is split needs nothing: it is a linear layer with fewer out
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,11 +29,16 @@ class RowParallelLinear(nn.Module):
         self.out_features = out_features
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
+        self.add_part: Callable[[Tensor, Tensor], None] | None = None
+        """Adds what it makes of the inputs to this rank's part of the output, in place, before the parts are summed."""
         self._group = group
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features]."""
-        output = self._group.all_reduce(functional.linear(inputs, self.weight))
+        part = functional.linear(inputs, self.weight)
+        if self.add_part is not None:
+            self.add_part(inputs, part)
+        output = self._group.all_reduce(part)
         return output if self.bias is None else output + self.bias
 
 

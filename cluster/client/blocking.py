@@ -139,6 +139,14 @@ class BlockingClient:
         """As GenerateClient.set_role()."""
         self._run(self._client.set_role(engine_id, role, timeout_s))
 
+    def load_adapter(self, name: str, directory: str, timeout_s: float | None = None) -> str:
+        """As GenerateClient.load_adapter()."""
+        return self._run(self._client.load_adapter(name, directory, timeout_s))
+
+    def unload_adapter(self, name: str, timeout_s: float | None = None) -> None:
+        """As GenerateClient.unload_adapter()."""
+        self._run(self._client.unload_adapter(name, timeout_s))
+
     # -- on the other thread -------------------------------------------------------------------------------------
 
     def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:

@@ -203,6 +203,17 @@ class GenerateClient:
         request = admin_pb2.SetRoleRequest(engine_id=engine_id, role=role)
         await self._change(lambda ingress: ingress.admin.SetRole, request, timeout_s)
 
+    async def load_adapter(self, name: str, directory: str, timeout_s: float | None = None) -> str:
+        """Let requests name a LoRA adapter, once the engines have loaded it; returns its digest. Raises CallFailed."""
+        request = admin_pb2.LoadAdapterRequest(name=name, directory=directory)
+        response = await self._change(lambda ingress: ingress.admin.LoadAdapter, request, timeout_s)
+        return response.digest
+
+    async def unload_adapter(self, name: str, timeout_s: float | None = None) -> None:
+        """Let no new request name an adapter. Raises CallFailed."""
+        request = admin_pb2.UnloadAdapterRequest(name=name)
+        await self._change(lambda ingress: ingress.admin.UnloadAdapter, request, timeout_s)
+
     # -- calls of one answer -------------------------------------------------------------------------------------
 
     async def _read(

@@ -51,6 +51,8 @@ class Options(Sampling, total=False):
 
     request_id: str
     model: str
+    lora_name: str
+    lora_digest: str
     priority: int
     output_token_ids: Sequence[int]
     cache_salt: str

@@ -1,8 +1,8 @@
 """One stream to its reader, over as many calls as it takes. Pure.
 
-What an ingress sends after n tokens of output, text included, depends on these tokens, the seed and the model's version
-alone. So a further call that comes with them goes on exactly where the one before was cut: no text is missing, and none
-comes twice.
+What an ingress sends after n tokens of output, text included, depends on these tokens, the seed, the model's version
+and the adapter's digest alone. So a further call that comes with them goes on exactly where the one before was cut: no
+text is missing, and none comes twice.
 """
 
 from __future__ import annotations
@@ -57,9 +57,12 @@ class StreamProgress:
             self._request.sampling_params.seed = response.seed
         if response.HasField("model_version"):
             self._request.model_version = response.model_version
+        if response.HasField("lora_digest"):
+            self._request.lora_digest = response.lora_digest
         if self.has_begun:
             response.ClearField("seed")
             response.ClearField("model_version")
+            response.ClearField("lora_digest")
         self.has_begun = True
         self.has_ended = response.finish_reason != generate_pb2.FINISH_REASON_UNSPECIFIED
         response.request_id = self._request_id

@@ -65,6 +65,21 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         del context
         return admin_pb2.UpdateResponse(model_version=await self._admin.update(request.model))
 
+    async def LoadAdapter(  # noqa: N802
+        self, request: admin_pb2.LoadAdapterRequest, context: _Context
+    ) -> admin_pb2.LoadAdapterResponse:
+        """Let requests name an adapter."""
+        del context
+        return admin_pb2.LoadAdapterResponse(digest=await self._admin.load_adapter(request.name, request.directory))
+
+    async def UnloadAdapter(  # noqa: N802
+        self, request: admin_pb2.UnloadAdapterRequest, context: _Context
+    ) -> admin_pb2.UnloadAdapterResponse:
+        """Let no new request name an adapter."""
+        del context
+        await self._admin.unload_adapter(request.name)
+        return admin_pb2.UnloadAdapterResponse()
+
 
 def _counts(request: admin_pb2.ScaleRequest) -> dict[EngineRole, int]:
     given = {

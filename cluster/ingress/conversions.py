@@ -56,6 +56,8 @@ def request_from_proto(
         request_id=request_id,
         prompt=prompt_from_proto(message),
         model=message.model,
+        lora_name=message.lora_name,
+        lora_digest=message.lora_digest,
         sampling=_sampling(message.sampling_params),
         priority=message.priority,
         output_token_ids=tuple(message.output_token_ids),
@@ -76,6 +78,7 @@ def response_to_proto(request_id: str, chunk: GenerateChunk) -> generate_pb2.Gen
         prompt_logprobs=_logprobs(chunk.prompt_logprobs or ()),
         seed=chunk.seed,
         model_version=chunk.model_version,
+        lora_digest=chunk.lora_digest,
     )
     if chunk.end is not None:
         _set_end(message, chunk.end)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from cluster.adapters import AdapterDirectory
 from cluster.config import ClusterConfig
 from cluster.errors import TokenizerUnusable
 from cluster.input_processor import InputProcessor, ModelDescription
@@ -23,10 +24,13 @@ logger = logging.getLogger(__name__)
 class ModelLoader:
     """Loads tokenizers off the event loop that it lives on."""
 
-    def __init__(self, config: ClusterConfig, versions: ModelVersions) -> None:
-        """versions: what is loaded goes there."""
+    def __init__(
+        self, config: ClusterConfig, versions: ModelVersions, adapters: AdapterDirectory | None = None
+    ) -> None:
+        """versions: what is loaded goes there; adapters: for all of them."""
         self._config = config
         self._versions = versions
+        self._adapters = adapters
         self._loaded: dict[int, ServedModel] = {}
         self.errors: dict[int, str] = {}
         """Why a version could not be loaded when it was last tried."""
@@ -50,8 +54,8 @@ class ModelLoader:
                 tokenizer = await asyncio.to_thread(ModelTokenizer.from_directory, Path(model.directory))
                 router = self._make_router(model)
             description = ModelDescription.of(self._config.model_name, model.facts)
-            limits = self._config.ingress.limits
-            self._versions.put(ModelVersion(model.version, InputProcessor(description, tokenizer, limits), router))
+            processor = InputProcessor(description, tokenizer, self._config.ingress.limits, adapters=self._adapters)
+            self._versions.put(ModelVersion(model.version, processor, router))
             self._loaded[model.version] = model
 
     async def load_all(self, models: Iterable[ServedModel]) -> None:

@@ -74,6 +74,10 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             server_version=server_version(),
             limits=_limits(input_processor.limits),
             model_versions=self._serving.served_versions(),
+            adapters=[
+                model_pb2.AdapterDescription(name=one.name, directory=one.directory, digest=one.digest)
+                for one in input_processor.adapters.known()
+            ],
         )
 
 

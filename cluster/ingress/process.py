@@ -12,6 +12,7 @@ from actors.config import ModelFacts
 from cluster.access.control import AccessControl
 from cluster.access.tls import ServerTls
 from cluster.access.tokens import Tokens
+from cluster.adapters import AdapterDirectory
 from cluster.admin import ClusterAdmin
 from cluster.config import ClusterConfig, IngressConfig
 from cluster.engine_connection import EngineDescriptor
@@ -41,7 +42,8 @@ class IngressProcess:
         self._config = config
         self._admin = admin
         self._versions = ModelVersions()
-        self._loader = ModelLoader(config, self._versions)
+        self._adapters = AdapterDirectory(config.lora)
+        self._loader = ModelLoader(config, self._versions, self._adapters)
         self._pool: SessionPool | None = None
         self._server: IngressServer | None = None
         self._serving: Serving | None = None
@@ -67,6 +69,8 @@ class IngressProcess:
         if membership.version <= self.membership_version:
             return
         await self._loader.load_all(membership.models)
+        if membership.version > self.membership_version:
+            self._adapters.register(membership.adapters)
         if membership.models and membership.version > self.membership_version:
             # Before engines are let go: their requests are to find that no others of their model will come.
             self._versions.keep({model.version for model in membership.models})

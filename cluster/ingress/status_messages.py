@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actors.core.adapter import AdapterStats
 from actors.core.stats import SchedulerStats, SpecDecodingStats
 from cluster.ingress.protos.raypd.v1 import admin_pb2
 from cluster.ingress.version import server_version
@@ -79,7 +80,19 @@ def _engine(engine: EngineView, now_s: float) -> admin_pb2.EngineStatus:
         message.stores.CopyFrom(_stores(stats.store_stats))
     if stats.spec_decoding_stats is not None:
         message.guesses.CopyFrom(_guesses(stats.spec_decoding_stats))
+    if stats.adapter_stats is not None:
+        message.adapters.CopyFrom(_adapters(stats.adapter_stats))
     return message
+
+
+def _adapters(stats: AdapterStats) -> admin_pb2.AdapterStatus:
+    return admin_pb2.AdapterStatus(
+        loaded=stats.loaded,
+        waiting=stats.num_waiting_reqs,
+        loads=stats.num_loads,
+        failed_loads=stats.num_failed_loads,
+        evictions=stats.num_evictions,
+    )
 
 
 def _load(stats: SchedulerStats) -> admin_pb2.EngineLoad:

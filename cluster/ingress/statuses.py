@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # it ships no types
 
 from cluster.errors import (
+    AdapterNotFound,
     ClusterError,
     ControllerUnavailable,
     DeadlineExceeded,
@@ -59,6 +60,8 @@ def status_of(error: ClusterError) -> ErrorStatus:
             return ErrorStatus(code.INVALID_ARGUMENT, message, (_bad_request(error),))
         case InvalidConfig():
             return ErrorStatus(code.INVALID_ARGUMENT, message)
+        case AdapterNotFound():
+            return ErrorStatus(code.NOT_FOUND, message, (_bad_request(error),))
         case ModelNotFound() | UnknownEngine() | UnknownNode():
             return ErrorStatus(code.NOT_FOUND, message)
         case Unauthenticated():
@@ -85,7 +88,7 @@ def internal_error(request_id: str) -> ErrorStatus:
     return ErrorStatus(grpc.StatusCode.INTERNAL, f"{request_id}: internal error; the server's log has it by this id")
 
 
-def _bad_request(error: InvalidRequest) -> error_details_pb2.BadRequest:
+def _bad_request(error: InvalidRequest | AdapterNotFound) -> error_details_pb2.BadRequest:
     message = error_details_pb2.BadRequest()
     for violation in error.violations:
         message.field_violations.add(field=violation.field, description=str(violation))

@@ -23,6 +23,7 @@ from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import CannotPlace, CannotStart, InvalidConfig, UnknownNode
 from cluster.model_check import find_model_mistakes
+from cluster.pool.adapters import Adapters
 from cluster.pool.engine_life import EngineLife
 from cluster.pool.fleet import Fleet
 from cluster.pool.ingresses import Ingresses
@@ -62,6 +63,7 @@ class Controller:
         self._fleet = Fleet(
             config, self._models, self._ingresses, self._journal, self._policy, head, self._save, self._has_news.set
         )
+        self._adapters = Adapters(config.lora, self._fleet, self._journal)
         self._is_open = False
         self._is_saved = True
         self._tasks: list[asyncio.Task[None]] = []
@@ -79,6 +81,7 @@ class Controller:
         Engines that have no room in the Ray cluster are waited for, unless the others can serve without them.
         """
         await asyncio.to_thread(sweep, self._config.ray.namespace)
+        await self._adapters.begin()
         self._ingresses.begin(time.time())
         await self._act()
         try:
@@ -289,6 +292,16 @@ class Controller:
         self._journal.add(f"update to model version {version}, {directory}: asked for")
         await self._changed()
         return version
+
+    async def load_adapter(self, name: str, directory: str) -> str:
+        """Let requests name an adapter, or have new weights by its name; see Adapters. Returns its digest."""
+        await self._settle()
+        return await self._adapters.load(name, directory)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let no new request name an adapter. Raises AdapterNotFound."""
+        await self._settle()
+        await self._adapters.unload(name)
 
     async def _changed(self) -> None:
         await self._save()

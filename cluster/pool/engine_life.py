@@ -12,6 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
+from actors.core.adapter import Adapter
 from actors.engine_actor import EngineActor, EngineHealth, EngineReady, RankResources
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineKey, EngineRole
@@ -28,6 +29,7 @@ _PROGRESS_INTERVAL_S = 1.0
 _STOP_TIMEOUT_S = 30.0
 _REASK_DELAY_S = 0.5
 _ANSWER_TIMEOUT_S = 3.0
+_LOAD_ADAPTER_TIMEOUT_S = 25.0
 _ENDING_WAIT_S = 60.0
 """Bounds how long the call of a controller that has died keeps its place among the engine's control calls."""
 
@@ -196,6 +198,18 @@ class EngineLife:
         if health.seconds_in_step > deadline_s:
             return f"a step has taken {health.seconds_in_step:.0f} s (step_deadline_s is {deadline_s:g})"
         return None
+
+    async def load_adapter(self, adapter: Adapter) -> str | None:
+        """Let it load an adapter; returns why it cannot. One that dies meanwhile refuses nothing."""
+        try:
+            async with asyncio.timeout(_LOAD_ADAPTER_TIMEOUT_S):
+                failure: str | None = await self._actor.load_adapter.remote(adapter)
+        except TimeoutError:
+            return f"it was not loaded within {_LOAD_ADAPTER_TIMEOUT_S:g} s"
+        except RayError as error:
+            logger.warning("an adapter was not loaded", extra={"engine_id": self.engine_id, "error": one_line(error)})
+            return None
+        return failure
 
     async def answers(self) -> bool:
         """Whether it says that it is well, now."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from actors.config import ModelFacts
+from actors.core.adapter import Adapter
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import CannotStart, UnknownEngine
@@ -158,7 +159,7 @@ class Fleet:
         engine.state = EngineState.DRAINING
         engine.drain_until_s = asyncio.get_running_loop().time() + self._config.drain_timeout_s
         self._journal.add(f"drain {engine.engine_id}, incarnation {engine.incarnation}: {reason}")
-        await self._publish(self.membership.with_draining(*engine.key))
+        await self.publish(self.membership.with_draining(*engine.key))
 
     async def set_role(self, engine: EngineLife, role: EngineRole) -> None:
         """Let it serve in another role from now on; what it has begun it ends."""
@@ -166,12 +167,25 @@ class Fleet:
         self.roles[engine.slot] = engine.role = role
         engine.descriptor = replace(engine.descriptor, role=role)
         self._journal.add(f"let {engine.engine_id} serve as {role.value}: asked for")
-        await self._publish(self.membership.with_role(*engine.key, role))
+        await self.publish(self.membership.with_role(*engine.key, role))
+
+    async def load_adapter(self, adapter: Adapter) -> list[str]:
+        """Let every engine that serves load an adapter; returns why some cannot, by their words.
+
+        An engine that starts later, or has no room for it, loads it when a request needs it.
+        """
+        serving = [engine for engine in self if engine.state is EngineState.READY]
+        refusals = await asyncio.gather(*(engine.load_adapter(adapter) for engine in serving))
+        return [
+            f"{engine.engine_id}: {refusal}"
+            for engine, refusal in zip(serving, refusals, strict=True)
+            if refusal is not None
+        ]
 
     async def _remove(self, action: RemoveEngine) -> None:
         engine = self._engines.pop(action.slot)
         self._journal.add(f"remove {engine.engine_id}, incarnation {engine.incarnation}: {action.reason}")
-        await self._publish(self.membership.without_engine(*engine.key))
+        await self.publish(self.membership.without_engine(*engine.key))
         # Its slot need not wait for that: Ray keeps the resources until they are given back.
         ending = asyncio.create_task(_end(engine))
         self._endings.add(ending)
@@ -231,7 +245,7 @@ class Fleet:
         engine.state = EngineState.READY
         self._journal.add(f"let {engine.engine_id}, incarnation {engine.incarnation} serve: its canary was right")
         self._watch(engine)
-        await self._publish(self.membership.with_model(self._served_model(engine)).with_engine(engine.descriptor))
+        await self.publish(self.membership.with_model(self._served_model(engine)).with_engine(engine.descriptor))
         self._on_change()
 
     def _served_model(self, engine: EngineLife) -> ServedModel:
@@ -241,9 +255,10 @@ class Fleet:
     async def catch_up_with(self, version: int) -> None:
         """An ingress follows a newer snapshot than is known here: an earlier controller did not get to save it."""
         if version > self.membership.version:
-            await self._publish(replace(self.membership, version=version + 1))
+            await self.publish(replace(self.membership, version=version + 1))
 
-    async def _publish(self, membership: Membership) -> None:
+    async def publish(self, membership: Membership) -> None:
+        """From now on this is the membership, here and at the ingresses."""
         self.membership = membership
         await self._save()
         await self._ingresses.publish(membership)

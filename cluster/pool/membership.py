@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from actors.config import ModelFacts
+from actors.core.adapter import Adapter
 from cluster.engine_connection import EngineDescriptor, EngineKey, EngineRole
 
 
@@ -24,12 +26,18 @@ class Membership:
     draining: those of them that get no new requests
     models:   the model versions of its engines, and those that engines are yet to come of, by number. Empty: the one
               that the cluster was started with
+    adapters: LoRA adapters that are registered
     """
 
     version: int
     engines: tuple[EngineDescriptor, ...]
     draining: frozenset[EngineKey] = frozenset()
     models: tuple[ServedModel, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
+
+    def with_adapters(self, adapters: Iterable[Adapter]) -> Membership:
+        """The next version, in which these adapters are registered."""
+        return replace(self, version=self.version + 1, adapters=tuple(adapters))
 
     def with_model(self, model: ServedModel) -> Membership:
         """The next version, which knows this model, in place of what had its number; the same one if it does already.
@@ -71,4 +79,5 @@ class Membership:
         served = {engine.model_version for engine in engines}
         newest = max(served, default=0)
         models = tuple(model for model in self.models if model.version in served or model.version > newest)
-        return Membership(self.version + 1, engines, draining & {engine.key for engine in engines}, models)
+        draining &= {engine.key for engine in engines}
+        return replace(self, version=self.version + 1, engines=engines, draining=draining, models=models)

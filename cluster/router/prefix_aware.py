@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from actors.core.block_hash import BlockHash, BlockHasher, ExtraKeys
@@ -12,6 +13,7 @@ from cluster.router.base import EngineT, Route, choose_pair
 from cluster.router.prefix_index import PrefixIndex
 from kv_transfer.params import PrefixSource
 
+_MAX_ADAPTERS = 10_000
 _MAX_BLOCKS = 200_000
 """About 75 MB, and 3 million tokens in blocks of 16."""
 
@@ -21,14 +23,17 @@ class PrefixAwarePair:
     requests that are there.
 
     A request that is there counts as much as this one would without any prefix, so a whole prefix is worth one place in
-    the queue. Where another engine has more of the prefix than the one that is chosen to compute it, it is named as a
-    source to fetch from.
+    the queue. So is its adapter, at an engine that has probably loaded it: one that got a request for it before. Where
+    another engine has more of the prefix than the one that is chosen to compute it, it is named as a source to fetch
+    from.
     """
 
     def __init__(self, block_size: int, max_blocks: int = _MAX_BLOCKS) -> None:
         """block_size: of the engines' KV caches; prefixes are counted in it, also where an engine has another size."""
         self._hasher = BlockHasher(block_size)
         self._index = PrefixIndex(max_blocks)
+        self._adapters: OrderedDict[tuple[EngineKey, str], None] = OrderedDict()
+        """Which engines were sent requests with which adapters, by keys; the pair that was used longest ago first."""
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
         """Choose a pair, or one engine for both."""
@@ -39,7 +44,8 @@ class PrefixAwarePair:
 
         def work(engine: EngineT) -> int:
             num_left = num_tokens - self._num_cached_tokens(engine.descriptor, cached)
-            return engine.num_unfinished_requests * num_tokens + num_left
+            num_loads = request.lora is not None and (engine.descriptor.key, request.lora.key) not in self._adapters
+            return (engine.num_unfinished_requests + num_loads) * num_tokens + num_left
 
         prefill, decode = choose_pair(engines, work)
         computing = decode if prefill is None else prefill
@@ -47,7 +53,15 @@ class PrefixAwarePair:
         for engine in (computing, decode):
             # It will have them when the next request comes.
             self._index.add(engine.descriptor.key, hashes)
+            if request.lora is not None:
+                self._note_adapter(engine.descriptor.key, request.lora.key)
         return Route(prefill, decode, source)
+
+    def _note_adapter(self, engine: EngineKey, adapter: str) -> None:
+        self._adapters[engine, adapter] = None
+        self._adapters.move_to_end((engine, adapter))
+        if len(self._adapters) > _MAX_ADAPTERS:
+            self._adapters.popitem(last=False)
 
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
         """The engine that decoded has the answer's KV, but for its last token, which nothing was computed from."""
@@ -57,7 +71,8 @@ class PrefixAwarePair:
     def _hash(self, request: EngineCoreRequest, token_ids: list[int]) -> list[BlockHash]:
         hashes: list[BlockHash] = []
         digest = None if request.prompt_embeds is None else request.prompt_embeds.digest
-        keys = ExtraKeys(request.cache_salt, request.lora_name, request.mm_features, digest)
+        lora_name = None if request.lora is None else request.lora.key
+        keys = ExtraKeys(request.cache_salt, lora_name, request.mm_features, digest)
         self._hasher.extend(hashes, token_ids, keys)
         return hashes
 

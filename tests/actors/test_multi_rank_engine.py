@@ -197,8 +197,8 @@ def test_a_rank_that_fails_in_a_step_ends_the_engine_with_its_reason(
 def test_ranks_that_sample_different_tokens_end_the_engine(
     checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answer(token_ids: np.ndarray, output: object) -> RankStep:
-        del output
+    def answer(token_ids: np.ndarray, *others: object) -> RankStep:
+        del others
         return RankStep(token_ids + 1, None)
 
     monkeypatch.setattr(rank_loop, "RankStep", answer)

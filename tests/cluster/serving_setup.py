@@ -9,7 +9,7 @@ from itertools import count
 from actors.core.outputs import RequestTimings, StatusChange
 from actors.core.request import EngineCoreRequest, RequestStatus
 from cluster.engine_connection import EngineRole
-from cluster.errors import ControllerUnavailable, InvalidConfig, UnknownEngine, UnknownNode
+from cluster.errors import AdapterNotFound, ControllerUnavailable, InvalidConfig, UnknownEngine, UnknownNode
 from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TextPrompt
 from cluster.ingress.server import DoorSettings, IngressServer
 from cluster.input_processor import InputProcessor, ModelDescription
@@ -149,6 +149,17 @@ class FakeAdmin:
             raise InvalidConfig("update", [f"{directory!r} is not there"])
         self.asked.append(("update", directory))
         return 2
+
+    async def load_adapter(self, name: str, directory: str) -> str:
+        if directory != "/adapters/sql":
+            raise InvalidConfig("load adapter", [f"{directory!r} is not there"])
+        self.asked.append(("load_adapter", name, directory))
+        return "d1"
+
+    async def unload_adapter(self, name: str) -> None:
+        if name != "sql":
+            raise AdapterNotFound("name", name, ["sql"], is_enabled=True)
+        self.asked.append(("unload_adapter", name))
 
     def _check(self, engine_id: str) -> None:
         if engine_id != "d0":

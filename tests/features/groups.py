@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from actors.config import EngineConfig, GrammarConfig, SchedulerConfig, SpeculativeConfig
+from actors.lora_config import LoraConfig
 from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
 from kv_transfer.config import KVTransferConfig
+from tests.adapters import adapted_tokens, make_adapter
 from tests.engine_pair import engine_config
 from tests.features.feature import CheckpointOf, Generated, Group, Setup
 from tests.features.samples import SAMPLES, samples_of
@@ -33,6 +35,11 @@ _PROMISES: Final = {
     "frequency": "frequency penalty",
     "resumed": "going on from a client's tokens",
 }
+_ADAPTERS: Final[dict[str, dict[str, Any]]] = {
+    "every linear layer": {"r": 8},
+    "some layers, scaled by the root of the rank": {"r": 4, "target_modules": ["q_proj", "v_proj"], "use_rslora": True},
+}
+_NUM_ADAPTED_TOKENS: Final = 16
 _NUM_STRUCTURED_TOKENS: Final = 80
 _NUM_SPECULATED_TOKENS: Final = 24
 
@@ -75,6 +82,23 @@ def _prepare_speculation(checkpoint: CheckpointOf, method: str) -> Setup:
     return Setup(_with_scheduler(config, scheduler), [feature], _assert_guessed_right)
 
 
+def _prepare_lora(checkpoint: CheckpointOf) -> Setup:
+    directory = checkpoint("llama")
+    adapters = Path(f"{directory}-adapters")
+    sampling = SamplingOptions(temperature=0.0, max_tokens=_NUM_ADAPTED_TOKENS, ignore_eos=True)
+    prompt = random_prompt(30)
+    features = []
+    for seed, (name, settings) in enumerate(_ADAPTERS.items()):
+        adapter = adapters / f"adapter-{seed}"
+        if not adapter.exists():
+            make_adapter(directory, adapter, seed=seed, **settings)
+        request = GenerateRequest(prompt=TokenPrompt(prompt), sampling=sampling, lora_name=adapter.name)
+        expected = adapted_tokens(directory, adapter, prompt, _NUM_ADAPTED_TOKENS)
+        features.append(Generated(f"LoRA: {name}", request, partial(_assert_tokens, expected)))
+    config = _small_engines(directory)
+    return Setup(config.model_copy(update={"lora": LoraConfig(allowed_directories=(str(adapters),))}), features)
+
+
 def _assert_tokens(expected: list[int], chunks: list[GenerateChunk]) -> None:
     assert token_ids_of(chunks) == expected
 
@@ -99,6 +123,7 @@ def _with_scheduler(config: EngineConfig, scheduler: SchedulerConfig) -> EngineC
 
 GROUPS: Final = (
     Group("sampling", (*_PROMISES.values(), SAMPLES), _prepare_promises),
+    Group("lora", tuple(f"LoRA: {name}" for name in _ADAPTERS), _prepare_lora),
     Group("structured output", tuple(f"structured output: {name}" for name in KINDS), _prepare_structured_output),
     *(
         Group(method, (f"speculative decoding: {method}",), partial(_prepare_speculation, method=method))

@@ -21,6 +21,7 @@ from actors.core.outputs import EngineCoreOutput, SchedulerOutput
 from actors.core.request import EngineCoreRequest
 from actors.engine_server import EngineServer
 from actors.executor import Executor, RunningStep
+from cluster.adapters import AdapterDirectory
 from cluster.engine_connection import EngineConnection, EngineDescriptor, EnginePool, EngineRole
 from cluster.errors import EngineLost
 from cluster.generation import GenerateChunk, GenerateRequest
@@ -179,7 +180,8 @@ class RecoveringCluster:
         facts = next(iter(self.engines.values())).facts
         description = ModelDescription.of("test", facts)
         tokenizer = ModelTokenizer.from_directory(Path(self._config.model.model))
-        self._input_processor = InputProcessor(description, tokenizer)
+        adapters = AdapterDirectory(self._config.lora)
+        self._input_processor = InputProcessor(description, tokenizer, adapters=adapters)
         self.serving = self._make_serving(_TappedPool(self.pool, self.tap))
 
     def _make_serving(self, engines: EnginePool) -> Serving:

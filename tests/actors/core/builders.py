@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actors.config import CacheConfig, SchedulerConfig, SpeculativeConfig
+from actors.core.adapter import Adapter
 from actors.core.door import Ability
 from actors.core.multimodal import MultiModalFeature
 from actors.core.request import EngineCoreRequest, PromptEmbeds, Request
@@ -144,7 +145,7 @@ def make_request(
         deadline_s=deadline_s,
         cache_salt=cache_salt,
         tenant=tenant,
-        lora_name=lora_name,
+        lora=None if lora_name is None else Adapter(lora_name, f"/adapters/{lora_name}", "0"),
         pooling_params=pooling_params,
         prompt_embeds=prompt_embeds,
         mm_features=tuple(mm_features),

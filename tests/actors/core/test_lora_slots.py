@@ -33,7 +33,7 @@ def test_the_worker_is_told_the_adapter() -> None:
     driver = Driver(make_scheduler())
     driver.scheduler.add_request(make_request("a", 4, lora_name="x"))
     driver.step()
-    assert [new.lora_name for new in driver.steps[0].scheduled_new_reqs] == ["x"]
+    assert [new.lora_name for new in driver.steps[0].scheduled_new_reqs] == ["x@0"]
 
 
 def test_a_request_that_is_set_aside_can_be_aborted() -> None:

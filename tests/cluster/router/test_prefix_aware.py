@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from actors.core.adapter import Adapter
 from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
 from cluster.engine_connection import EngineDescriptor, EngineRole
@@ -131,3 +132,16 @@ def test_a_prefix_does_not_bring_two_engines_together_that_cannot_hand_over() ->
 def test_without_engines_nothing_is_noted() -> None:
     with pytest.raises(NoEngineAvailable):
         PrefixAwarePair(BLOCK_SIZE).choose(_request(PROMPT), list[_Load]())
+
+
+def test_an_adapter_is_worth_one_place_in_the_queue_where_it_was_used_before() -> None:
+    router = PrefixAwarePair(BLOCK_SIZE)
+    sql = replace(_request(PROMPT), lora=Adapter("sql", "/adapters/sql", "1"))
+    router.choose(sql, [P1, D1])
+    other_prompt = replace(sql, prompt_token_ids=list(range(50, 70)))
+    again = router.choose(other_prompt, [P0, P1, D0, D1])
+    assert (again.prefill, again.decode) == (P1, D1)
+    busier = _engine("p1", EngineRole.PREFILL, 1), _engine("d1", EngineRole.DECODE, 2)
+    assert router.choose(replace(sql, prompt_token_ids=[7] * 20), [P0, busier[0], D0, busier[1]]).decode == D0
+    unlike = replace(sql, lora=Adapter("sql", "/adapters/sql", "2"), prompt_token_ids=[9] * 20)
+    assert router.choose(unlike, [P0, P1, D0, D1]).prefill == P0, "other weights under the same name are elsewhere"

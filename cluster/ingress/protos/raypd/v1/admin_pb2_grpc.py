@@ -65,6 +65,16 @@ class AdminServiceStub:
                 request_serializer=raypd_dot_v1_dot_admin__pb2.UpdateRequest.SerializeToString,
                 response_deserializer=raypd_dot_v1_dot_admin__pb2.UpdateResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/raypd.v1.AdminService/LoadAdapter',
+                request_serializer=raypd_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_admin__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/raypd.v1.AdminService/UnloadAdapter',
+                request_serializer=raypd_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -119,6 +129,23 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """LoadAdapter lets requests name a LoRA adapter, or have new weights by its name. It returns once every engine that
+        serves has loaded it. Requests that have begun end with the weights that they began with.
+        Status codes: INVALID_ARGUMENT (its files, or the engines' words), UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """UnloadAdapter lets no new request name an adapter that was configured or loaded; those that have it end with it.
+        Status codes: NOT_FOUND, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -151,6 +178,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Update,
                     request_deserializer=raypd_dot_v1_dot_admin__pb2.UpdateRequest.FromString,
                     response_serializer=raypd_dot_v1_dot_admin__pb2.UpdateResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=raypd_dot_v1_dot_admin__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_admin__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=raypd_dot_v1_dot_admin__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_admin__pb2.UnloadAdapterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -316,6 +353,60 @@ class AdminService:
             '/raypd.v1.AdminService/Update',
             raypd_dot_v1_dot_admin__pb2.UpdateRequest.SerializeToString,
             raypd_dot_v1_dot_admin__pb2.UpdateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raypd.v1.AdminService/LoadAdapter',
+            raypd_dot_v1_dot_admin__pb2.LoadAdapterRequest.SerializeToString,
+            raypd_dot_v1_dot_admin__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raypd.v1.AdminService/UnloadAdapter',
+            raypd_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
+            raypd_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

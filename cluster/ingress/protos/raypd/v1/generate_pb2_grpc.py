@@ -55,7 +55,7 @@ class GenerateServiceServicer:
         """Generate streams a request's output as it is made.
 
         Cancelling the call, or its deadline, aborts the request on every engine and frees its memory there.
-        Status codes: INVALID_ARGUMENT with google.rpc.BadRequest field violations, NOT_FOUND (model), RESOURCE_EXHAUSTED
+        Status codes: INVALID_ARGUMENT with google.rpc.BadRequest field violations, NOT_FOUND (model, adapter), RESOURCE_EXHAUSTED
         with google.rpc.RetryInfo (too many requests in flight), UNAVAILABLE (nothing was sent yet: safe to retry),
         ABORTED (an engine was lost after output was sent: resume with output_token_ids), DEADLINE_EXCEEDED, INTERNAL.
         """

@@ -1,0 +1,46 @@
+"""A LoRA adapter as requests, engines and doors name it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter with these very weights.
+
+    directory: where its files are, the same on every node
+    digest:    of the files; an engine that finds others there refuses
+    """
+
+    name: str
+    directory: str
+    digest: str
+
+    @property
+    def key(self) -> str:
+        """Names it in the prefix cache and in the batch: other weights under the same name have another key."""
+        return f"{self.name}@{self.digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterCommands:
+    """What the workers are to do about adapters, before the step that carries this. drops: by key, these first."""
+
+    loads: tuple[Adapter, ...] = ()
+    drops: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class AdapterStats:
+    """What an engine has of adapters. Totals run since its start.
+
+    loaded: their names, the one that was used longest ago first
+    """
+
+    loaded: list[str] = field(default_factory=list)
+    num_waiting_reqs: int = 0
+    """Requests that wait until theirs is loaded."""
+    num_loads: int = 0
+    num_failed_loads: int = 0
+    num_evictions: int = 0

@@ -1,0 +1,102 @@
+"""What a request needs before it may wait for its turn: its grammar, then its adapter. Each wait has a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from actors.core.adapter import Adapter, AdapterCommands, AdapterStats
+from actors.core.adapter_cache import AdapterCache
+from actors.core.grammar_wait import GrammarWait
+from actors.core.intake import Finish
+from actors.core.outbox import Outbox
+from actors.core.request import Request
+from actors.core.request_queue import RequestQueue
+from actors.core.status import RequestStatus
+
+
+class Preparation:
+    """A part of the scheduler. adapters: None if the workers have every adapter that there is, or take none."""
+
+    def __init__(
+        self,
+        grammars: GrammarWait,
+        adapters: AdapterCache | None,
+        waiting: RequestQueue,
+        outbox: Outbox,
+        finish: Finish,
+    ) -> None:
+        self.grammars = grammars
+        self.adapters = adapters
+        self._waiting = waiting
+        self._outbox = outbox
+        self._finish = finish
+
+    def start(self, request: Request, now_s: float) -> bool:
+        """Returns whether the request has to wait here."""
+        if request.sampling_params.structured_output is not None:
+            self.grammars.start(request, now_s)
+            return True
+        return self._start_adapter(request, now_s)
+
+    def _start_adapter(self, request: Request, now_s: float) -> bool:
+        return request.lora is not None and self.adapters is not None and self.adapters.start(request, now_s)
+
+    def preload(self, adapter: Adapter, on_done: Callable[[str | None], None]) -> None:
+        """Load an adapter before any request needs it. on_done: told None, or why it cannot be loaded."""
+        if self.adapters is None:
+            on_done("this engine serves no adapters")
+        else:
+            self.adapters.preload(adapter, on_done)
+
+    def proceed(self, now_s: float) -> None:
+        """Let requests wait for their turn that have what they need, and end those that never will."""
+        for compiled in self.grammars.take_over(now_s):
+            request = compiled.request
+            if (failure := compiled.failure) is not None:
+                self._finish(request, RequestStatus.FINISHED_ERROR, now_s)
+                is_fault = failure.is_requests_fault
+                self._outbox.add_end(request, now_s, error=failure.reason, is_requests_fault=is_fault)
+                continue
+            request.set_status(RequestStatus.WAITING, now_s)
+            if not self._start_adapter(request, now_s):
+                self._waiting.add_request(request)
+        for over in () if self.adapters is None else self.adapters.take_over(now_s):
+            if over.failure is None:
+                self._waiting.add_request(over.request)
+                continue
+            self._finish(over.request, RequestStatus.FINISHED_ERROR, now_s)
+            self._outbox.add_end(over.request, now_s, error=over.failure, is_adapters_fault=over.is_adapters_fault)
+
+    def release(self, request: Request) -> None:
+        """A request has ended, waiting or not."""
+        self.grammars.release(request)
+        if self.adapters is not None:
+            self.adapters.release(request)
+
+    def next_deadline(self) -> float | None:
+        """Wall clock of the first one."""
+        own = None if self.adapters is None else self.adapters.next_deadline()
+        deadlines = (self.grammars.next_deadline(), own)
+        return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
+
+    def take_commands(self) -> AdapterCommands | None:
+        """What the workers are to do about adapters."""
+        return None if self.adapters is None else self.adapters.take_commands()
+
+    def take_in(self, adapter_loads: Mapping[str, str | None]) -> None:
+        """What the workers say of loads."""
+        if adapter_loads and self.adapters is not None:
+            self.adapters.take_in(adapter_loads)
+
+    def waiting_for_adapter(self) -> list[Request]:
+        """WAITING, but in no queue."""
+        return [] if self.adapters is None else self.adapters.waiting()
+
+    def adapter_stats(self) -> AdapterStats | None:
+        """None if there are no adapters to count."""
+        return None if self.adapters is None else self.adapters.make_stats()
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError."""
+        if self.adapters is not None:
+            self.adapters.check_integrity()

@@ -1,0 +1,67 @@
+"""Which LoRA adapters requests may name, and what of them an engine keeps."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+_PART: Final = "[A-Za-z0-9_][A-Za-z0-9._:-]*"
+ADAPTER_NAME_PATTERN: Final = f"^{_PART}(/{_PART})*$"
+MAX_ADAPTER_NAME_CHARS: Final = 128
+ADAPTER_NAME_RULE: Final = (
+    f"letters, digits, and ._:- within a name, parts separated by slashes, {MAX_ADAPTER_NAME_CHARS} characters at most"
+)
+
+AdapterName = Annotated[str, StringConstraints(pattern=ADAPTER_NAME_PATTERN, max_length=MAX_ADAPTER_NAME_CHARS)]
+
+
+class LoraConfig(BaseModel):
+    """LoRA adapters in PEFT's format: directories with an adapter_config.json and an adapter_model.safetensors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    adapters: dict[AdapterName, str] = Field(
+        default_factory=dict, description="Directories by the names that requests use; loaded when an engine starts."
+    )
+    allowed_directories: tuple[str, ...] = Field(
+        (),
+        description="Adapters may be loaded from below these while the cluster runs; a request that names an unknown "
+        "adapter gets the one in the directory of that name below one of these.",
+    )
+    max_lora_rank: int = Field(16, ge=1, le=1024, description="Adapters of a higher rank are refused.")
+    max_cpu_loras: int = Field(
+        16, ge=1, description="Adapters that an engine keeps; the one that was used longest ago makes room for another."
+    )
+    max_adapter_mib: int = Field(512, ge=1, description="Size of an adapter's weights.")
+    load_timeout_s: float = Field(60.0, gt=0, description="How long a request waits until its adapter is loaded.")
+
+    @model_validator(mode="after")
+    def _means_the_same_everywhere(self) -> LoraConfig:
+        for directory in (*self.adapters.values(), *self.allowed_directories):
+            if not Path(directory).is_absolute():
+                raise ValueError(f"{directory!r} is a relative path; give the whole, which is the same on every node")
+        return self
+
+    @model_validator(mode="after")
+    def _has_room(self) -> LoraConfig:
+        if len(self.adapters) > self.max_cpu_loras:
+            raise ValueError(
+                f"adapters has {len(self.adapters)}, max_cpu_loras is {self.max_cpu_loras}: an engine could not keep "
+                "all that it loads at its start"
+            )
+        return self
+
+    def permits(self, directory: str) -> bool:
+        """Whether adapters may be read from there. Links are followed first: nothing leads out of what is allowed."""
+        if directory in self.adapters.values():
+            return True
+        real = Path(directory).resolve()
+        return any(real.is_relative_to(Path(allowed).resolve()) for allowed in self.allowed_directories)
+
+
+def is_adapter_name(name: str) -> bool:
+    """Whether an adapter may be called so."""
+    return len(name) <= MAX_ADAPTER_NAME_CHARS and re.fullmatch(ADAPTER_NAME_PATTERN, name) is not None

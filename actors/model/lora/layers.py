@@ -1,0 +1,86 @@
+"""Adapters on a linear layer: what they add to its output.
+
+The layer stays the object that it is: a hook adds to its output in place. A layer whose inputs are split over ranks has
+to be added to before the ranks' parts are summed; it has a place for that.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from actors.model.lora.step import LoraStep, SharedPart
+from actors.model.lora.targets import LoraTarget
+from actors.model.lora.weights import ModuleWeights
+from actors.model.tensor_parallel_layers import RowParallelLinear
+
+
+class LoraContext:
+    """The step that is being computed, for all layers of a model; None: no token of it has an adapter."""
+
+    __slots__ = ("step",)
+
+    def __init__(self) -> None:
+        self.step: LoraStep | None = None
+
+
+class LoraLayer:
+    """The slots of one layer.
+
+    Invariant: the rows of a slot beyond its adapter's rank, and all rows of an empty slot, are zero in _a; what they
+    have in _b is finite.
+    """
+
+    def __init__(
+        self, target: LoraTarget, context: LoraContext, num_slots: int, max_rank: int, dtype: torch.dtype
+    ) -> None:
+        """Attach to the layer. Slots are on the layer's device."""
+        device = next(target.layer.parameters()).device
+        self._context = context
+        self._max_rank = max_rank
+        self._a = torch.zeros(num_slots * max_rank, len(target.inputs), dtype=dtype, device=device)
+        self._b = torch.zeros(num_slots * max_rank, len(target.outputs), dtype=dtype, device=device)
+        self._ranks = [0] * num_slots
+        if isinstance(target.layer, RowParallelLinear):
+            target.layer.add_part = self._add
+        else:
+            target.layer.register_forward_hook(self._on_output)
+
+    def put(self, slot: int, weights: ModuleWeights | None) -> None:
+        """Give a slot to an adapter; None: to one that does not change this layer."""
+        first = slot * self._max_rank
+        rank = 0 if weights is None else len(weights.a)
+        self._ranks[slot] = rank
+        if weights is not None:
+            self._a[first : first + rank] = weights.a
+            self._b[first : first + rank] = weights.b
+        self._a[first + rank : first + self._max_rank] = 0
+
+    def _on_output(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if self._context.step is not None:
+            self._add(inputs[0], output)
+
+    def _add(self, inputs: Tensor, output: Tensor) -> None:
+        """inputs: [..., num_tokens, in]; output: [..., num_tokens, out], contiguous."""
+        step = self._context.step
+        if step is None:
+            return
+        inputs = inputs.reshape(-1, inputs.shape[-1])
+        output = output.view(-1, output.shape[-1])
+        for run in step.runs:
+            if rank := self._ranks[run.slot]:
+                first = run.slot * self._max_rank
+                rows = slice(first, first + rank)
+                inner = inputs[run.begin : run.end] @ self._a[rows].T
+                output[run.begin : run.end].addmm_(inner, self._b[rows])
+        if (shared := step.shared) is not None:
+            self._add_shared(shared, inputs, output)
+
+    def _add_shared(self, part: SharedPart, inputs: Tensor, output: Tensor) -> None:
+        if not any(self._ranks[part.first_slot : part.last_slot + 1]):
+            return
+        rows = slice(part.first_slot * self._max_rank, (part.last_slot + 1) * self._max_rank)
+        inner = inputs[part.begin : part.end] @ self._a[rows].T
+        # Not a product with zeros and ones: an adapter that overflows must not reach the tokens of others.
+        inner.masked_fill_(part.is_foreign, 0)
+        output[part.begin : part.end].addmm_(inner, self._b[rows])

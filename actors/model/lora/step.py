@@ -1,0 +1,84 @@
+"""Which of a step's tokens goes through which adapter, and how: planned once, for all layers.
+
+Adapters have slots. Where tokens of one adapter stand together, as in a prompt, their products are computed by
+themselves. The others, above all the decoding requests, share one product with the matrices of all their adapters side
+by side; what a token gets there of adapters that are not its own is set to zero between the two matrices. So a step
+costs two products for each layer and each prompt, and two for all that decode, however many adapters these have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+NO_SLOT: Final = -1
+MIN_RUN_TOKENS: Final = 16
+"""Fewer tokens of one adapter go into the shared product: benchmarks/lora.py."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Tokens [begin, end) have the adapter in this slot."""
+
+    begin: int
+    end: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """Tokens [begin, end) go through slots [first_slot, last_slot] together.
+
+    is_foreign: [end - begin, slots * max_rank] bool, on the device: where a token meets another's adapter
+    """
+
+    begin: int
+    end: int
+    first_slot: int
+    last_slot: int
+    is_foreign: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LoraStep:
+    """runs, shared: each token is in one of them, or has no adapter, or is shared and has none."""
+
+    runs: tuple[Run, ...]
+    shared: SharedPart | None
+
+
+def plan_step(token_slots: np.ndarray, max_rank: int, device: torch.device) -> LoraStep | None:
+    """token_slots: [num_tokens] int64, NO_SLOT for a token without an adapter. None if no token has one."""
+    runs = _find_runs(token_slots)
+    if not runs:
+        return None
+    short = [run for run in runs if run.end - run.begin < MIN_RUN_TOKENS]
+    if len(short) == 1:
+        short = []
+    taken = set(short)
+    return LoraStep(
+        tuple(run for run in runs if run not in taken),
+        _share(token_slots, short, max_rank, device) if short else None,
+    )
+
+
+def _find_runs(token_slots: np.ndarray) -> list[Run]:
+    edges = np.flatnonzero(np.diff(token_slots)) + 1
+    begins, ends = [0, *edges.tolist()], [*edges.tolist(), len(token_slots)]
+    slots = token_slots[begins].tolist()
+    return [Run(begin, end, slot) for begin, end, slot in zip(begins, ends, slots, strict=True) if slot != NO_SLOT]
+
+
+def _share(token_slots: np.ndarray, runs: list[Run], max_rank: int, device: torch.device) -> SharedPart:
+    begin, end = runs[0].begin, runs[-1].end
+    own = np.full(end - begin, NO_SLOT, dtype=np.int64)
+    for run in runs:
+        own[run.begin - begin : run.end - begin] = run.slot
+    first_slot, last_slot = min(run.slot for run in runs), max(run.slot for run in runs)
+    columns = np.repeat(np.arange(first_slot, last_slot + 1), max_rank)
+    is_foreign = torch.from_numpy(own[:, None] != columns[None, :]).to(device, non_blocking=True)
+    return SharedPart(begin, end, first_slot, last_slot, is_foreign)

@@ -1,0 +1,56 @@
+"""Which layers of a model adapters may change, and which part of them a rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from actors.model.tensor_parallel import SplitLinear
+from actors.model.tensor_parallel_layers import RowParallelLinear
+from actors.model.tensor_parallel_plan import Split
+
+
+@dataclass(frozen=True, slots=True)
+class LoraTarget:
+    """A linear layer. in_features, out_features: of the whole layer; inputs, outputs: this rank's part of them."""
+
+    layer: nn.Module
+    in_features: int
+    out_features: int
+    inputs: range
+    outputs: range
+
+
+def find_targets(model: PreTrainedModel, split: Mapping[str, SplitLinear]) -> dict[str, LoraTarget]:
+    """Every linear layer of the decoder's stack, by name, as PEFT names it.
+
+    The output layer is none of them: it computes a few of a step's tokens only. Nor are layers whose outputs are
+    gathered from all ranks, or that hold the weights of several experts in one tensor.
+    """
+    decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]  # left untyped
+    stack = set(decoder.modules())
+    targets: dict[str, LoraTarget] = {}
+    for name, layer in model.named_modules():
+        if layer not in stack or not isinstance(layer, nn.Linear | Conv1D | RowParallelLinear):
+            continue
+        if (part := split.get(name)) is None:
+            num_in, num_out = _features(layer)
+            targets[name] = LoraTarget(layer, num_in, num_out, range(num_in), range(num_out))
+        elif part.shard.split is Split.INPUTS:
+            outputs = range(part.out_features)
+            targets[name] = LoraTarget(layer, part.in_features, part.out_features, part.shard.rows, outputs)
+        elif part.shard.split is Split.OUTPUTS:
+            inputs = range(part.in_features)
+            targets[name] = LoraTarget(layer, part.in_features, part.out_features, inputs, part.shard.rows)
+    return targets
+
+
+def _features(layer: nn.Linear | Conv1D | RowParallelLinear) -> tuple[int, int]:
+    if isinstance(layer, Conv1D):
+        num_in, num_out = layer.weight.shape
+        return num_in, num_out
+    return layer.in_features, layer.out_features

@@ -1,0 +1,74 @@
+"""The LoRA adapters that a cluster has registered. They are part of the membership, which ingresses follow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from actors.adapter_files import describe_adapter
+from actors.core.adapter import Adapter
+from actors.lora_config import ADAPTER_NAME_RULE, LoraConfig, is_adapter_name
+from actors.peft_config import AdapterRefused
+from cluster.errors import AdapterNotFound, InvalidConfig
+from cluster.pool.fleet import Fleet
+from cluster.pool.journal import Journal
+
+
+class Adapters:
+    """A part of the controller; it keeps nothing itself, so there is nothing that a later controller would miss."""
+
+    def __init__(self, config: LoraConfig | None, fleet: Fleet, journal: Journal) -> None:
+        """config: None where no adapters are served."""
+        self._config = config
+        self._fleet = fleet
+        self._journal = journal
+        self._lock = asyncio.Lock()
+
+    async def begin(self) -> None:
+        """Register what the configuration names. Raises InvalidConfig."""
+        if self._config is None:
+            return
+        adapters = []
+        for name, directory in self._config.adapters.items():
+            adapters.append(await self._describe(name, directory, f"lora.adapters.{name}"))
+        self._fleet.membership = self._fleet.membership.with_adapters(adapters)
+
+    async def load(self, name: str, directory: str) -> str:
+        """Register an adapter, or new weights for one, once every engine that serves has loaded it; returns its digest.
+
+        Requests that have begun go on with the weights that they began with. Raises InvalidConfig with what is wrong
+        with it, by the words of the engines if they refuse.
+        """
+        async with self._lock:
+            adapter = await self._describe(name, directory, "load adapter")
+            if refusals := await self._fleet.load_adapter(adapter):
+                raise InvalidConfig("load adapter", refusals)
+            self._journal.add(f"load adapter {name} ({adapter.digest}) from {directory}: asked for")
+            await self._publish([one for one in self._registered if one.name != name] + [adapter])
+            return adapter.digest
+
+    async def unload(self, name: str) -> None:
+        """Take an adapter from those that requests may name; who has it ends with it. Raises AdapterNotFound."""
+        async with self._lock:
+            if all(one.name != name for one in self._registered):
+                known = [one.name for one in self._registered]
+                raise AdapterNotFound("name", name, known, is_enabled=self._config is not None)
+            self._journal.add(f"unload adapter {name}: asked for")
+            await self._publish(one for one in self._registered if one.name != name)
+
+    @property
+    def _registered(self) -> tuple[Adapter, ...]:
+        return self._fleet.membership.adapters
+
+    async def _publish(self, adapters: Iterable[Adapter]) -> None:
+        await self._fleet.publish(self._fleet.membership.with_adapters(adapters))
+
+    async def _describe(self, name: str, directory: str, source: str) -> Adapter:
+        if self._config is None:
+            raise InvalidConfig(source, ["this cluster serves no adapters: its setting lora is not set"])
+        if not is_adapter_name(name):
+            raise InvalidConfig(source, [f"name = {name!r}; allowed: {ADAPTER_NAME_RULE}"])
+        try:
+            return await asyncio.to_thread(describe_adapter, name, directory, self._config)
+        except AdapterRefused as refused:
+            raise InvalidConfig(source, [str(refused)]) from refused
