@@ -312,6 +312,34 @@ def demo(
 
 
 @app.command()
+def doctor(
+    config: _ConfigFile = None,
+    model: Annotated[str | None, typer.Option(help="Checkpoint directory, Hugging Face format.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each engine.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Only: would the model fit on a100, h100, h200, b200 or l40s GPUs?")
+    ] = None,
+    ray_address: _RayAddress = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Say what would go wrong on this node, or on every node of a Ray cluster, and what to change."""
+    overrides: dict[str, Any] = {
+        "model": {"model": model},
+        "parallel": {"tensor_parallel_size": tp},
+        "ray": {"address": ray_address},
+    }
+    cluster_config = _load(config, overrides, looks_at_model=False)
+
+    from cluster.doctor_command import examine
+
+    def look() -> None:
+        if not examine(cluster_config, Console(), gpu=gpu, as_json=as_json):
+            sys.exit(1)
+
+    _run(look)
+
+
+@app.command()
 def manifests(
     files: Annotated[
         list[Path] | None, typer.Argument(help="With --check: YAML files to check instead; - is standard input.")
@@ -353,9 +381,9 @@ def _path(path: Path | None) -> str | None:
     return None if path is None else str(path.resolve())
 
 
-def _load(path: Path | None, overrides: dict[str, Any]) -> ClusterConfig:
+def _load(path: Path | None, overrides: dict[str, Any], *, looks_at_model: bool = True) -> ClusterConfig:
     try:
-        return load_cluster_config(path, overrides)
+        return load_cluster_config(path, overrides, looks_at_model=looks_at_model)
     except InvalidConfig as error:
         _fail(error, exit_code=2)
 

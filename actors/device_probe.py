@@ -1,0 +1,61 @@
+"""What torch and cupy say of this machine's devices: `python -m actors.device_probe` prints it as JSON.
+
+A program of its own, because whoever asks (`raypd doctor`) must not load torch, and because a driver that is broken may
+take the process with it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from typing import Any
+
+
+def probe_devices() -> dict[str, Any]:
+    """torch, cuda (that torch was built for), gpus (name, total_bytes, free_bytes), peers, cupy, nccl, errors."""
+    facts: dict[str, Any] = {"torch": None, "cuda": None, "gpus": [], "peers": None, "cupy": None, "nccl": None}
+    errors: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # torch first: cupy takes the NCCL that is loaded already.
+        for ask in (_ask_torch, _ask_cupy):
+            try:
+                facts |= ask()
+            except Exception as error:  # whatever a driver or a half-installed package raises is a finding
+                errors.append(f"{ask.__name__.removeprefix('_ask_')}: {type(error).__name__}: {error}")
+    return facts | {"errors": errors}
+
+
+def _ask_torch() -> dict[str, Any]:
+    import torch
+
+    facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    if not torch.cuda.is_available():
+        return facts
+    count = torch.cuda.device_count()
+    gpus = []
+    for index in range(count):
+        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+        gpus.append({"name": torch.cuda.get_device_name(index), "free_bytes": free_bytes, "total_bytes": total_bytes})
+    pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
+    peers = all(torch.cuda.can_device_access_peer(one, other) for one, other in pairs)
+    return facts | {"gpus": gpus, "peers": peers if pairs else None}
+
+
+def _ask_cupy() -> dict[str, Any]:
+    try:
+        import cupy  # type: ignore[import-not-found, unused-ignore]  # only where there are GPUs
+        from cupy.cuda import nccl  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return {}
+    return {"cupy": cupy.__version__, "nccl": nccl.get_version() if nccl.available else None}
+
+
+def main() -> None:
+    """Print it."""
+    sys.stdout.write(json.dumps(probe_devices()))
+
+
+if __name__ == "__main__":
+    main()

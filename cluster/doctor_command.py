@@ -1,0 +1,137 @@
+"""`raypd doctor`: this node, or every node of a Ray cluster, and whether the model fits there."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from rich.console import Console
+from rich.markup import escape
+
+from cluster import local_ray
+from cluster.config import ClusterConfig
+from cluster.doctor.budget import GPU_MEMORY_GIB, check_budget
+from cluster.doctor.checkpoint import Checkpoint, check_tokenizer, read_checkpoint
+from cluster.doctor.findings import GIB, Finding, Verdict, failure
+from cluster.doctor.node import NodeFacts, judge_node, look_at_node
+from cluster.engine_connection import EngineRole
+from cluster.errors import InvalidConfig
+from cluster.model_check import find_model_mistakes
+
+_COLOURS: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
+
+
+def examine(config: ClusterConfig, console: Console, *, gpu: str | None, as_json: bool) -> bool:
+    """Print the findings; returns whether nothing stands in the way.
+
+    gpu: of what kind the engines' GPUs would be, where this machine is not where they are; then only the model is
+    looked at
+    Raises InvalidConfig.
+    """
+    if gpu is not None and gpu not in GPU_MEMORY_GIB:
+        raise InvalidConfig("--gpu", [f"{gpu!r} is not known; these are: {', '.join(GPU_MEMORY_GIB)}"])
+    checkpoint, findings = _look_at_model(config)
+    if gpu is not None:
+        findings += _budgets(config, checkpoint, {role: (int(GPU_MEMORY_GIB[gpu] * GIB), True) for role in EngineRole})
+    elif local_ray.address_of(config) is not None:
+        findings += _look_at_cluster(config, checkpoint)
+    else:
+        facts = look_at_node(config.ingress.host, config.ingress.port)
+        findings += judge_node(facts, _num_gpus(config))
+        findings += _budgets(config, checkpoint, {role: _room_of(config, role, [facts]) for role in EngineRole})
+    _print(findings, console, as_json=as_json)
+    return all(finding.verdict is not Verdict.FAILURE for finding in findings)
+
+
+def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, list[Finding]]:
+    directory = Path(config.model.model)
+    checkpoint, findings = read_checkpoint(directory)
+    if checkpoint is not None:
+        findings.append(check_tokenizer(directory))
+        mistakes = find_model_mistakes(directory, config.tensor_parallel_sizes)
+        findings += [failure("model settings", mistake, "choose another number of ranks") for mistake in mistakes]
+    return checkpoint, findings
+
+
+def _look_at_cluster(config: ClusterConfig, checkpoint: Checkpoint | None) -> list[Finding]:
+    local_ray.connect(config)
+    # Ray reads its authentication when it is imported, so connecting comes first.
+    from cluster.doctor.cluster import clock_offsets, judge_clocks, judge_room, judge_versions, look_at_nodes
+    from cluster.pool.placement import alive_nodes
+
+    try:
+        nodes = asyncio.run(alive_nodes())
+        looks = look_at_nodes(nodes, config.ingress.host, config.ingress.port)
+        findings = [judge_clocks(clock_offsets(nodes), {node.node_id: node.address for node in nodes})]
+        findings += [judge_versions(looks), *judge_room(config, nodes)]
+        facts_by_role: dict[EngineRole, list[NodeFacts]] = {role: [] for role in EngineRole}
+        for look in looks:
+            if look.facts is None:
+                advice = "raypd and its dependencies have to be on every node; see this node's Ray logs"
+                findings.append(replace(failure("node", look.error, advice), node=look.node.address))
+                continue
+            roles = [role for role in EngineRole if config.group(role).count and look.node.can_hold(config, role)]
+            for role in roles:
+                facts_by_role[role].append(look.facts)
+            num_gpus = max((_num_gpus_of(config, role) for role in roles), default=0)
+            findings += [replace(found, node=look.node.address) for found in judge_node(look.facts, num_gpus)]
+        room = {role: _room_of(config, role, facts) for role, facts in facts_by_role.items() if facts}
+        findings += _budgets(config, checkpoint, room)
+    finally:
+        local_ray.disconnect()
+    return findings
+
+
+_Room: TypeAlias = tuple[int, bool]
+"""Free bytes of a rank, and whether they are a GPU's."""
+
+
+def _budgets(config: ClusterConfig, checkpoint: Checkpoint | None, room: dict[EngineRole, _Room]) -> list[Finding]:
+    if checkpoint is None:
+        return []
+    return [
+        check_budget(role.value, checkpoint, config.engine_config(role), free_bytes, is_gpu=is_gpu)
+        for role, (free_bytes, is_gpu) in room.items()
+        if config.group(role).count
+    ]
+
+
+def _room_of(config: ClusterConfig, role: EngineRole, nodes: list[NodeFacts]) -> _Room:
+    """What a rank has at least, on these nodes: its GPU, or an equal part of the host's memory."""
+    gpus = [gpu.free_bytes for facts in nodes for gpu in facts.gpus] if _num_gpus_of(config, role) else []
+    if gpus:
+        return min(gpus), True
+    return min(facts.free_memory_bytes for facts in nodes) // config.num_ranks(role), False
+
+
+def _num_gpus(config: ClusterConfig) -> int:
+    return max(_num_gpus_of(config, role) for role in EngineRole if config.group(role).count)
+
+
+def _num_gpus_of(config: ClusterConfig, role: EngineRole) -> int:
+    """That an engine needs on one node."""
+    group = config.group(role)
+    if config.model.device == "cpu":
+        return 0
+    wanted = group.num_gpus or (1.0 if config.model.device == "cuda" else 0.0)
+    return -int(-wanted * config.num_ranks(role) // 1)
+
+
+def _print(findings: Iterable[Finding], console: Console, *, as_json: bool) -> None:
+    findings = list(findings)
+    if as_json:
+        rows = [dataclasses.asdict(finding) | {"verdict": finding.verdict.value} for finding in findings]
+        console.print_json(json.dumps(rows))
+        return
+    for finding in findings:
+        colour = _COLOURS[finding.verdict]
+        where = f"{finding.node} " if finding.node else ""
+        line = f"[{colour}]{finding.verdict.value:8}[/] {escape(where + finding.check)}: {escape(finding.found)}"
+        console.print(line, highlight=False, soft_wrap=True)
+        if finding.advice:
+            console.print(f"         -> {escape(finding.advice)}", highlight=False, soft_wrap=True)

@@ -1,0 +1,59 @@
+"""`raypd doctor` as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.cli import app
+from cluster.config import DEMO_MODEL
+from cluster.doctor import node as node_module
+
+
+@pytest.fixture(autouse=True)
+def no_child_process_and_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "_probe_devices", lambda: {"torch": "2.13.0"})
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+
+
+def test_a_node_that_can_serve_ends_well() -> None:
+    result = CliRunner().invoke(app, ["doctor"])
+
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].startswith("ok       model files: demo_model: 4 million parameters, bfloat16")
+    assert any(line.startswith("ok       memory of decode engines: the engine has ") for line in lines)
+
+
+def test_what_stands_in_the_way_ends_badly_and_can_be_read_by_programs(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--model", str(tmp_path), "--json"])
+
+    assert result.exit_code == 1
+    findings = {finding["check"]: finding for finding in json.loads(result.output)}
+    assert findings["model files"]["verdict"] == "failure"
+    assert not [check for check in findings if check.startswith("memory")]
+
+
+def test_a_model_is_planned_for_gpus_that_are_elsewhere() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--model", str(DEMO_MODEL), "--tp", "2", "--gpu", "h200"])
+
+    assert result.exit_code == 0, result.output
+    assert "memory of decode engines: each of 2 ranks has 139.8 GiB" in result.output
+    assert "/dev/shm" not in result.output
+
+
+def test_heads_that_cannot_be_shared_are_said() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--tp", "3"])
+
+    assert result.exit_code == 1
+    assert "the model's 4 attention heads cannot be shared evenly by 3 ranks" in result.output
+
+
+def test_a_gpu_that_is_not_known_is_refused() -> None:
+    result = CliRunner().invoke(app, ["doctor", "--gpu", "h300"])
+
+    assert result.exit_code == 1
+    assert "--gpu: 'h300' is not known; these are: a100, h100, h200, b200, l40s" in result.output

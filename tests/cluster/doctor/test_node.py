@@ -1,0 +1,156 @@
+"""Each trouble of a node is named, with what to change; a node without troubles has none."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.device_probe import probe_devices
+from cluster.config import ClusterConfig
+from cluster.doctor import node as node_module
+from cluster.doctor.cluster import NodeLook, judge_clocks, judge_room, judge_versions
+from cluster.doctor.findings import GIB, Finding, Verdict
+from cluster.doctor.node import Gpu, NodeFacts, _rdma_devices, judge_node, look_at_node
+from cluster.pool.placement import Node
+
+_H200 = Gpu("NVIDIA H200", 139 * GIB, 140 * GIB)
+_GOOD = NodeFacts(
+    hostname="gpu-1",
+    python="3.11.7",
+    ray="2.60.0",
+    free_memory_bytes=500 * GIB,
+    num_cpus=96,
+    shm_bytes=64 * GIB,
+    shm_free_bytes=64 * GIB,
+    max_files=65536,
+    memlock_bytes=None,
+    driver="580.65.06",
+    torch="2.13.0",
+    cuda="13.0",
+    gpus=(_H200,) * 8,
+    peers=True,
+    nvlink=144,
+    cupy="14.2.0",
+    nccl=22809,
+    rdma={"mlx5_0": "ACTIVE"},
+)
+
+
+def _by_check(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings}
+
+
+def test_a_good_gpu_node_has_nothing_to_change() -> None:
+    findings = judge_node(_GOOD, num_gpus=2)
+
+    assert [finding for finding in findings if finding.verdict is not Verdict.OK or finding.advice] == []
+    assert _by_check(findings)["NCCL through cupy"].found == "cupy 14.2.0, NCCL 2.28.9"
+
+
+_TROUBLES: dict[str, tuple[dict[str, Any], str, Verdict, str]] = {
+    "no driver": ({"driver": None}, "GPUs", Verdict.FAILURE, "install it"),
+    "torch without CUDA": ({"cuda": None}, "GPUs", Verdict.FAILURE, "a CUDA build of torch"),
+    "driver too old": ({"gpus": ()}, "GPUs", Verdict.FAILURE, "a driver for this CUDA or newer"),
+    "too few GPUs": ({"gpus": (_H200,)}, "GPUs", Verdict.FAILURE, "fewer ranks"),
+    "no cupy": ({"cupy": None}, "NCCL through cupy", Verdict.FAILURE, "pip install 'raypd[cuda13]'"),
+    "old cupy": ({"cupy": "13.6.0"}, "NCCL through cupy", Verdict.FAILURE, "pip install 'raypd[cuda13]'"),
+    "no NCCL": ({"nccl": None}, "NCCL through cupy", Verdict.FAILURE, "pip install nvidia-nccl-cu13"),
+    "no NVLink": ({"nvlink": 0, "peers": False}, "NVLink", Verdict.WARNING, "choose nodes with NVLink"),
+    "RDMA port down": ({"rdma": {"mlx5_0": "DOWN"}}, "RDMA", Verdict.WARNING, "subnet manager"),
+    "locked memory": ({"memlock_bytes": 65536}, "RDMA", Verdict.FAILURE, "ulimit -l unlimited"),
+    "small /dev/shm": ({"shm_free_bytes": 64 * 2**20}, "/dev/shm", Verdict.FAILURE, "--shm-size"),
+    "few files": ({"max_files": 1024}, "open files", Verdict.WARNING, "ulimit -n 65536"),
+    "port taken": ({"taken_port": "0.0.0.0:50051 (in use)"}, "port", Verdict.WARNING, "another ingress.port"),
+    "no torch": ({"torch": None, "errors": ("torch: ImportError",)}, "node", Verdict.FAILURE, "dependencies"),
+}
+
+
+@pytest.mark.parametrize("trouble", _TROUBLES)
+def test_a_trouble_is_named_with_what_to_change(trouble: str) -> None:
+    change, check, verdict, advice = _TROUBLES[trouble]
+
+    findings = _by_check(judge_node(replace(_GOOD, **change), num_gpus=2))
+
+    assert findings[check].verdict is verdict
+    assert advice in findings[check].advice
+    assert [name for name, finding in findings.items() if finding.verdict is not Verdict.OK] == [check]
+
+
+def test_a_node_for_cpus_needs_no_gpu_and_no_nccl() -> None:
+    facts = replace(_GOOD, driver=None, cuda=None, gpus=(), cupy=None, nccl=None, nvlink=None, peers=None, rdma={})
+
+    assert {finding.verdict for finding in judge_node(facts, num_gpus=0)} == {Verdict.OK}
+
+
+def test_this_machine_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = {"torch": "2.13.0", "gpus": [{"name": "G", "free_bytes": 1, "total_bytes": 2}], "errors": ["cupy: no"]}
+    monkeypatch.setattr(node_module, "_probe_devices", lambda: devices)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        facts = look_at_node("127.0.0.1", port)
+
+    assert (facts.torch, facts.gpus, facts.errors) == ("2.13.0", (Gpu("G", 1, 2),), ("cupy: no",))
+    assert facts.taken_port.startswith(f"127.0.0.1:{port} ")
+    assert facts.free_memory_bytes > 0
+    assert facts.shm_bytes >= facts.shm_free_bytes > 0
+
+
+def test_devices_are_asked_without_a_failure_where_there_are_none() -> None:
+    facts = probe_devices()
+
+    assert facts["torch"]
+    assert facts["errors"] == []
+
+
+def test_a_probe_that_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+    assert node_module._probe_devices() == {"errors": ["asking for devices ended with 1: "]}
+
+
+def test_rdma_ports_are_read_from_the_kernel(tmp_path: Path) -> None:
+    for name, state in (("mlx5_0", "4: ACTIVE\n"), ("mlx5_1", "1: DOWN\n")):
+        port = tmp_path / name / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(state)
+    (tmp_path / "odd").mkdir()
+
+    assert _rdma_devices(tmp_path) == {"mlx5_0": "ACTIVE", "mlx5_1": "DOWN", "odd": "unreadable"}
+
+
+def _node(number: int, **resources: float) -> Node:
+    return Node(f"id{number}", f"10.0.0.{number}", f"host{number}", {"CPU": 4.0, **resources}, {})
+
+
+def test_clocks_that_differ_are_named() -> None:
+    names = {"a": "10.0.0.1", "b": "10.0.0.2"}
+
+    assert judge_clocks({"a": 0.01, "b": -0.2}, names).found == "2 nodes within 0.20 s"
+    finding = judge_clocks({"a": 0.01, "b": -4.2}, names)
+    assert (finding.verdict, finding.found) == (Verdict.WARNING, "10.0.0.2 -4.2 s")
+
+
+def test_versions_that_differ_are_named() -> None:
+    looks = [NodeLook(_node(1), _GOOD), NodeLook(_node(2), replace(_GOOD, ray="2.59.0")), NodeLook(_node(3), None)]
+
+    assert judge_versions(looks[:1]).verdict is Verdict.OK
+    finding = judge_versions(looks)
+    assert finding.verdict is Verdict.FAILURE
+    assert finding.found == "Python 3.11.7 and Ray 2.60.0 on 10.0.0.1; Python 3.11.7 and Ray 2.59.0 on 10.0.0.2"
+
+
+def test_room_is_counted_for_all_roles_together() -> None:
+    config = ClusterConfig.model_validate(
+        {"prefill": {"count": 1, "num_cpus": 4}, "decode": {"count": 2, "num_cpus": 3, "num_gpus": 1}}
+    )
+    nodes = [_node(1), _node(2, GPU=1.0), _node(3)]
+
+    verdicts = [(finding.check, finding.verdict) for finding in judge_room(config, nodes)]
+    assert verdicts == [("room for prefill engines", Verdict.OK), ("room for decode engines", Verdict.WARNING)]
+    assert judge_room(config, nodes)[1].found.startswith("for 1 of 2: each needs {'CPU': 3.0, 'GPU': 1.0} on one node")
+    assert judge_room(config, nodes[:1])[1].verdict is Verdict.FAILURE
