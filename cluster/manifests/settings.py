@@ -95,7 +95,7 @@ class KubernetesConfig(_Settings):
     )
     namespace: str = Field("raypd", pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)
     image: str | None = Field(
-        None, description="The only place where it is named; default: raypd:VERSION-cpu, or -cuda12 with GPUs."
+        None, description="The only place where it is named; default: raypd:VERSION-cpu, or -cuda with GPUs."
     )
     image_pull_secret: str | None = Field(None, description="Secret for the image's registry.")
     gpu: GPU | None = Field(None, description="Kind of the engines' GPUs, by the nodes' nvidia.com/gpu.product.")
@@ -117,5 +117,5 @@ class KubernetesConfig(_Settings):
 
     @staticmethod
     def default_image(*, has_gpus: bool) -> str:
-        """As deploy/docker/README.md says to tag it."""
-        return f"raypd:{VERSION}-{'cuda12' if has_gpus else 'cpu'}"
+        """As deploy/docker/Dockerfile says to tag it."""
+        return f"raypd:{VERSION}-{'cuda' if has_gpus else 'cpu'}"

@@ -1,0 +1,194 @@
+"""A RayCluster's pods as Ray nodes of this machine: each an own address, started as KubeRay would start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+ROOT: Final = Path(__file__).parents[2]
+_BIN: Final = Path(sys.executable).parent
+_START_TIMEOUT_S: Final = 90.0
+_HEAD_ADDRESS: Final = "127.0.0.2"
+_NOT_HERE: Final = {
+    # Far too little memory for it here.
+    "object-store-memory",
+}
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Pod:
+    """One Ray node. environment: of its container, the addresses of this machine put in."""
+
+    def __init__(self, group: str, address: str, process: subprocess.Popen[str]) -> None:
+        self.group = group
+        self.address = address
+        self.process = process
+
+
+class Pods:
+    """All pods of a RayCluster manifest."""
+
+    def __init__(self, ray_cluster: Any, directory: Path) -> None:  # parsed YAML
+        self._cluster = ray_cluster
+        self._directory = directory
+        self.pods: list[Pod] = []
+        self.gcs_port = free_port(_HEAD_ADDRESS)
+        self.dashboard = f"http://{_HEAD_ADDRESS}:{free_port(_HEAD_ADDRESS)}"
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        # As KubeRay does for authOptions.mode token.
+        assert ray_cluster["spec"]["authOptions"] == {"mode": "token"}
+        self.environment = inherited | {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(16),
+            "RAY_agent_register_timeout_ms": "150000",
+            "OMP_NUM_THREADS": "1",
+            "COLUMNS": "200",
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}",
+        }
+
+    @classmethod
+    @contextmanager
+    def started(cls, ray_cluster: Any) -> Iterator[Pods]:
+        # Ray's sockets are in it, so its path must be short.
+        directory = Path(f"/tmp/rpod{os.getpid()}")
+        pods = cls(ray_cluster, directory)
+        try:
+            pods._start_all()
+            yield pods
+        finally:
+            pods._stop_all()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def of_group(self, group: str) -> list[Pod]:
+        return [pod for pod in self.pods if pod.group == group]
+
+    def run(
+        self, command: list[str], environment: Mapping[str, str], timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a container's command."""
+        return subprocess.run(
+            command,
+            env=self.environment | dict(environment),
+            cwd=self._directory,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def ask(self, path: str) -> Any:  # JSON
+        """Ray's dashboard."""
+        token = self.environment["RAY_AUTH_TOKEN"]
+        request = urllib.request.Request(f"{self.dashboard}{path}", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.load(answer)
+
+    def address_of_actor(self, class_name: str) -> str:
+        """Of the node that the one living actor of this class is on."""
+        actors = self.ask("/api/v0/actors?detail=1")["data"]["result"]["result"]
+        [actor] = [one for one in actors if one["class_name"] == class_name and one["state"] == "ALIVE"]
+        nodes = self.ask("/api/v0/nodes?detail=1")["data"]["result"]["result"]
+        [address] = [node["node_ip"] for node in nodes if node["node_id"] == actor["node_id"]]
+        return str(address)
+
+    def _start_all(self) -> None:
+        spec = self._cluster["spec"]
+        self._start("head", spec["headGroupSpec"], _HEAD_ADDRESS)
+        self._wait_for_dashboard()
+        addresses = (f"127.0.0.{number}" for number in range(3, 250))
+        for group in spec["workerGroupSpecs"]:
+            for _ in range(group["replicas"]):
+                self._start(group["groupName"], group, next(addresses))
+
+    def _start(self, name: str, group: Any, address: str) -> None:
+        arguments = [str(_BIN / "ray"), "start", "--block", "--node-ip-address", address, "--disable-usage-stats"]
+        if name == "head":
+            port = self.dashboard.rpartition(":")[2]
+            arguments += ["--head", "--port", str(self.gcs_port), "--temp-dir", str(self._directory)]
+            arguments += ["--dashboard-host", _HEAD_ADDRESS, "--dashboard-port", port]
+        else:
+            arguments += ["--address", f"{_HEAD_ADDRESS}:{self.gcs_port}"]
+        arguments += ["--object-store-memory", str(80 * 2**20), *_ray_start_arguments(group)]
+        variables = {
+            one["name"]: one.get("value", address) for one in group["template"]["spec"]["containers"][0]["env"]
+        }
+        self._directory.mkdir(exist_ok=True)
+        process = subprocess.Popen(
+            arguments,
+            env=self.environment | variables | {"HOME": str(self._directory)},
+            cwd=self._directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.pods.append(Pod(name, address, process))
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "Ray runtime started" in line:
+                return
+        raise AssertionError("".join(lines))
+
+    def _wait_for_dashboard(self) -> None:
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            try:
+                self.ask("/api/version")
+            except OSError:
+                assert time.monotonic() < deadline_s, "Ray's dashboard does not answer"
+                time.sleep(0.5)
+            else:
+                return
+
+    def _stop_all(self) -> None:
+        family = [child for pod in self.pods for child in psutil.Process(pod.process.pid).children(recursive=True)]
+        for pod in reversed(self.pods):
+            pod.process.send_signal(signal.SIGTERM)
+        for pod in self.pods:
+            pod.process.wait(60)
+            assert pod.process.stdout is not None
+            pod.process.stdout.close()
+        _, alive = psutil.wait_procs(family, timeout=20)
+        for process in alive:
+            process.kill()
+
+
+def _ray_start_arguments(group: Any) -> list[str]:
+    """What updateRayStartParamsResources and updateRayStartParamsLabels make of a group (KubeRay v1.7.0, pod.go)."""
+    params = {name: value for name, value in group["rayStartParams"].items() if name not in _NOT_HERE}
+    custom = {}
+    for name, amount in group["resources"].items():
+        if name.lower() == "cpu":
+            params["num-cpus"] = amount
+        elif name.lower() == "memory":
+            params["memory"] = amount
+        elif name.lower().endswith("gpu"):
+            params["num-gpus"] = amount
+        else:
+            custom[name] = float(amount)
+    if custom:
+        params["resources"] = json.dumps(custom)
+    params["labels"] = ",".join(f"{name}={value}" for name, value in group["labels"].items())
+    return [f"--{name}={value}" for name, value in params.items()]
