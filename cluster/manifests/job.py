@@ -7,6 +7,7 @@ from typing import Final
 
 from cluster.config import ClusterConfig
 from cluster.json_types import JSON
+from cluster.manifests.credentials import credential_mounts, credential_variables, credential_volumes
 from cluster.manifests.objects import (
     DASHBOARD_PORT,
     POD_SECURITY,
@@ -61,19 +62,20 @@ def serve_job(config: ClusterConfig, image: str) -> Manifest:
         "command": ["/bin/sh", "-c", submit_script(config)],
         "env": [
             *environment({"RAY_ADDRESS": head, "RAY_AUTH_MODE": "token", "HOME": "/tmp"}),
+            *environment(credential_variables(kubernetes)),
             # KubeRay makes this Secret; its name is the RayCluster's.
             from_secret("RAY_AUTH_TOKEN", kubernetes.name, "auth_token"),
         ],
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}},
         "securityContext": container_security(),
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *credential_mounts(kubernetes)],
     }
     pod: Manifest = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "securityContext": dict(POD_SECURITY),
         "containers": [container],
-        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "volumes": [{"name": "tmp", "emptyDir": {}}, *credential_volumes(kubernetes, is_ingress=False)],
     }
     if kubernetes.image_pull_secret is not None:
         pod["imagePullSecrets"] = [{"name": kubernetes.image_pull_secret}]

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 import yaml
 
-from cluster.config import DEMO_MODEL, ClusterConfig, EngineGroupConfig
+from cluster.access.tls import TlsConfig
+from cluster.config import DEMO_MODEL, ClusterConfig, EngineGroupConfig, IngressConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
 from cluster.manifests.settings import GPU, KubernetesConfig, PodConfig
@@ -26,6 +27,10 @@ INGRESS: Final = "ingress"
 INGRESS_RESOURCE: Final = "raypd_ingress"
 CONFIG_DIRECTORY: Final = "/etc/raypd"
 CONFIG_FILE: Final = f"{CONFIG_DIRECTORY}/cluster.yaml"
+TLS_DIRECTORY: Final = "/etc/raypd-tls"
+TOKENS_DIRECTORY: Final = "/etc/raypd-tokens"
+TOKENS_FILE: Final = "tokens.yaml"
+OPERATOR_FILE: Final = "operator"
 
 _PLACE_TIMEOUT_S: Final = 900.0
 """Pods have to pull an image of several GB first, and an autoscaler has to find machines for them."""
@@ -84,15 +89,13 @@ def settle(config: ClusterConfig) -> ClusterConfig:
         raise InvalidConfig("kubernetes", ["ingress.port = 0: Services need to know the port; give it a number"])
     if config.ray.address is not None:
         raise InvalidConfig("kubernetes", ["ray.address: the manifests bring a Ray cluster of their own; leave it out"])
+    if config.ingress.tls is not None or config.ingress.tokens is not None:
+        raise InvalidConfig(
+            "kubernetes",
+            ["ingress.tls and ingress.tokens: here the files come from Secrets; set kubernetes.tls, kubernetes.tokens"],
+        )
     updates: dict[str, Any] = {
-        "ingress": config.ingress.model_copy(
-            update={
-                "host": "0.0.0.0",
-                # Within the cluster's network, which its policies are to guard, unless there is TLS (docs/security.md).
-                **({} if config.ingress.tls is not None else {"insecure": True}),
-                "resources": {**config.ingress.resources, INGRESS_RESOURCE: 1.0},
-            }
-        ),
+        "ingress": _ingress(config),
         "controller": config.controller.model_copy(
             # Not on the head, which it is to outlive.
             update={"labels": {ROLE_LABEL: f"!{HEAD}", **config.controller.labels}}
@@ -108,6 +111,24 @@ def settle(config: ClusterConfig) -> ClusterConfig:
     if "start_timeout_s" not in config.model_fields_set:
         updates["start_timeout_s"] = _START_TIMEOUT_S
     return config.model_copy(update=updates)
+
+
+def _ingress(config: ClusterConfig) -> IngressConfig:
+    kubernetes = config.kubernetes
+    updates: dict[str, Any] = {
+        "host": "0.0.0.0",
+        "resources": {**config.ingress.resources, INGRESS_RESOURCE: 1.0},
+    }
+    if kubernetes.tls is None:
+        # Within the cluster's network, which its policies are to guard, unless there is TLS (docs/security.md).
+        updates["insecure"] = True
+    else:
+        client_ca = f"{TLS_DIRECTORY}/ca.crt" if kubernetes.tls.mutual else None
+        certificate, key = f"{TLS_DIRECTORY}/tls.crt", f"{TLS_DIRECTORY}/tls.key"
+        updates["tls"] = TlsConfig.model_validate({"certificate": certificate, "key": key, "client_ca": client_ca})
+    if kubernetes.tokens is not None:
+        updates["tokens"] = Path(TOKENS_DIRECTORY) / TOKENS_FILE
+    return config.ingress.model_copy(update=updates)
 
 
 def config_file(config: ClusterConfig) -> str:

@@ -7,6 +7,7 @@ from typing import Final
 
 from cluster.config import ClusterConfig
 from cluster.json_types import JSON
+from cluster.manifests.credentials import credential_mounts, credential_variables, credential_volumes
 from cluster.manifests.objects import (
     DASHBOARD_PORT,
     METRICS_PORT,
@@ -68,8 +69,10 @@ def worker_template(config: ClusterConfig, image: str, group: PodGroup) -> Manif
     ports = {"metrics": METRICS_PORT}
     if group.name == INGRESS:
         ports = {"grpc": config.ingress.port, **ports}
+        # Kubernetes' gRPC probe knows no TLS; the port is open from the start of serving to the end of draining.
+        kind = "grpc" if kubernetes.tls is None else "tcpSocket"
         container["readinessProbe"] = {
-            "grpc": {"port": config.ingress.port},
+            kind: {"port": config.ingress.port},
             "periodSeconds": 2,
             "timeoutSeconds": 2,
             "failureThreshold": 3,
@@ -114,13 +117,14 @@ def _container(name: str, config: ClusterConfig, image: str, group: PodGroup) ->
         if kubernetes.rdma is not None:
             limits[kubernetes.rdma.resource] = kubernetes.rdma.count
     has_rdma = bool(group.num_gpus) and kubernetes.rdma is not None
+    variables = _RAY_VARIABLES | (credential_variables(kubernetes) if group.name != HEAD else {})
     container: Manifest = {
         "name": name,
         "image": image,
         "resources": {"requests": {"cpu": quantity(group.num_cpus), "memory": memory}, "limits": limits},
         "env": [
             {"name": NODE_IP_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            *environment(_RAY_VARIABLES),
+            *environment(variables),
         ],
         # RDMA pins memory.
         "securityContext": container_security(*(["IPC_LOCK"] if has_rdma else [])),
@@ -132,6 +136,10 @@ def _container(name: str, config: ClusterConfig, image: str, group: PodGroup) ->
         _mount(container, "config", CONFIG_DIRECTORY)
     if kubernetes.models is not None:
         _mount(container, "models", kubernetes.models.mount_path)
+    if group.name != HEAD:
+        mounts = container["volumeMounts"]
+        assert isinstance(mounts, list)
+        mounts += credential_mounts(kubernetes)
     return container
 
 
@@ -154,6 +162,8 @@ def _volumes(kubernetes: KubernetesConfig, group: PodGroup) -> list[JSON]:
     if kubernetes.models is not None:
         claim: Manifest = {"claimName": kubernetes.models.claim, "readOnly": True}
         volumes.append({"name": "models", "persistentVolumeClaim": claim})
+    if group.name != HEAD:
+        volumes += credential_volumes(kubernetes, is_ingress=group.name == INGRESS)
     return volumes
 
 

@@ -20,7 +20,9 @@ def services(config: ClusterConfig) -> list[Manifest]:
     """gRPC, its headless twin for clients that balance by themselves, and the metrics of every pod."""
     kubernetes = config.kubernetes
     port = config.ingress.port
-    grpc: JSON = [{"name": "grpc", "port": port, "targetPort": port, "appProtocol": "kubernetes.io/h2c"}]
+    # h2c is HTTP/2 without TLS.
+    protocol = "kubernetes.io/h2c" if kubernetes.tls is None else "https"
+    grpc: JSON = [{"name": "grpc", "port": port, "targetPort": port, "appProtocol": protocol}]
     metrics: JSON = [{"name": "metrics", "port": METRICS_PORT, "targetPort": METRICS_PORT}]
     ingresses = group_selector(kubernetes, INGRESS)
     service: Manifest = {"type": kubernetes.service_type, "selector": ingresses, "ports": grpc}

@@ -67,6 +67,21 @@ class RedisConfig(_Settings):
     volume_gib: int = Field(1, ge=1, description="Of our own one.")
 
 
+class TlsSecretConfig(_Settings):
+    """The ingresses' certificate, in a Secret as cert-manager makes them: tls.crt, tls.key, ca.crt."""
+
+    secret: str = Field("raypd-tls", description="Its certificate is also for NAME-grpc.NAMESPACE.svc.")
+    mutual: bool = Field(
+        False, description="Clients must show a certificate of ca.crt; raypd's own commands show this one."
+    )
+
+
+class TokensSecretConfig(_Settings):
+    """Bearer tokens, in a Secret: tokens.yaml as `raypd token` makes it, and an administrator's token as `operator`."""
+
+    secret: str = Field("raypd-tokens", description="The token `operator` is for the pods' own drains.")
+
+
 class RdmaConfig(_Settings):
     """How pods get at RDMA devices."""
 
@@ -108,6 +123,8 @@ class KubernetesConfig(_Settings):
     autoscaling: bool = Field(False, description="Ray's autoscaler adds pods for engines that have no room.")
     idle_timeout_s: int = Field(600, ge=0, description="After which it takes a pod without an engine away.")
     redis: RedisConfig | None = Field(None, description="GCS fault tolerance; default: none.")
+    tls: TlsSecretConfig | None = Field(None, description="Default: plain text, kept inside by the NetworkPolicies.")
+    tokens: TokensSecretConfig | None = Field(None, description="Default: none are asked for.")
     nccl: dict[str, str] = Field(
         default_factory=dict, description="Environment of GPU pods, over the defaults for NCCL on their network."
     )

@@ -92,7 +92,8 @@ def test_only_ingresses_have_a_grpc_readiness_probe_and_nobody_a_liveness_probe(
             name: group["template"]["spec"]["containers"][0].get("readinessProbe") for name, group in groups.items()
         }
         assert [name for name, probe in probes.items() if probe] == ["ingress"]
-        assert probes["ingress"]["grpc"] == {"port": 50051}
+        kind = "grpc" if settings(overlay).kubernetes.tls is None else "tcpSocket"
+        assert probes["ingress"][kind] == {"port": 50051}
     assert not any("livenessProbe" in container for pod in _pods(everything()) for container in pod["containers"])
 
 
@@ -104,7 +105,8 @@ def test_every_pod_meets_the_restricted_standard_but_for_rdma() -> None:
         security = pod["securityContext"]
         assert (security["runAsNonRoot"], security["seccompProfile"]) == (True, {"type": "RuntimeDefault"})
         assert all(
-            set(volume) & {"emptyDir", "configMap", "persistentVolumeClaim"} for volume in pod.get("volumes", [])
+            set(volume) & {"emptyDir", "configMap", "persistentVolumeClaim", "secret"}
+            for volume in pod.get("volumes", [])
         )
         for container in pod["containers"]:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False
@@ -201,6 +203,52 @@ def test_another_redis_can_be_used() -> None:
     assert not [one for one in objects if one["kind"] == "StatefulSet"]
 
 
+def _secret_files(pod: Any) -> dict[str, Any]:
+    """Of the Secrets that a pod has: their keys, by the Secret's name; "all" if it has them all."""
+    secrets = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    return {one["secretName"]: [item["key"] for item in one.get("items", [])] or "all" for one in secrets}
+
+
+def test_only_ingresses_have_the_private_key_and_the_tokens() -> None:
+    objects = rendered("gpu-xpyd-tp")
+    groups = worker_groups(objects)
+    everybody = {"raypd-tls": ["ca.crt"], "raypd-tokens": ["operator"]}
+
+    assert _secret_files(groups["ingress"]["template"]["spec"]) == {
+        "raypd-tls": "all",
+        "raypd-tokens": ["tokens.yaml", "operator"],
+    }
+    assert _secret_files(groups["decode"]["template"]["spec"]) == everybody
+    assert _secret_files(of_kind(objects, "Job")["spec"]["template"]["spec"]) == everybody
+    assert _secret_files(of_kind(objects, "RayCluster")["spec"]["headGroupSpec"]["template"]["spec"]) == {}
+    ingress = _served("gpu-xpyd-tp").ingress
+    assert ingress.tls is not None
+    assert (str(ingress.tls.certificate), str(ingress.tokens), ingress.insecure) == (
+        "/etc/raypd-tls/tls.crt",
+        "/etc/raypd-tokens/tokens.yaml",
+        False,
+    )
+    assert of_kind(objects, "Service", "raypd-grpc")["spec"]["ports"][0]["appProtocol"] == "https"
+
+
+def test_the_pods_own_commands_find_their_credentials() -> None:
+    [container] = worker_groups(rendered("gpu-xpyd-tp"))["decode"]["template"]["spec"]["containers"]
+    mounted = [mount["mountPath"] for mount in container["volumeMounts"]]
+    variables = {one["name"]: one["value"] for one in container["env"] if one["name"].startswith("RAYPD_T")}
+
+    assert variables == {"RAYPD_TLS_CA": "/etc/raypd-tls/ca.crt", "RAYPD_TOKEN_FILE": "/etc/raypd-tokens/operator"}
+    assert all(str(Path(path).parent) in mounted for path in variables.values())
+
+
+def test_with_mutual_tls_the_pods_show_a_certificate() -> None:
+    config = ClusterConfig.model_validate({"kubernetes": {"tls": {"mutual": True}, "tokens": {}}})
+    decode = worker_groups(render(config))["decode"]["template"]["spec"]
+    variables = {one["name"] for one in decode["containers"][0]["env"]}
+
+    assert {"RAYPD_TLS_CERT", "RAYPD_TLS_KEY"} <= variables
+    assert _secret_files(decode) == {"raypd-tls": "all", "raypd-tokens": ["operator"]}
+
+
 def test_rdma_pods_get_devices_a_network_and_ncclls_variables() -> None:
     decode = worker_groups(rendered("rdma"))["decode"]["template"]
     [container] = decode["spec"]["containers"]
@@ -227,6 +275,7 @@ def test_the_settings_of_the_page_are_the_projects() -> None:
     [
         ({"ingress": {"port": 0}}, "ingress.port = 0: Services need to know the port"),
         ({"ray": {"address": "10.0.0.1:6379"}}, "ray.address: the manifests bring a Ray cluster of their own"),
+        ({"ingress": {"tokens": "/tokens"}}, "here the files come from Secrets; set kubernetes.tls, kubernetes.tokens"),
         ({"prefill": {"num_gpus": 0.5}}, "prefill.num_gpus = 0.5: a pod holds one engine, and whole GPUs"),
         ({"decode": {"num_cpus": 0.5}}, "decode.num_cpus = 0.5: a pod holds one engine, and whole CPUs"),
         ({"decode": {"num_cpus": 0}}, "decode.num_cpus = 0: a pod holds one engine, and whole CPUs"),

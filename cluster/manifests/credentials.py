@@ -1,0 +1,55 @@
+"""What doors and raypd's own commands in the pods need of Secrets: certificates and tokens.
+
+Only ingresses get private keys and the file of tokens; with mutual TLS, whoever calls them shows a certificate too.
+"""
+
+from __future__ import annotations
+
+from cluster.json_types import JSON
+from cluster.manifests.objects import Manifest
+from cluster.manifests.placement import OPERATOR_FILE, TLS_DIRECTORY, TOKENS_DIRECTORY, TOKENS_FILE
+from cluster.manifests.settings import KubernetesConfig
+
+
+def credential_variables(kubernetes: KubernetesConfig) -> dict[str, str]:
+    """By which `raypd drain` and `raypd status` in a pod know how to call the ingress; see ClientCredentials."""
+    variables = {}
+    if kubernetes.tls is not None:
+        variables["RAYPD_TLS_CA"] = f"{TLS_DIRECTORY}/ca.crt"
+        if kubernetes.tls.mutual:
+            variables |= {"RAYPD_TLS_CERT": f"{TLS_DIRECTORY}/tls.crt", "RAYPD_TLS_KEY": f"{TLS_DIRECTORY}/tls.key"}
+    if kubernetes.tokens is not None:
+        variables["RAYPD_TOKEN_FILE"] = f"{TOKENS_DIRECTORY}/{OPERATOR_FILE}"
+        if kubernetes.tls is None:
+            variables["RAYPD_INSECURE"] = "1"
+    return variables
+
+
+def credential_volumes(kubernetes: KubernetesConfig, *, is_ingress: bool) -> list[JSON]:
+    """The files of each kind of pod."""
+    volumes: list[JSON] = []
+    if kubernetes.tls is not None:
+        has_key = is_ingress or kubernetes.tls.mutual
+        volumes.append(_volume("tls", kubernetes.tls.secret, [] if has_key else ["ca.crt"]))
+    if kubernetes.tokens is not None:
+        keys = [TOKENS_FILE, OPERATOR_FILE] if is_ingress else [OPERATOR_FILE]
+        volumes.append(_volume("tokens", kubernetes.tokens.secret, keys))
+    return volumes
+
+
+def credential_mounts(kubernetes: KubernetesConfig) -> list[JSON]:
+    """Where they are."""
+    mounts: list[JSON] = []
+    if kubernetes.tls is not None:
+        mounts.append({"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True})
+    if kubernetes.tokens is not None:
+        mounts.append({"name": "tokens", "mountPath": TOKENS_DIRECTORY, "readOnly": True})
+    return mounts
+
+
+def _volume(name: str, secret: str, keys: list[str]) -> Manifest:
+    """keys: all if none are named. Readable for the pod's group, which is raypd's."""
+    source: Manifest = {"secretName": secret, "defaultMode": 0o440}
+    if keys:
+        source["items"] = [{"key": key, "path": key} for key in keys]
+    return {"name": name, "secret": source}
