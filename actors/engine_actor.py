@@ -15,6 +15,7 @@ from actors.asked_to_end import on_request_to_end
 from actors.config import EngineConfig, ModelFacts
 from actors.core.adapter import Adapter
 from actors.core.stats import SchedulerStats
+from actors.engine_profile import EngineProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,16 @@ class EngineActor:
         """How the engine is; answers while a step runs."""
         server = self._server
         return EngineHealth(server.stats, server.seconds_in_step, server.error, self._is_asked_to_end.is_set())
+
+    @ray.method(concurrency_group="control")
+    async def reset_prefix_cache(self, preempt: bool) -> bool:
+        """Forget all cached blocks; returns whether that was possible."""
+        return await self._server.reset_prefix_cache(preempt=preempt)
+
+    @ray.method(concurrency_group="control")
+    async def profile(self, duration_s: float, with_trace: bool) -> EngineProfile:
+        """Profile the engine for so long. Raises ProfileUnderWay."""
+        return await self._server.profile(duration_s, with_trace=with_trace)
 
     @ray.method(concurrency_group="control")
     async def wait_for_end(self, timeout_s: float) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from actors.core.adapter import Adapter
@@ -52,6 +53,12 @@ class _Preload:
     on_done: Callable[[str | None], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    function: Callable[[], object]
+    answer: Future[object]
+
+
 class EngineCore:
     """A scheduler and the executor that does what it says."""
 
@@ -61,7 +68,7 @@ class EngineCore:
         self._clock = clock
         self._max_steps_ahead = int(scheduler.overlaps)
         self._under_way: deque[tuple[SchedulerOutput, RunningStep]] = deque()
-        self._inbox: deque[_Submission | _Abort | _Preload] = deque()
+        self._inbox: deque[_Submission | _Abort | _Preload | _Question] = deque()
         self._refused: list[tuple[int, EngineCoreOutput]] = []
 
     def submit(self, request: EngineCoreRequest, client_index: int = 0) -> None:
@@ -75,6 +82,12 @@ class EngineCore:
     def preload(self, adapter: Adapter, on_done: Callable[[str | None], None]) -> None:
         """Queue the loading of an adapter; from any thread. on_done: told None, or why it cannot be, on this one."""
         self._inbox.append(_Preload(adapter, on_done))
+
+    def ask(self, function: Callable[[], object]) -> Future[object]:
+        """Queue a call, which the thread that steps makes between two steps; from any thread."""
+        question = _Question(function, Future())
+        self._inbox.append(question)
+        return question.answer
 
     def step(self) -> StepResult:
         """Schedule, execute, update; with overlap, what is updated is the step before."""
@@ -134,6 +147,8 @@ class EngineCore:
                 self._add(command)
             elif isinstance(command, _Preload):
                 self.scheduler.preparation.preload(command.adapter, command.on_done)
+            elif isinstance(command, _Question):
+                _answer(command)
             else:
                 self._finish(command)
 
@@ -166,3 +181,10 @@ class EngineCore:
             outputs.setdefault(client_index, EngineCoreOutputs()).others.append(refusal)
         self._refused = []
         return outputs
+
+
+def _answer(question: _Question) -> None:
+    try:
+        question.answer.set_result(question.function())
+    except Exception as error:
+        question.answer.set_exception(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 
 import grpc
 
@@ -18,8 +19,11 @@ from actors.core.request import EngineCoreRequest
 from actors.core.stats import SchedulerStats
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
+from actors.engine_profile import EngineProfile
 from actors.engine_thread import EngineThread
+from actors.errors import ProfileUnderWay
 from actors.process_ranks import ProcessRanks
+from actors.profiling import EngineProfiler
 from actors.rank_launcher import RankLauncher
 from actors.session_messages import MAX_MESSAGE_BYTES
 from actors.session_server import SessionServer
@@ -56,6 +60,7 @@ class EngineServer:
         self._progress = "starting"
         self._error: str | None = None
         self._wake = threading.Event()
+        self._profiling = threading.Lock()
         self._core: EngineCore | None = None
         self._thread: EngineThread | None = None
 
@@ -116,6 +121,38 @@ class EngineServer:
         self._core.preload(adapter, tell_from_engine)
         self._wake.set()
         return await over
+
+    async def reset_prefix_cache(self, *, preempt: bool) -> bool:
+        """Forget all cached blocks; returns whether that was possible. From any event loop.
+
+        preempt: whether requests that run start over for it, rather than that it is refused
+        """
+        core = self._core
+        assert core is not None, "start() comes first"
+        return bool(await self._ask(lambda: core.scheduler.reset_prefix_cache(reset_running_requests=preempt)))
+
+    async def profile(self, duration_s: float, *, with_trace: bool) -> EngineProfile:
+        """Profile the engine for so long. From any event loop. Raises ProfileUnderWay."""
+        if not self._profiling.acquire(blocking=False):
+            raise ProfileUnderWay
+        try:
+            profiler = EngineProfiler()
+            await self._ask(profiler.begin)
+            try:
+                await asyncio.sleep(duration_s)
+            finally:
+                # Also if nobody waits for it any more: an engine must not stay slow.
+                profile = await asyncio.shield(self._ask(lambda: profiler.end(with_trace=with_trace)))
+            assert isinstance(profile, EngineProfile)
+            return profile
+        finally:
+            self._profiling.release()
+
+    def _ask(self, function: Callable[[], object]) -> asyncio.Future[object]:
+        assert self._core is not None, "start() comes first"
+        answer = asyncio.wrap_future(self._core.ask(function))
+        self._wake.set()
+        return answer
 
     @property
     def facts(self) -> ModelFacts:

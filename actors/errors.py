@@ -2,6 +2,7 @@
 
 EngineError
 |-- DuplicateRequest   a request id that this engine still knows was submitted again
+|-- ProfileUnderWay    an engine makes one profile at a time
 |-- IllegalTransition  a request was about to change its status along an arrow that is not drawn
 `-- IntegrityError     block or queue accounting contradicts itself: the engine must die and be replaced
 """
@@ -28,6 +29,10 @@ class EngineError(TravellingError):
 
 class DuplicateRequest(EngineError):
     """The id belongs to a request that is unfinished here, or whose blocks a transfer still holds."""
+
+
+class ProfileUnderWay(EngineError):
+    """The engine is being profiled already."""
 
 
 class IllegalTransition(EngineError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from actors.engine_profile import EngineProfile
 from cluster.engine_connection import EngineRole
 from cluster.status import ControllerView
 
@@ -23,6 +24,15 @@ class ClusterAdmin(Protocol):
 
     async def set_role(self, engine_id: str, role: EngineRole) -> None:
         """Let an engine serve in another role from now on. Raises UnknownEngine."""
+
+    async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
+        """Let this engine, or every one if it is "", forget its cached blocks; returns who could.
+
+        preempt: whether requests that run start over for it. Raises UnknownEngine, EngineRefused.
+        """
+
+    async def profile(self, engine_id: str, duration_s: float, *, with_trace: bool) -> EngineProfile:
+        """Profile an engine for so long. Raises UnknownEngine, EngineRefused."""
 
     async def drain_node(self, node: str) -> list[str]:
         """Take everything on a node out of service, and start nothing there any more; returns the engines' ids.

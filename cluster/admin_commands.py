@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from pathlib import Path
 
 from rich.console import Console
 
@@ -76,6 +77,32 @@ async def unload_adapter(address: str, console: Console, name: str, *, timeout_s
     async with GenerateClient(address) as client:
         await client.unload_adapter(name, timeout_s)
     console.print(f"{name} is no longer there for new requests")
+
+
+async def reset_prefix_cache(
+    address: str, console: Console, engine_id: str, *, preempt: bool, timeout_s: float
+) -> None:
+    """Let an engine, or every one if it is "", forget its cached prompts, and say who did. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        answers = await client.reset_prefix_cache(engine_id, preempt=preempt, timeout_s=timeout_s)
+    for name, is_reset in answers.items():
+        console.print(f"{name} has forgotten all" if is_reset else f"{name} is busy: requests or transfers hold blocks")
+
+
+async def profile(
+    address: str, console: Console, engine_id: str, duration_s: float, *, trace: Path | None, timeout_s: float
+) -> None:
+    """Show what an engine does for so long. trace: where its trace goes. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        with console.status(f"profiling {engine_id} for {duration_s:g} s"):
+            timeout_s += duration_s
+            answer = await client.profile(engine_id, duration_s, with_trace=trace is not None, timeout_s=timeout_s)
+    console.print(answer.summary, highlight=False, markup=False, soft_wrap=True)
+    if trace is not None and answer.trace:
+        await asyncio.to_thread(trace.write_bytes, answer.trace)
+        console.print(f"the trace is in {trace}: open it in https://ui.perfetto.dev")
+    elif trace is not None:
+        console.print("the trace is too large to be sent: profile for a shorter time")
 
 
 async def update(address: str, console: Console, model: str, *, wait_s: float | None, timeout_s: float) -> None:

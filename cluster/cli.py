@@ -299,6 +299,33 @@ def set_role(
 
 
 @app.command()
+def reset_prefix_cache(
+    engine: Annotated[str, typer.Argument(help="The engine's name; default: every engine.")] = "",
+    address: _Address = "127.0.0.1:50051",
+    preempt: Annotated[bool, typer.Option("--preempt", help="Let requests that run there start over.")] = False,
+    timeout_s: _Timeout = 30.0,
+) -> None:
+    """Let engines forget all cached prompts."""
+    from cluster.admin_commands import reset_prefix_cache as ask
+
+    _run(lambda: asyncio.run(ask(address, Console(), engine, preempt=preempt, timeout_s=timeout_s)))
+
+
+@app.command()
+def profile(
+    engine: Annotated[str, typer.Argument(help="The engine's name, as in `raypd status`.")],
+    address: _Address = "127.0.0.1:50051",
+    duration_s: Annotated[float, typer.Option("--seconds", min=0.01, max=60.0, help="How long.")] = 5.0,
+    trace: Annotated[Path | None, typer.Option(help="File for a trace, .json.gz, for Perfetto.")] = None,
+    timeout_s: _Timeout = 60.0,
+) -> None:
+    """Show what an engine spends its time with, by torch's profiler. It is slower meanwhile."""
+    from cluster.admin_commands import profile as ask
+
+    _run(lambda: asyncio.run(ask(address, Console(), engine, duration_s, trace=trace, timeout_s=timeout_s)))
+
+
+@app.command()
 def demo(
     config: _ConfigFile = None,
     num_requests: Annotated[int, typer.Option(min=2, help="Concurrent prompts.")] = 16,

@@ -19,6 +19,7 @@ ClusterError
 |-- EngineLost            the session with an engine broke; nothing more will come from it
 |-- ControllerUnavailable the controller does not answer: changes wait
 |-- UnknownEngine         no engine of that name serves
+|-- EngineRefused         an engine could not do what an operator asked of it
 |-- UnknownNode           no node, or more than one, is called so
 |-- NotDoneInTime         a change goes on, but was not done in the time that there was
 |-- TokenizerUnusable     the model's tokenizer cannot be served; the ingress does not start
@@ -195,6 +196,13 @@ class UnknownEngine(ClusterError):
 
     def __init__(self, engine_id: str, serving: list[str]) -> None:
         super().__init__(f"no engine {engine_id!r} serves; these do: {', '.join(serving) or 'none'}")
+
+
+class EngineRefused(ClusterError):
+    """An engine could not do, or not now, what an operator asked of it."""
+
+    def __init__(self, engine_id: str, reason: str) -> None:
+        super().__init__(f"engine {engine_id}: {reason}")
 
 
 class UnknownNode(ClusterError):

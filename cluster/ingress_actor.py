@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.config import ModelFacts
+from actors.engine_profile import EngineProfile
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import ClusterError, ControllerUnavailable
@@ -44,6 +45,18 @@ class RemoteController:
         """Let an engine serve in another role from now on."""
         await self._call("set_role", engine_id, role)
 
+    async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
+        """Let this engine, or every one if it is "", forget its cached blocks."""
+        answers: dict[str, bool] = await self._call("reset_prefix_cache", engine_id, preempt=preempt)
+        return answers
+
+    async def profile(self, engine_id: str, duration_s: float, *, with_trace: bool) -> EngineProfile:
+        """Profile an engine for so long."""
+        profile: EngineProfile = await self._call(
+            "profile", engine_id, duration_s, timeout_s=duration_s + _CONTROLLER_TIMEOUT_S, with_trace=with_trace
+        )
+        return profile
+
     async def drain_node(self, node: str) -> list[str]:
         """Take everything on a node out of service."""
         engine_ids: list[str] = await self._call("drain_node", node)
@@ -63,14 +76,16 @@ class RemoteController:
         """Let no new request name an adapter."""
         await self._call("unload_adapter", name)
 
-    async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+    async def _call(
+        self, method: str, *arguments: Any, timeout_s: float = _CONTROLLER_TIMEOUT_S, **options: Any
+    ) -> Any:
         try:
-            async with asyncio.timeout(_CONTROLLER_TIMEOUT_S):
+            async with asyncio.timeout(timeout_s):
                 # Looked up each time: it may have been restarted meanwhile.
                 controller: Any = await asyncio.to_thread(ray.get_actor, self._name)
                 return await getattr(controller, method).remote(*arguments, **options)
         except TimeoutError as error:
-            raise ControllerUnavailable(f"no answer within {_CONTROLLER_TIMEOUT_S:g} s") from error
+            raise ControllerUnavailable(f"no answer within {timeout_s:g} s") from error
         except RayTaskError as error:
             if isinstance(error.cause, ClusterError):
                 raise error.cause from error

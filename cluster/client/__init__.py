@@ -4,6 +4,7 @@ from cluster.client.answers import Answer as Answer
 from cluster.client.blocking import BlockingClient as BlockingClient
 from cluster.client.blocking import generate_blocking as generate_blocking
 from cluster.client.client import GenerateClient as GenerateClient
+from cluster.client.credentials import Credentials as Credentials
 from cluster.client.errors import CallFailed as CallFailed
 from cluster.client.options import ChatTurn as ChatTurn
 from cluster.client.options import Options as Options

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 from cluster.client.answers import Answer
 from cluster.client.client import GenerateClient
+from cluster.client.credentials import Credentials
 from cluster.client.errors import ClientClosed
 from cluster.client.loop_thread import LoopThread
 from cluster.client.options import ChatTurn, Options, Prompt
@@ -31,6 +32,7 @@ class BlockingClient:
         addresses: str | Sequence[str],
         *,
         spread: bool = False,
+        credentials: Credentials | None = None,
         recovery_timeout_s: float = 60.0,
         overload_timeout_s: float = 30.0,
     ) -> None:
@@ -38,6 +40,7 @@ class BlockingClient:
         self._client = GenerateClient(
             addresses,
             spread=spread,
+            credentials=credentials,
             recovery_timeout_s=recovery_timeout_s,
             overload_timeout_s=overload_timeout_s,
         )
@@ -146,6 +149,18 @@ class BlockingClient:
     def unload_adapter(self, name: str, timeout_s: float | None = None) -> None:
         """As GenerateClient.unload_adapter()."""
         self._run(self._client.unload_adapter(name, timeout_s))
+
+    def reset_prefix_cache(
+        self, engine_id: str = "", *, preempt: bool = False, timeout_s: float | None = None
+    ) -> dict[str, bool]:
+        """As GenerateClient.reset_prefix_cache()."""
+        return self._run(self._client.reset_prefix_cache(engine_id, preempt=preempt, timeout_s=timeout_s))
+
+    def profile(
+        self, engine_id: str, duration_s: float, *, with_trace: bool = False, timeout_s: float | None = None
+    ) -> admin_pb2.ProfileResponse:
+        """As GenerateClient.profile()."""
+        return self._run(self._client.profile(engine_id, duration_s, with_trace=with_trace, timeout_s=timeout_s))
 
     # -- on the other thread -------------------------------------------------------------------------------------
 

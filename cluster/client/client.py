@@ -11,6 +11,7 @@ from typing import Self, TypeVar, Unpack
 import grpc.aio
 
 from cluster.client.answers import Answer
+from cluster.client.credentials import Credentials
 from cluster.client.errors import CallFailed, as_call_failed
 from cluster.client.ingresses import Ingress, Ingresses, parse_addresses
 from cluster.client.options import ChatTurn, Options, Prompt, make_request
@@ -41,22 +42,25 @@ class GenerateClient:
         addresses: str | Sequence[str],
         *,
         spread: bool = False,
+        credentials: Credentials | None = None,
         recovery_timeout_s: float = 60.0,
         overload_timeout_s: float = 30.0,
     ) -> None:
         """addresses: host:port each, several with commas between them or in a sequence; the first is called first
 
         spread: begin each request at the next one of them instead, in turn
+        credentials: token and TLS; None: as Credentials.from_environment() says
         recovery_timeout_s, overload_timeout_s: see Patience
         Raises ValueError if there is no address.
         """
         self._addresses = parse_addresses(addresses)
         self._spread = spread
+        self._credentials = credentials
         self._patience = Patience(recovery_timeout_s, overload_timeout_s)
 
     async def open(self) -> None:
         """Belong to the running event loop from now on; `async with` does it."""
-        self._ingresses = Ingresses(self._addresses, spread=self._spread)
+        self._ingresses = Ingresses(self._addresses, spread=self._spread, credentials=self._credentials)
 
     async def close(self) -> None:
         """Abort what is under way, and hang up; `async with` does it."""
@@ -213,6 +217,24 @@ class GenerateClient:
         """Let no new request name an adapter. Raises CallFailed."""
         request = admin_pb2.UnloadAdapterRequest(name=name)
         await self._change(lambda ingress: ingress.admin.UnloadAdapter, request, timeout_s)
+
+    async def reset_prefix_cache(
+        self, engine_id: str = "", *, preempt: bool = False, timeout_s: float | None = None
+    ) -> dict[str, bool]:
+        """Let an engine, or every one, forget its cached prompts; returns who could. Raises CallFailed.
+
+        preempt: whether requests that run there start over for it
+        """
+        request = admin_pb2.ResetPrefixCacheRequest(engine_id=engine_id, preempt=preempt)
+        response = await self._change(lambda ingress: ingress.admin.ResetPrefixCache, request, timeout_s)
+        return {**dict.fromkeys(response.reset_engine_ids, True), **dict.fromkeys(response.busy_engine_ids, False)}
+
+    async def profile(
+        self, engine_id: str, duration_s: float, *, with_trace: bool = False, timeout_s: float | None = None
+    ) -> admin_pb2.ProfileResponse:
+        """Tell what an engine does for so long, by torch's profiler. Raises CallFailed."""
+        request = admin_pb2.ProfileRequest(engine_id=engine_id, duration_seconds=duration_s, with_trace=with_trace)
+        return await self._change(lambda ingress: ingress.admin.Profile, request, timeout_s)
 
     # -- calls of one answer -------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import Final
 import grpc
 
 from cluster.client.channel import open_channel
+from cluster.client.credentials import Credentials
 from cluster.client.patience import retry_delay_s
 from cluster.ingress.protos.raypd.v1 import admin_pb2_grpc, embed_pb2_grpc, generate_pb2_grpc, model_pb2_grpc
 
@@ -26,9 +27,9 @@ _HEAD_START_S: Final = 0.25
 class Ingress:
     """One address. Belongs to the event loop that it is made on."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self.address = address
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, credentials)
         self._loop = asyncio.get_running_loop()
         self._shunned_until_s = 0.0
         self._num_failures = 0
@@ -84,9 +85,16 @@ class Ingress:
 class Ingresses:
     """All of them, in the order in which they are preferred."""
 
-    def __init__(self, addresses: Sequence[str], *, spread: bool = False, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        spread: bool = False,
+        credentials: Credentials | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
         """addresses: at least one; spread: each find() prefers another one; rng: for delays"""
-        self._ingresses = [Ingress(address) for address in addresses]
+        self._ingresses = [Ingress(address, credentials) for address in addresses]
         self._spread = spread
         self._rng = rng or random.Random()
 

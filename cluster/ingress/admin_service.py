@@ -18,6 +18,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 _MAX_ENGINES: Final = 1024
 """Of one role; as in ClusterConfig."""
+_MAX_PROFILE_S: Final = 60.0
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
@@ -79,6 +80,27 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         del context
         await self._admin.unload_adapter(request.name)
         return admin_pb2.UnloadAdapterResponse()
+
+    async def ResetPrefixCache(  # noqa: N802
+        self, request: admin_pb2.ResetPrefixCacheRequest, context: _Context
+    ) -> admin_pb2.ResetPrefixCacheResponse:
+        """Let engines forget their cached blocks."""
+        del context
+        answers = await self._admin.reset_prefix_cache(request.engine_id, preempt=request.preempt)
+        return admin_pb2.ResetPrefixCacheResponse(
+            reset_engine_ids=[engine_id for engine_id, is_reset in answers.items() if is_reset],
+            busy_engine_ids=[engine_id for engine_id, is_reset in answers.items() if not is_reset],
+        )
+
+    async def Profile(self, request: admin_pb2.ProfileRequest, context: _Context) -> admin_pb2.ProfileResponse:  # noqa: N802
+        """Tell what an engine does."""
+        del context
+        duration_s = request.duration_seconds
+        if not 0 < duration_s <= _MAX_PROFILE_S:
+            allowed = f"more than 0, at most {_MAX_PROFILE_S:g}"
+            raise InvalidRequest(FieldViolation("duration_seconds", f"{duration_s:g}", allowed))
+        profile = await self._admin.profile(request.engine_id, duration_s, with_trace=request.with_trace)
+        return admin_pb2.ProfileResponse(summary=profile.summary, trace=profile.trace)
 
 
 def _counts(request: admin_pb2.ScaleRequest) -> dict[EngineRole, int]:

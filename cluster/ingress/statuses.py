@@ -16,6 +16,7 @@ from cluster.errors import (
     DeadlineExceeded,
     Draining,
     EngineFailed,
+    EngineRefused,
     InvalidConfig,
     InvalidRequest,
     ModelNotFound,
@@ -64,6 +65,8 @@ def status_of(error: ClusterError) -> ErrorStatus:
             return ErrorStatus(code.NOT_FOUND, message, (_bad_request(error),))
         case ModelNotFound() | UnknownEngine() | UnknownNode():
             return ErrorStatus(code.NOT_FOUND, message)
+        case EngineRefused():
+            return ErrorStatus(code.FAILED_PRECONDITION, message)
         case Unauthenticated():
             return ErrorStatus(code.UNAUTHENTICATED, message)
         case PermissionDenied():

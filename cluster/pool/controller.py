@@ -19,6 +19,7 @@ from typing import Final, NoReturn
 import ray
 from ray.exceptions import RayError
 
+from actors.engine_profile import EngineProfile
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import CannotPlace, CannotStart, InvalidConfig, UnknownNode
@@ -276,6 +277,16 @@ class Controller:
         """Let an engine serve in another role from now on; what it has begun it ends. Raises UnknownEngine."""
         await self._settle()
         await self._fleet.set_role(self._fleet.serving(engine_id), role)
+
+    async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
+        """Let engines forget their cached blocks; see Fleet. Raises UnknownEngine, EngineRefused."""
+        await self._settle()
+        return await self._fleet.reset_prefix_cache(engine_id, preempt=preempt)
+
+    async def profile(self, engine_id: str, duration_s: float, *, with_trace: bool) -> EngineProfile:
+        """Profile an engine for so long. Raises UnknownEngine, EngineRefused."""
+        await self._settle()
+        return await self._fleet.serving(engine_id).profile(duration_s, with_trace=with_trace)
 
     async def update(self, directory: str) -> int:
         """Replace the engines, group by group, by ones that serve this checkpoint; returns its version's number.

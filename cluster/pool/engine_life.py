@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,10 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from actors.core.adapter import Adapter
 from actors.engine_actor import EngineActor, EngineHealth, EngineReady, RankResources
+from actors.engine_profile import EngineProfile
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineKey, EngineRole
-from cluster.errors import CannotStart
+from cluster.errors import CannotStart, EngineRefused
 from cluster.pool.names import engine_actor_name, placement_group_name
 from cluster.pool.placement import EnginePlacement
 from cluster.pool.ray_calls import HeadProbe, end_actor, one_line, remote_class, within
@@ -116,6 +117,26 @@ class EngineLife:
         )
         self._actor = actor.remote(config.engine_config(self.slot.role), self.engine_id, self.incarnation, resources)
         await self.wait_loaded(say)
+
+    async def reset_prefix_cache(self, *, preempt: bool) -> bool:
+        """Let it forget all cached blocks; returns whether that was possible. Raises EngineRefused."""
+        is_reset: bool = await self._asked(self._actor.reset_prefix_cache.remote(preempt), _STOP_TIMEOUT_S)
+        return is_reset
+
+    async def profile(self, duration_s: float, *, with_trace: bool) -> EngineProfile:
+        """Profile it for so long. Raises EngineRefused."""
+        call = self._actor.profile.remote(duration_s, with_trace)
+        profile: EngineProfile = await self._asked(call, duration_s + _STOP_TIMEOUT_S)
+        return profile
+
+    async def _asked(self, call: Awaitable[Any], timeout_s: float) -> Any:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await call
+        except RayError as error:
+            raise EngineRefused(self.engine_id, one_line(error)) from error
+        except TimeoutError:
+            raise EngineRefused(self.engine_id, f"no answer within {timeout_s:g} s") from None
 
     async def wait_loaded(self, say: Callable[[str], None]) -> None:
         """Until its actor has loaded the model. Raises CannotStart."""

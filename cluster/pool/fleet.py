@@ -102,6 +102,16 @@ class Fleet:
                 return engine
         raise UnknownEngine(engine_id, sorted(e.engine_id for e in self if e.state is EngineState.READY))
 
+    async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
+        """Let this engine, or every one that serves if it is "", forget its cached blocks; returns who could.
+
+        Raises UnknownEngine, EngineRefused.
+        """
+        serving = [engine for engine in self if engine.state is EngineState.READY]
+        engines = [self.serving(engine_id)] if engine_id else serving
+        answers = await asyncio.gather(*(engine.reset_prefix_cache(preempt=preempt) for engine in engines))
+        return {engine.engine_id: is_reset for engine, is_reset in zip(engines, answers, strict=True)}
+
     # -- what the reconciler asks for ----------------------------------------------------------------------------
 
     async def act(self, action: StartEngine | DrainEngine | RemoveEngine) -> None:

@@ -8,8 +8,16 @@ from itertools import count
 
 from actors.core.outputs import RequestTimings, StatusChange
 from actors.core.request import EngineCoreRequest, RequestStatus
+from actors.engine_profile import EngineProfile
 from cluster.engine_connection import EngineRole
-from cluster.errors import AdapterNotFound, ControllerUnavailable, InvalidConfig, UnknownEngine, UnknownNode
+from cluster.errors import (
+    AdapterNotFound,
+    ControllerUnavailable,
+    EngineRefused,
+    InvalidConfig,
+    UnknownEngine,
+    UnknownNode,
+)
 from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TextPrompt
 from cluster.ingress.server import DoorSettings, IngressServer
 from cluster.input_processor import InputProcessor, ModelDescription
@@ -137,6 +145,18 @@ class FakeAdmin:
     async def set_role(self, engine_id: str, role: EngineRole) -> None:
         self._check(engine_id)
         self.asked.append(("set_role", engine_id, role))
+
+    async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
+        self._check(engine_id or "d0")
+        self.asked.append(("reset_prefix_cache", engine_id, preempt))
+        return {"d0": preempt, "p0": True}
+
+    async def profile(self, engine_id: str, duration_s: float, *, with_trace: bool) -> EngineProfile:
+        self._check(engine_id)
+        if self.asked and self.asked[-1][0] == "profile":
+            raise EngineRefused(engine_id, "it is being profiled already")
+        self.asked.append(("profile", engine_id, duration_s))
+        return EngineProfile("a table", b"a trace" if with_trace else b"")
 
     async def drain_node(self, node: str) -> list[str]:
         if node != "host-0":

@@ -82,3 +82,25 @@ async def test_a_model_is_updated_unless_it_cannot_be_seen() -> None:
             await client.update("model-9")
     assert raised.value.code is grpc.StatusCode.INVALID_ARGUMENT
     assert admin.asked == [("update", "model-2")]
+
+
+async def test_prefix_caches_are_reset_where_nothing_holds_them() -> None:
+    admin = FakeAdmin()
+    async with client_of(admin) as client:
+        assert await client.reset_prefix_cache() == {"d0": False, "p0": True}
+        assert await client.reset_prefix_cache("d0", preempt=True) == {"d0": True, "p0": True}
+        with pytest.raises(CallFailed, match="NOT_FOUND"):
+            await client.reset_prefix_cache("d9")
+    assert admin.asked == [("reset_prefix_cache", "", False), ("reset_prefix_cache", "d0", True)]
+
+
+async def test_an_engine_is_profiled_for_a_bounded_time() -> None:
+    async with client_of(FakeAdmin()) as client:
+        for duration_s in (0.0, -1.0, 61.0, float("nan"), float("inf")):
+            with pytest.raises(CallFailed, match="INVALID_ARGUMENT") as raised:
+                await client.profile("d0", duration_s)
+            assert list(raised.value.violations) == ["duration_seconds"]
+        answer = await client.profile("d0", 0.5, with_trace=True)
+        assert (answer.summary, answer.trace) == ("a table", b"a trace")
+        with pytest.raises(CallFailed, match="FAILED_PRECONDITION: engine d0: it is being profiled already"):
+            await client.profile("d0", 0.5)

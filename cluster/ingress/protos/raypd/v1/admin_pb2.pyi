@@ -7,6 +7,40 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ResetPrefixCacheRequest(_message.Message):
+    __slots__ = ("engine_id", "preempt")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREEMPT_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    preempt: bool
+    def __init__(self, engine_id: _Optional[str] = ..., preempt: _Optional[bool] = ...) -> None: ...
+
+class ResetPrefixCacheResponse(_message.Message):
+    __slots__ = ("reset_engine_ids", "busy_engine_ids")
+    RESET_ENGINE_IDS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_ENGINE_IDS_FIELD_NUMBER: _ClassVar[int]
+    reset_engine_ids: _containers.RepeatedScalarFieldContainer[str]
+    busy_engine_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, reset_engine_ids: _Optional[_Iterable[str]] = ..., busy_engine_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ProfileRequest(_message.Message):
+    __slots__ = ("engine_id", "duration_seconds", "with_trace")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    DURATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WITH_TRACE_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    duration_seconds: float
+    with_trace: bool
+    def __init__(self, engine_id: _Optional[str] = ..., duration_seconds: _Optional[float] = ..., with_trace: _Optional[bool] = ...) -> None: ...
+
+class ProfileResponse(_message.Message):
+    __slots__ = ("summary", "trace")
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    summary: str
+    trace: bytes
+    def __init__(self, summary: _Optional[str] = ..., trace: _Optional[bytes] = ...) -> None: ...
+
 class LoadAdapterRequest(_message.Message):
     __slots__ = ("name", "directory")
     NAME_FIELD_NUMBER: _ClassVar[int]

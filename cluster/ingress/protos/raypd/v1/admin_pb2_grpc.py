@@ -75,6 +75,16 @@ class AdminServiceStub:
                 request_serializer=raypd_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
                 response_deserializer=raypd_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
                 _registered_method=True)
+        self.ResetPrefixCache = channel.unary_unary(
+                '/raypd.v1.AdminService/ResetPrefixCache',
+                request_serializer=raypd_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+                _registered_method=True)
+        self.Profile = channel.unary_unary(
+                '/raypd.v1.AdminService/Profile',
+                request_serializer=raypd_dot_v1_dot_admin__pb2.ProfileRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_admin__pb2.ProfileResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -146,6 +156,22 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResetPrefixCache(self, request, context):
+        """ResetPrefixCache lets engines forget all cached prompts, as after a change of what they are to be kept from. Status
+        codes: NOT_FOUND, FAILED_PRECONDITION, UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Profile(self, request, context):
+        """Profile tells what an engine does, by torch's profiler, for a bounded time. Requests go on, more slowly. Status
+        codes: INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION (it is being profiled already), UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -188,6 +214,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.UnloadAdapter,
                     request_deserializer=raypd_dot_v1_dot_admin__pb2.UnloadAdapterRequest.FromString,
                     response_serializer=raypd_dot_v1_dot_admin__pb2.UnloadAdapterResponse.SerializeToString,
+            ),
+            'ResetPrefixCache': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPrefixCache,
+                    request_deserializer=raypd_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.SerializeToString,
+            ),
+            'Profile': grpc.unary_unary_rpc_method_handler(
+                    servicer.Profile,
+                    request_deserializer=raypd_dot_v1_dot_admin__pb2.ProfileRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_admin__pb2.ProfileResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -407,6 +443,60 @@ class AdminService:
             '/raypd.v1.AdminService/UnloadAdapter',
             raypd_dot_v1_dot_admin__pb2.UnloadAdapterRequest.SerializeToString,
             raypd_dot_v1_dot_admin__pb2.UnloadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPrefixCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raypd.v1.AdminService/ResetPrefixCache',
+            raypd_dot_v1_dot_admin__pb2.ResetPrefixCacheRequest.SerializeToString,
+            raypd_dot_v1_dot_admin__pb2.ResetPrefixCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Profile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raypd.v1.AdminService/Profile',
+            raypd_dot_v1_dot_admin__pb2.ProfileRequest.SerializeToString,
+            raypd_dot_v1_dot_admin__pb2.ProfileResponse.FromString,
             options,
             channel_credentials,
             insecure,

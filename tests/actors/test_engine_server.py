@@ -1,0 +1,58 @@
+"""What an operator asks of a running engine, beside requests."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actors.core.request import EngineCoreRequest
+from actors.core.sampling_params import SamplingParams
+from actors.engine_server import EngineServer
+from actors.errors import ProfileUnderWay
+from cluster.engine_connection import EngineDescriptor, EngineRole
+from cluster.pool.session import EngineSession
+from kv_transfer.config import KVTransferConfig
+from tests.engine_pair import engine_config
+
+PROMPT = list(range(1, 41))
+
+
+async def generate(session: EngineSession, request_id: str) -> tuple[list[int], int]:
+    """A request's tokens, and how many of its prompt's were cached."""
+    sampling_params = SamplingParams(max_tokens=4, ignore_eos=True)
+    request = EngineCoreRequest(request_id=request_id, prompt_token_ids=PROMPT, sampling_params=sampling_params)
+    outputs = [output async for output in session.submit(request)]
+    assert outputs[-1].timings is not None
+    return [token for output in outputs for token in output.new_token_ids], outputs[-1].timings.num_cached_tokens
+
+
+async def test_a_running_engine_is_profiled_and_forgets_its_prefixes(checkpoint: Callable[[str], Path]) -> None:
+    config = engine_config(checkpoint("llama"), transfer=KVTransferConfig(transport="tcp"))
+    engine = EngineServer(config, "decode-0", 1)
+    address = await engine.start("127.0.0.1")
+    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address))
+    await session.open()
+    try:
+        first, _ = await generate(session, "a")
+        profiling = asyncio.create_task(engine.profile(0.2, with_trace=True))
+        await asyncio.sleep(0)
+        with pytest.raises(ProfileUnderWay):
+            await engine.profile(0.2, with_trace=False)
+        again, num_cached = await generate(session, "b")
+        profile = await profiling
+
+        assert (again, num_cached) == (first, 32), "an engine that is profiled answers the same"
+        assert "aten::" in profile.summary
+        assert json.loads(gzip.decompress(profile.trace))["traceEvents"]
+
+        assert await engine.reset_prefix_cache(preempt=False)
+        assert await generate(session, "c") == (first, 0)
+        assert (await engine.profile(0.01, with_trace=False)).trace == b""
+    finally:
+        await session.close()
+        await engine.stop()
