@@ -18,10 +18,12 @@ from torch import Tensor
 
 from actors import rank_loop
 from actors.config import EngineConfig, SpeculativeConfig
+from actors.core.adapter import Adapter
 from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
+from actors.lora_config import LoraConfig
 from actors.model.errors import CheckpointError, RankLost, RanksDisagree
 from actors.model.forward import FlatForward
 from actors.process_ranks import ProcessRanks
@@ -48,10 +50,14 @@ class RunningEngine:
         self.core = core
         self.wake = wake
 
-    def generate(self, prompt: Sequence[int], num_tokens: int, **sampling: Any) -> list[int]:
+    def generate(
+        self, prompt: Sequence[int], num_tokens: int, lora: Adapter | None = None, **sampling: Any
+    ) -> list[int]:
         settings: dict[str, Any] = {"temperature": 0.0, "max_tokens": num_tokens, "ignore_eos": True}
         params = SamplingParams(**(settings | sampling))
-        self.core.submit(EngineCoreRequest(request_id="r", prompt_token_ids=list(prompt), sampling_params=params))
+        self.core.submit(
+            EngineCoreRequest(request_id="r", prompt_token_ids=list(prompt), sampling_params=params, lora=lora)
+        )
         token_ids: list[int] = []
         while len(token_ids) < num_tokens:
             for batch in self.core.step().outputs.values():
@@ -68,6 +74,7 @@ def running(
     overlap: bool = False,
     rank_timeout_s: float = RANK_TIMEOUT_S,
     speculative: SpeculativeConfig | None = None,
+    lora: LoraConfig | None = None,
 ) -> Iterator[RunningEngine]:
     wake = threading.Event()
     with ExitStack() as opened:
@@ -76,7 +83,7 @@ def running(
         address = EngineAddress("engine", 1, control.address)
         config = _config(directory, size, overlap, rank_timeout_s)
         scheduler = config.scheduler.model_copy(update={"speculative": speculative})
-        config = config.model_copy(update={"scheduler": scheduler})
+        config = config.model_copy(update={"scheduler": scheduler, "lora": lora})
         core = build_engine_core(config, address, control.control, wake.set, launch_ranks=launch)
         opened.callback(core.shutdown)
         yield RunningEngine(core, wake)

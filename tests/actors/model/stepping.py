@@ -49,6 +49,7 @@ class Sequence:
     row: int = -1
     is_known: bool = False
     is_preempted: bool = False
+    lora_name: str | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -165,6 +166,7 @@ class Stepper:
                     eos_token_ids=self.runner.eos_token_ids,
                     block_ids=(list(sequence.blocks),),
                     num_computed_tokens=sequence.num_computed,
+                    lora_name=sequence.lora_name,
                 )
             )
         elif sequence.is_preempted:
