@@ -222,6 +222,7 @@ class ModelFacts:
     pairing: what decides with whom KV can be exchanged; None if nothing is known of it
     generates: whether it gives tokens; if not, only vectors
     pooling: what vectors it gives; None if it gives none
+    prompt_embeds_size: of one token's embedding; 0 if prompts cannot be embeddings
     """
 
     max_model_len: int
@@ -233,3 +234,4 @@ class ModelFacts:
     pairing: PairingFacts | None = None
     generates: bool = True
     pooling: PoolingFacts | None = None
+    prompt_embeds_size: int = 0

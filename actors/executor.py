@@ -49,6 +49,7 @@ class InProcessExecutor:
             pairing=worker.pairing,
             generates=runner.generates,
             pooling=runner.pooling,
+            prompt_embeds_size=runner.prompt_embeds_size,
         )
 
     @property

@@ -52,7 +52,21 @@ class ChatPrompt:
     variables: Mapping[str, JSON] = field(default_factory=dict)
 
 
-Prompt = TextPrompt | TokenPrompt | ChatPrompt
+@dataclass(frozen=True, slots=True)
+class EmbedsPrompt:
+    """One embedding per token, as the model's own look-up of tokens would give them.
+
+    data: [num_tokens, hidden_size] of dtype, row by row, little-endian
+    dtype: float32 or bfloat16
+    """
+
+    data: bytes
+    num_tokens: int
+    hidden_size: int
+    dtype: str
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt | EmbedsPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,9 @@ class InputLimits(BaseModel):
     max_prompt_chars: int = Field(
         4_000_000, ge=1, description="Characters of a prompt; longer ones are refused before they are tokenized."
     )
+    max_prompt_embeds_bytes: int = Field(
+        12 * 2**20, ge=0, le=48 * 2**20, description="Bytes of a prompt's embeddings; see also max_message_bytes."
+    )
     max_chat_messages: int = Field(10_000, ge=1, description="Messages of a conversation.")
     max_samples: int = Field(32, ge=1, description="Samples of one prompt: n, or best_of.")
     max_samples_per_call: int = Field(

@@ -16,19 +16,28 @@ from typing import Final, Self
 
 from actors.config import ModelFacts
 from actors.core.adapter import Adapter
-from actors.core.request import EngineCoreRequest
+from actors.core.request import EngineCoreRequest, PromptEmbeds
 from actors.pooling_facts import PoolingFacts
 from cluster.adapters import AdapterDirectory
 from cluster.errors import AdapterNotFound, EngineFailed, ModelNotFound
-from cluster.generation import ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from cluster.generation import ChatPrompt, EmbedsPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from cluster.input_limits import InputLimits
 from cluster.model_tokenizer import ChatTemplateError, ModelTokenizer
+from cluster.prompt_embeds import check_shape, read_embeds
 from cluster.sampling_rules import Violations, check_sampling, resolve_sampling
 from cluster.structured_output_rules import check_structured_output
 
 MAX_CHARS_ON_EVENT_LOOP: Final = 4096
 """Longer prompts are tokenized on a thread: about a millisecond of work is where streams begin to notice."""
+MAX_BYTES_ON_EVENT_LOOP: Final = 65_536
+"""More embeddings are read on a thread."""
 MAX_INT32: Final = 2**31 - 1
+_PROMPT_FIELDS: Final = {
+    TextPrompt: "text",
+    TokenPrompt: "token_ids",
+    ChatPrompt: "chat",
+    EmbedsPrompt: "prompt_embeds",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +48,7 @@ class ModelDescription:
     vocab_size:    the model's, which can be larger than the tokenizer's
     generates:     whether it gives tokens; if not, only vectors
     pooling:       what vectors it gives; None if it gives none
+    prompt_embeds_size: of one token's embedding; 0 if prompts cannot be embeddings
     """
 
     name: str
@@ -47,11 +57,20 @@ class ModelDescription:
     eos_token_ids: tuple[int, ...]
     generates: bool = True
     pooling: PoolingFacts | None = None
+    prompt_embeds_size: int = 0
 
     @classmethod
     def of(cls, name: str, facts: ModelFacts) -> Self:
         """What an engine says of the model that it has loaded."""
-        return cls(name, facts.max_model_len, facts.vocab_size, facts.eos_token_ids, facts.generates, facts.pooling)
+        return cls(
+            name,
+            facts.max_model_len,
+            facts.vocab_size,
+            facts.eos_token_ids,
+            facts.generates,
+            facts.pooling,
+            facts.prompt_embeds_size,
+        )
 
 
 class InputProcessor:
@@ -94,6 +113,7 @@ class InputProcessor:
             cache_salt=request.caller.salted(request.cache_salt),
             tenant=request.caller.tenant,
             lora=adapter,
+            prompt_embeds=await _read_embeds(request.prompt),
         )
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
@@ -172,7 +192,7 @@ class InputProcessor:
     def _check_prompt(self, prompt: Prompt | None, violations: Violations) -> None:
         match prompt:
             case None:
-                violations.add("prompt", "missing", "one of text, token_ids and chat")
+                violations.add("prompt", "missing", "one of text, token_ids, chat and prompt_embeds")
             case TextPrompt(text):
                 violations.require(text != "", "text", text, "at least one character")
                 self._check_num_chars("text", len(text), violations)
@@ -184,6 +204,9 @@ class InputProcessor:
                 allowed = f"1 to {self.limits.max_chat_messages} messages"
                 violations.require(1 <= len(messages) <= self.limits.max_chat_messages, "chat", messages, allowed)
                 self._check_num_chars("chat", _num_chat_chars(chat), violations)
+
+            case EmbedsPrompt() as embeds:
+                check_shape(embeds, self.model.prompt_embeds_size, self.limits, violations)
 
     def _check_num_chars(self, field: str, num_chars: int, violations: Violations) -> None:
         limit = self.limits.max_prompt_chars
@@ -214,13 +237,15 @@ class InputProcessor:
                     raise
             case TokenPrompt(token_ids):
                 return list(token_ids)
+            case EmbedsPrompt() as embeds:
+                return [0] * embeds.num_tokens
             case None:
                 raise AssertionError("a request without a prompt was refused before")
 
     def _check_room(self, request: GenerateRequest, prompt_token_ids: list[int]) -> int:
         """Check the prompt's length, and that of the output that it leaves room for; return max_tokens."""
         violations = Violations()
-        field = {TextPrompt: "text", TokenPrompt: "token_ids", ChatPrompt: "chat"}[type(request.prompt)]
+        field = _PROMPT_FIELDS[type(request.prompt)]
         num_prompt_tokens, max_model_len = len(prompt_token_ids), self.model.max_model_len
         if num_prompt_tokens == 0:
             violations.add(field, "0 tokens long", "a prompt of at least one token")
@@ -246,6 +271,8 @@ class InputProcessor:
         num_asked, limit = request.sampling.prompt_logprobs, self.limits.max_prompt_logprobs
         if num_asked is None or request.output_token_ids:
             return
+        if isinstance(request.prompt, EmbedsPrompt):
+            violations.add("sampling_params.prompt_logprobs", str(num_asked), "none: the prompt has no tokens")
         is_few = (num_asked + 1) * num_prompt_tokens <= limit
         allowed = f"at most {limit} in all, that is {num_prompt_tokens} prompt tokens times one more than this"
         violations.require(is_few, "sampling_params.prompt_logprobs", num_asked, allowed)
@@ -266,3 +293,11 @@ async def _run(num_chars: int, tokenize: Callable[[], list[int]]) -> list[int]:
     if num_chars <= MAX_CHARS_ON_EVENT_LOOP:
         return tokenize()
     return await asyncio.to_thread(tokenize)
+
+
+async def _read_embeds(prompt: Prompt | None) -> PromptEmbeds | None:
+    if not isinstance(prompt, EmbedsPrompt):
+        return None
+    if len(prompt.data) <= MAX_BYTES_ON_EVENT_LOOP:
+        return read_embeds(prompt)
+    return await asyncio.to_thread(read_embeds, prompt)

@@ -40,9 +40,8 @@ class OutputProcessor:
 
     def __init__(self, tokenizer: Tokenizer, request: EngineCoreRequest, sampling: SamplingOptions) -> None:
         """Raises InvalidRequest if the output that the request comes with had ended already."""
-        self._detokenizer = Detokenizer(
-            tokenizer, request.prompt_token_ids, skip_special_tokens=sampling.skip_special_tokens
-        )
+        context = request.prompt_token_ids if request.prompt_embeds is None else []
+        self._detokenizer = Detokenizer(tokenizer, context, skip_special_tokens=sampling.skip_special_tokens)
         self._stop_strings = StopStrings(sampling.stop, include_in_text=sampling.include_stop_str_in_output)
         self._include_stop_token = sampling.include_stop_str_in_output
         self._min_tokens = request.sampling_params.min_tokens

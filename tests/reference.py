@@ -45,3 +45,24 @@ def logprobs_after(directory: Path, token_ids: tuple[int, ...]) -> torch.Tensor:
     with torch.inference_mode():
         logits = load_model(directory)(torch.tensor([token_ids])).logits[0]
         return torch.log_softmax(logits.float(), dim=-1)
+
+
+@torch.inference_mode()
+def random_embeds(directory: Path, length: int, seed: int = 0) -> torch.Tensor:
+    """[length, hidden_size] float32: each is a mixture of two tokens' embeddings, so it is no token's."""
+    lookup = load_model(directory).get_input_embeddings()
+    one, other = (lookup(torch.tensor(random_prompt(length, seed=2 * seed + offset))) for offset in (0, 1))
+    mixed: torch.Tensor = 0.8 * one + 0.6 * other
+    return mixed
+
+
+def greedy_tokens_after(directory: Path, embeds: torch.Tensor, num_tokens: int) -> list[int]:
+    """The next tokens after embeddings, end-of-sequence ignored."""
+    tokens = load_model(directory).generate(
+        inputs_embeds=embeds[None],
+        attention_mask=torch.ones(1, len(embeds), dtype=torch.int64),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+    )
+    output: list[int] = tokens[0].tolist()
+    return output

@@ -32,6 +32,7 @@ class CachedRequest:
     eos_token_ids: tuple[int, ...]
     num_prompt_tokens: int
     lora_name: str | None = None
+    has_prompt_tokens: bool = True
     row: int | None = None
     parked_token_ids: np.ndarray | None = None
     wants_vector: bool = False
@@ -179,7 +180,7 @@ class InputBatch:
         tokens, num_prompt = self._token_ids[row], request.num_prompt_tokens
         return SamplingRow(
             params=request.params,
-            prompt_token_ids=tokens[:num_prompt],
+            prompt_token_ids=tokens[: num_prompt if request.has_prompt_tokens else 0],
             output_token_ids=tokens[num_prompt : num_prompt + num_output_tokens],
             eos_token_ids=request.eos_token_ids,
         )
@@ -206,6 +207,7 @@ class InputBatch:
             new.eos_token_ids,
             len(new.prompt_token_ids),
             new.lora_name,
+            has_prompt_tokens=new.prompt_embeds is None,
             wants_vector=new.pooling_params is not None,
         )
         self._requests[new.req_id] = request

@@ -30,6 +30,7 @@ from actors.model.loader import LoadedModel, load_model
 from actors.model.lora.store import AdapterStore
 from actors.model.memory import free_memory_bytes, peak_memory_bytes
 from actors.model.pooling.pooler import Pooler
+from actors.model.prompt_embeds import PromptEmbedsBatch
 from actors.model.prompt_logprobs import PromptParts
 from actors.model.sampler import SamplerOutput, sample
 from actors.model.sampling_batch import SamplingBatch, SamplingRow
@@ -64,6 +65,7 @@ class ModelRunner:
         self._layout: KVCacheLayout | None = None
         self._attention: TorchAttention | None = None
         self._batch: InputBatch | None = None
+        self._prompt_embeds: PromptEmbedsBatch | None = None
         self._draft_model: DraftModel | None = None
         self._proposer: Proposer | None = None
         self._pooler = Pooler()
@@ -75,6 +77,7 @@ class ModelRunner:
             torch.set_num_threads(self._parallel_config.num_threads)
         self._loaded = load_model(self._model_config, self._group)
         self._pooler = Pooler(self._loaded.head)
+        self._prompt_embeds = PromptEmbedsBatch(self._loaded.forward.model)
         # One rank's guesses are enough: the scheduler gives them to all.
         if self._group is None or self._group.rank == 0:
             self._draft_model = load_draft_model(self._model_config, self._scheduler_config, self._loaded)
@@ -142,22 +145,24 @@ class ModelRunner:
         """Compute one step and sample where a request's last token is in it."""
         batch = self._input_batch
         batch.update(scheduler_output)
+        self._embeds.update(scheduler_output)
         self._pooler.update(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens == 0:
             return ModelRunnerOutput([], [])
         req_ids = scheduler_output.batch.req_ids
-        inputs = batch.prepare(scheduler_output.batch, scheduler_output.scheduled_spec_decode_tokens)
-        if self.adapters is not None:
-            rows = scheduler_output.batch.rows
-            self.adapters.begin_step(batch.lora_names[rows], scheduler_output.batch.num_new_tokens)
         pooled = self._pooler.begin_step(scheduler_output.batch)
         take_states = None if pooled is None else pooled.take_states
-        if inputs.prompts is None:
-            shape, indices = inputs.shape, inputs.logits_indices
-            logits = self._forward(inputs.token_ids, inputs.positions, shape, indices, take_states)
-            prompt_logprobs = None
-        else:
-            logits, prompt_logprobs = self._look_at_prompts(inputs, inputs.prompts, take_states)
+        with self._embeds.in_place(scheduler_output.batch):
+            inputs = batch.prepare(scheduler_output.batch, scheduler_output.scheduled_spec_decode_tokens)
+            if self.adapters is not None:
+                rows = scheduler_output.batch.rows
+                self.adapters.begin_step(batch.lora_names[rows], scheduler_output.batch.num_new_tokens)
+            if inputs.prompts is None:
+                shape, indices = inputs.shape, inputs.logits_indices
+                logits = self._forward(inputs.token_ids, inputs.positions, shape, indices, take_states)
+                prompt_logprobs = None
+            else:
+                logits, prompt_logprobs = self._look_at_prompts(inputs, inputs.prompts, take_states)
         if len(inputs.sampled):
             output = self._sample_and_propose(scheduler_output, inputs, logits)
         else:
@@ -240,6 +245,7 @@ class ModelRunner:
             Ability.STRUCTURED_OUTPUT: self.generates,
             Ability.PROMPT_LOGPROBS: self.generates,
             Ability.LORA: self.adapters is not None,
+            Ability.PROMPT_EMBEDS: self.prompt_embeds_size > 0,
             Ability.POOLING: facts is not None and facts.embedding_size > 0,
             Ability.CLASSIFICATION: facts is not None and bool(facts.labels),
         }
@@ -271,6 +277,11 @@ class ModelRunner:
         return self._model.vocab_size
 
     @property
+    def prompt_embeds_size(self) -> int:
+        """Of one token's embedding; 0 if prompts cannot be embeddings."""
+        return self._embeds.embedding_size if self.generates else 0
+
+    @property
     def architecture(self) -> str:
         """The model's class name."""
         return self._model.architecture
@@ -284,6 +295,11 @@ class ModelRunner:
     def _backend(self) -> TorchAttention:
         assert self._attention is not None, "initialize_kv_cache comes first"
         return self._attention
+
+    @property
+    def _embeds(self) -> PromptEmbedsBatch:
+        assert self._prompt_embeds is not None, "load_model comes first"
+        return self._prompt_embeds
 
     @property
     def _input_batch(self) -> InputBatch:

@@ -27,7 +27,9 @@ def batch_from_proto(
 def _prompt(index: int, message: generate_pb2.Prompt) -> Prompt:
     prompt = prompt_from_proto(message)
     if prompt is None:
-        raise InvalidRequest(FieldViolation(f"prompts[{index}]", "empty", "one of text, token_ids and chat"))
+        raise InvalidRequest(
+            FieldViolation(f"prompts[{index}]", "empty", "one of text, token_ids, chat and prompt_embeds")
+        )
     return prompt
 
 

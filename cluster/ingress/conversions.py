@@ -12,6 +12,7 @@ from actors.core.sampling_params import StructuredOutputParams
 from cluster.generation import (
     ChatMessage,
     ChatPrompt,
+    EmbedsPrompt,
     EngineReport,
     GenerateChunk,
     GenerateEnd,
@@ -42,6 +43,11 @@ _OPTIONAL_FIELDS: Final = (
     "prompt_logprobs",
     "skip_special_tokens",
 )
+_EMBEDS_DTYPES: Final = {
+    generate_pb2.EMBEDS_DTYPE_UNSPECIFIED: "unspecified",
+    generate_pb2.EMBEDS_DTYPE_FLOAT32: "float32",
+    generate_pb2.EMBEDS_DTYPE_BFLOAT16: "bfloat16",
+}
 _FINISH_REASONS: Final = {
     FinishReason.STOP: generate_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: generate_pb2.FINISH_REASON_LENGTH,
@@ -96,6 +102,10 @@ def prompt_from_proto(
             return TokenPrompt(list(message.token_ids.ids))
         case "chat":
             return ChatPrompt([ChatMessage(turn.role, turn.content) for turn in message.chat.messages])
+        case "prompt_embeds":
+            embeds = message.prompt_embeds
+            dtype = _EMBEDS_DTYPES.get(embeds.dtype, str(embeds.dtype))
+            return EmbedsPrompt(embeds.data, embeds.num_tokens, embeds.hidden_size, dtype)
         case _:
             return None
 

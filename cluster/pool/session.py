@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterator
 from typing import Final
 
 import grpc
@@ -137,8 +138,8 @@ class EngineSession:
             submissions, self._submissions = self._submissions, []
             aborts, self._aborts = self._aborts, []
             try:
-                if submissions:
-                    await self._call.write(Submit(submissions, time.time()))
+                for requests in _messages(submissions):
+                    await self._call.write(Submit(requests, time.time()))
                 if aborts:
                     await self._call.write(Abort(aborts))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -183,3 +184,11 @@ class EngineSession:
                 "lost an engine with requests running",
                 extra={"engine_id": self._descriptor.engine_id, "num_requests": len(streams), "reason": reason},
             )
+
+
+def _messages(submissions: list[EngineCoreRequest]) -> Iterator[list[EngineCoreRequest]]:
+    """As few messages as are surely small enough: who brings megabytes goes alone."""
+    if together := [request for request in submissions if request.prompt_embeds is None]:
+        yield together
+    if len(together) < len(submissions):
+        yield from ([request] for request in submissions if request.prompt_embeds is not None)

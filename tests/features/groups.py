@@ -13,6 +13,7 @@ from kv_transfer.config import KVTransferConfig
 from tests.adapters import adapted_tokens, make_adapter
 from tests.engine_pair import engine_config
 from tests.features.feature import CheckpointOf, Generated, Group, Setup
+from tests.features.prompt_embeds import PROMPT_EMBEDS, prompt_embeds_of
 from tests.features.samples import SAMPLES, samples_of
 from tests.integration.promises import assert_same, engines_config, expected_answers, token_ids_of
 from tests.integration.recovering_cluster import RecoveringCluster
@@ -50,7 +51,8 @@ def _prepare_promises(checkpoint: CheckpointOf) -> Setup:
         Generated(title, expected.requests[name], partial(assert_same, name, expected=expected.answers[name]))
         for name, title in _PROMISES.items()
     ]
-    return Setup(engines_config(expected.directory), [*features, samples_of(expected.directory)])
+    directory = expected.directory
+    return Setup(engines_config(directory), [*features, samples_of(directory), prompt_embeds_of(directory)])
 
 
 def _prepare_structured_output(checkpoint: CheckpointOf) -> Setup:
@@ -122,7 +124,7 @@ def _with_scheduler(config: EngineConfig, scheduler: SchedulerConfig) -> EngineC
 
 
 GROUPS: Final = (
-    Group("sampling", (*_PROMISES.values(), SAMPLES), _prepare_promises),
+    Group("sampling", (*_PROMISES.values(), SAMPLES, PROMPT_EMBEDS), _prepare_promises),
     Group("lora", tuple(f"LoRA: {name}" for name in _ADAPTERS), _prepare_lora),
     Group("structured output", tuple(f"structured output: {name}" for name in KINDS), _prepare_structured_output),
     *(

@@ -13,7 +13,7 @@ import pytest
 
 from actors import session_server
 from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
-from actors.core.request import EngineCoreRequest, FinishReason
+from actors.core.request import EngineCoreRequest, FinishReason, PromptEmbeds
 from actors.core.sampling_params import SamplingParams
 from actors.core.stats import SchedulerStats
 from actors.session_messages import SESSION_METHOD, Hello, Outputs, Submit, decode_engine_message, encode
@@ -97,6 +97,18 @@ async def test_outputs_reach_the_stream_of_their_request_until_the_finished_one(
         assert await collect(stream_a) == [0, 1]
         assert await collect(stream_b) == [0, 1, 2]
         assert session.num_unfinished_requests == 0
+        await session.close()
+
+
+async def test_large_requests_do_not_add_up_to_a_message_that_nobody_takes() -> None:
+    async with serving() as served:  # It takes 4 MiB.
+        session = EngineSession(served.descriptor)
+        await session.open()
+        embeds = PromptEmbeds(bytes(3 * 2**20), num_tokens=1, hidden_size=3 * 2**18, dtype="float32", digest=b"")
+        for request_id in ("a", "b", "c", "d"):
+            is_large = request_id in ("b", "d")
+            session.submit(replace(request(request_id), prompt_embeds=embeds if is_large else None))
+        assert [(await served.engine.next_command())[1] for _ in range(4)] == ["a", "c", "b", "d"]
         await session.close()
 
 

@@ -8,6 +8,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class EmbedsDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EMBEDS_DTYPE_UNSPECIFIED: _ClassVar[EmbedsDtype]
+    EMBEDS_DTYPE_FLOAT32: _ClassVar[EmbedsDtype]
+    EMBEDS_DTYPE_BFLOAT16: _ClassVar[EmbedsDtype]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -27,6 +33,9 @@ class RequestStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_STATUS_FINISHED_ABORTED: _ClassVar[RequestStatus]
     REQUEST_STATUS_FINISHED_IGNORED: _ClassVar[RequestStatus]
     REQUEST_STATUS_FINISHED_ERROR: _ClassVar[RequestStatus]
+EMBEDS_DTYPE_UNSPECIFIED: EmbedsDtype
+EMBEDS_DTYPE_FLOAT32: EmbedsDtype
+EMBEDS_DTYPE_BFLOAT16: EmbedsDtype
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -43,12 +52,13 @@ REQUEST_STATUS_FINISHED_IGNORED: RequestStatus
 REQUEST_STATUS_FINISHED_ERROR: RequestStatus
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "sampling_params", "priority", "output_token_ids", "cache_salt", "model_version", "lora_name", "lora_digest")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "prompt_embeds", "sampling_params", "priority", "output_token_ids", "cache_salt", "model_version", "lora_name", "lora_digest")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_EMBEDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +71,7 @@ class GenerateRequest(_message.Message):
     text: str
     token_ids: TokenIds
     chat: ChatMessages
+    prompt_embeds: PromptEmbeds
     sampling_params: SamplingParams
     priority: int
     output_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -68,7 +79,7 @@ class GenerateRequest(_message.Message):
     model_version: int
     lora_name: str
     lora_digest: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., model_version: _Optional[int] = ..., lora_name: _Optional[str] = ..., lora_digest: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., prompt_embeds: _Optional[_Union[PromptEmbeds, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., model_version: _Optional[int] = ..., lora_name: _Optional[str] = ..., lora_digest: _Optional[str] = ...) -> None: ...
 
 class GenerateBatchRequest(_message.Message):
     __slots__ = ("prompts", "n", "best_of", "each")
@@ -83,14 +94,16 @@ class GenerateBatchRequest(_message.Message):
     def __init__(self, prompts: _Optional[_Iterable[_Union[Prompt, _Mapping]]] = ..., n: _Optional[int] = ..., best_of: _Optional[int] = ..., each: _Optional[_Union[GenerateRequest, _Mapping]] = ...) -> None: ...
 
 class Prompt(_message.Message):
-    __slots__ = ("text", "token_ids", "chat")
+    __slots__ = ("text", "token_ids", "chat", "prompt_embeds")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_EMBEDS_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: TokenIds
     chat: ChatMessages
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ...) -> None: ...
+    prompt_embeds: PromptEmbeds
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., prompt_embeds: _Optional[_Union[PromptEmbeds, _Mapping]] = ...) -> None: ...
 
 class GenerateBatchResponse(_message.Message):
     __slots__ = ("prompt_index", "sample_index", "response", "cumulative_logprob")
@@ -109,6 +122,18 @@ class TokenIds(_message.Message):
     IDS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PromptEmbeds(_message.Message):
+    __slots__ = ("data", "num_tokens", "hidden_size", "dtype")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    num_tokens: int
+    hidden_size: int
+    dtype: EmbedsDtype
+    def __init__(self, data: _Optional[bytes] = ..., num_tokens: _Optional[int] = ..., hidden_size: _Optional[int] = ..., dtype: _Optional[_Union[EmbedsDtype, str]] = ...) -> None: ...
 
 class ChatMessages(_message.Message):
     __slots__ = ("messages",)

@@ -1,0 +1,109 @@
+"""What embeddings a door lets in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cluster.errors import InvalidRequest
+from cluster.generation import EmbedsPrompt, GenerateRequest, SamplingOptions
+from cluster.ingress.conversions import request_from_proto
+from cluster.ingress.protos.raypd.v1 import generate_pb2
+from cluster.input_limits import InputLimits
+from cluster.input_processor import MAX_BYTES_ON_EVENT_LOOP, InputProcessor, ModelDescription
+from cluster.model_tokenizer import ModelTokenizer
+from cluster.prompt_embeds import read_embeds
+from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, byte_tokenizer
+
+WIDTH = 3
+MODEL = ModelDescription("tiny", 32, VOCAB_SIZE, (EOS_TOKEN_ID,), prompt_embeds_size=WIDTH)
+VALUES = np.arange(6, dtype="<f4").reshape(2, WIDTH)
+PROMPT = EmbedsPrompt(VALUES.tobytes(), num_tokens=2, hidden_size=WIDTH, dtype="float32")
+
+
+def processor(model: ModelDescription = MODEL, limits: InputLimits | None = None) -> InputProcessor:
+    return InputProcessor(model, ModelTokenizer(byte_tokenizer()), limits)
+
+
+def with_value(prompt: EmbedsPrompt, item: bytes, place: int) -> EmbedsPrompt:
+    data = bytearray(prompt.data)
+    data[place * len(item) : (place + 1) * len(item)] = item
+    return replace(prompt, data=bytes(data))
+
+
+async def test_embeddings_reach_the_engine_with_a_digest() -> None:
+    request = await processor().process(GenerateRequest(prompt=PROMPT))
+    assert request.prompt_token_ids == [0, 0]
+    embeds = request.prompt_embeds
+    assert embeds is not None
+    assert (embeds.data, embeds.num_tokens, embeds.hidden_size, embeds.dtype) == (PROMPT.data, 2, WIDTH, "float32")
+    digests = {
+        read_embeds(prompt).digest
+        for prompt in (PROMPT, with_value(PROMPT, b"\0\0\0\1", 5), replace(PROMPT, dtype="bfloat16", hidden_size=6))
+    }
+    assert len(digests) == 3
+    assert read_embeds(PROMPT).digest == embeds.digest
+
+
+async def test_many_embeddings_are_read_beside_the_event_loop() -> None:
+    model = replace(MODEL, max_model_len=100_000)
+    num_tokens = MAX_BYTES_ON_EVENT_LOOP // 4
+    prompt = EmbedsPrompt(bytes(num_tokens * WIDTH * 4), num_tokens, WIDTH, "float32")
+    request = await processor(model).process(GenerateRequest(prompt=prompt))
+    assert request.prompt_embeds is not None
+    assert request.prompt_embeds.num_tokens == num_tokens
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        (replace(PROMPT, hidden_size=2, num_tokens=3), "hidden_size is 2; allowed: the model's, which is 3"),
+        (replace(PROMPT, num_tokens=0, data=b""), "num_tokens is 0; allowed: at least 1"),
+        (replace(PROMPT, num_tokens=3), "data is 24 bytes long; allowed: 36 bytes: num_tokens x hidden_size"),
+        (replace(PROMPT, dtype="float16"), "dtype is 'float16'; allowed: float32 or bfloat16"),
+        (replace(PROMPT, num_tokens=9, data=bytes(108)), "data is 108 bytes long; allowed: at most 100 bytes"),
+        (with_value(PROMPT, np.float32(np.nan).tobytes(), 4), "data is NaN or infinite in row 1; allowed: finite"),
+        (with_value(PROMPT, np.float32(-np.inf).tobytes(), 0), "data is NaN or infinite in row 0"),
+        (
+            with_value(EmbedsPrompt(bytes(12), 2, WIDTH, "bfloat16"), b"\xc0\x7f", 3),
+            "data is NaN or infinite in row 1",
+        ),
+    ],
+)
+async def test_what_the_model_could_not_use_is_refused(prompt: EmbedsPrompt, said: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        await processor(limits=InputLimits(max_prompt_embeds_bytes=100)).process(GenerateRequest(prompt=prompt))
+    assert f"prompt_embeds.{said}" in str(raised.value)
+
+
+async def test_a_model_without_a_look_up_takes_none() -> None:
+    with pytest.raises(InvalidRequest, match="this model takes no embeddings"):
+        await processor(replace(MODEL, prompt_embeds_size=0)).process(GenerateRequest(prompt=PROMPT))
+
+
+async def test_what_has_no_tokens_has_no_log_probabilities() -> None:
+    asked = GenerateRequest(prompt=PROMPT, sampling=SamplingOptions(prompt_logprobs=0))
+    with pytest.raises(InvalidRequest, match="prompt_logprobs is 0; allowed: none: the prompt has no tokens"):
+        await processor().process(asked)
+
+
+async def test_a_prompt_too_long_for_the_context_is_refused() -> None:
+    prompt = EmbedsPrompt(bytes(32 * WIDTH * 2), 32, WIDTH, "bfloat16")
+    with pytest.raises(InvalidRequest, match="prompt_embeds is 32 tokens long"):
+        await processor().process(GenerateRequest(prompt=prompt))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        (generate_pb2.EMBEDS_DTYPE_FLOAT32, "float32"),
+        (generate_pb2.EMBEDS_DTYPE_BFLOAT16, "bfloat16"),
+        (generate_pb2.EMBEDS_DTYPE_UNSPECIFIED, "unspecified"),
+    ],
+)
+def test_embeddings_are_read(dtype: generate_pb2.EmbedsDtype, expected: str) -> None:
+    embeds = generate_pb2.PromptEmbeds(data=b"abcd", num_tokens=1, hidden_size=2, dtype=dtype)
+    request = request_from_proto("a", generate_pb2.GenerateRequest(prompt_embeds=embeds), None)
+    assert request.prompt == EmbedsPrompt(b"abcd", 1, 2, expected)
