@@ -119,7 +119,10 @@ class InputProcessor:
     async def tokenize(self, prompt: Prompt) -> list[int]:
         """Tokenize a prompt that need not fit into the context. Raises InvalidRequest."""
         violations = Violations()
-        self._check_prompt(prompt, violations)
+        if isinstance(prompt, EmbedsPrompt):
+            violations.add("prompt_embeds", "given", "a prompt of another kind: embeddings have no tokens")
+        else:
+            self._check_prompt(prompt, violations)
         violations.raise_if_any()
         return await self._tokenize(prompt)
 

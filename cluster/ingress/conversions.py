@@ -102,7 +102,7 @@ def prompt_from_proto(
             return TokenPrompt(list(message.token_ids.ids))
         case "chat":
             return ChatPrompt([ChatMessage(turn.role, turn.content) for turn in message.chat.messages])
-        case "prompt_embeds":
+        case "prompt_embeds" if not isinstance(message, model_pb2.TokenizeRequest):
             embeds = message.prompt_embeds
             dtype = _EMBEDS_DTYPES.get(embeds.dtype, str(embeds.dtype))
             return EmbedsPrompt(embeds.data, embeds.num_tokens, embeds.hidden_size, dtype)

@@ -89,6 +89,11 @@ async def test_what_has_no_tokens_has_no_log_probabilities() -> None:
         await processor().process(asked)
 
 
+async def test_they_cannot_be_tokenized_for_other_uses() -> None:
+    with pytest.raises(InvalidRequest, match="embeddings have no tokens"):
+        await processor().tokenize(PROMPT)
+
+
 async def test_a_prompt_too_long_for_the_context_is_refused() -> None:
     prompt = EmbedsPrompt(bytes(32 * WIDTH * 2), 32, WIDTH, "bfloat16")
     with pytest.raises(InvalidRequest, match="prompt_embeds is 32 tokens long"):
