@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -158,6 +158,32 @@ def generate(
     def ask() -> None:
         with BlockingClient(address) as client:
             stream_answer(client, [("user", text)] if chat else text, options, shows_times=times)
+
+    _run(ask)
+
+
+@app.command()
+def embed(
+    texts: Annotated[list[str], typer.Argument(help="What to embed; - reads lines from standard input.")],
+    address: _Address = "127.0.0.1:50051",
+    pooling: Annotated[
+        Literal["last", "mean", "cls"] | None, typer.Option(help="Default: the checkpoint's own.")
+    ] = None,
+    normalize: Annotated[bool | None, typer.Option(help="To length 1; default: the checkpoint's own.")] = None,
+    dimensions: Annotated[int | None, typer.Option(min=1, help="Keep so many numbers.")] = None,
+    timeout_s: Annotated[float | None, typer.Option("--timeout", min=0.0, help="Seconds for the answer.")] = None,
+) -> None:
+    """Print texts' embeddings, a line of JSON for each."""
+    from cluster.client import BlockingClient
+    from cluster.embed_command import print_embeddings
+
+    given: dict[str, Any] = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
+    options: Any = {name: value for name, value in given.items() if value is not None} | {"timeout_s": timeout_s}
+    lines = [line.rstrip("\n") for text in texts for line in (sys.stdin if text == "-" else [text])]
+
+    def ask() -> None:
+        with BlockingClient(address) as client:
+            print_embeddings(client, lines, options)
 
     _run(ask)
 

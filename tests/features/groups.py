@@ -15,6 +15,7 @@ from tests.engine_pair import engine_config
 from tests.features.feature import CheckpointOf, Generated, Group, Setup
 from tests.features.prompt_embeds import PROMPT_EMBEDS, prompt_embeds_of
 from tests.features.samples import SAMPLES, samples_of
+from tests.features.vectors import CLASSES, EMBEDDINGS, prepare_classes, prepare_embeddings
 from tests.integration.promises import assert_same, engines_config, expected_answers, token_ids_of
 from tests.integration.recovering_cluster import RecoveringCluster
 from tests.reference import greedy_tokens, random_prompt
@@ -131,4 +132,6 @@ GROUPS: Final = (
         Group(method, (f"speculative decoding: {method}",), partial(_prepare_speculation, method=method))
         for method in ("ngram", "draft_model")
     ),
+    Group("embeddings", tuple(EMBEDDINGS.values()), prepare_embeddings),
+    Group("classes", (CLASSES,), prepare_classes),
 )

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForSequenceClassification
+from typer.testing import CliRunner
 
 from actors.config import EngineConfig
+from cluster.cli import app
 from cluster.errors import InvalidRequest
 from cluster.generation import GenerateRequest, SamplingOptions, TextPrompt, TokenPrompt
 from cluster.vectors.requests import ClassifyRequest, EmbedRequest, ScoreRequest
 from kv_transfer.config import KVTransferConfig
 from tests.checkpoints import make_checkpoint
+from tests.cluster.serving_setup import make_ingress_server
 from tests.engine_pair import engine_config
 from tests.integration.local_cluster import local_cluster
 from tests.integration.promises import token_ids_of
@@ -113,3 +118,20 @@ async def test_a_checkpoint_is_embedded_as_its_files_say(checkpoint: CheckpointO
         result = await cluster.serving.embed(EmbedRequest(inputs=[TextPrompt("where do blocks travel?")]))
         prompt = cluster.serving.newest_model().input_processor.tokenizer.encode("where do blocks travel?")
         assert result.embeddings[0] == pytest.approx(embedding_of(directory, prompt, "mean", normalize=False), abs=1e-4)
+
+
+async def test_the_pages_example_runs(checkpoint: CheckpointOf, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "embeddings.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    async with local_cluster(config_of(checkpoint("llama"))) as cluster, asyncio.timeout(TIMEOUT_S):
+        server = make_ingress_server(cluster.serving)
+        address = f"127.0.0.1:{await server.start()}"
+        try:
+            code = compile(example.replace("127.0.0.1:50051", address), "docs/embeddings.md", "exec")
+            await asyncio.to_thread(exec, code, {})
+            command = ["embed", "first", "second", "--address", address, "--dimensions", "3", "--pooling", "mean"]
+            printed = await asyncio.to_thread(CliRunner().invoke, app, command)
+        finally:
+            await server.drain(grace_s=0)
+    assert capsys.readouterr().out.splitlines() == ["32 1.0", "32 1.0", "32 1.0", "True 1", "[1.0, True]"]
+    assert [len(json.loads(line)) for line in printed.output.splitlines()] == [3, 3]
