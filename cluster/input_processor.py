@@ -18,6 +18,7 @@ from actors.config import ModelFacts
 from actors.core.adapter import Adapter
 from actors.core.request import EngineCoreRequest, PromptEmbeds
 from actors.pooling_facts import PoolingFacts
+from cluster.access.caller import Caller
 from cluster.adapters import AdapterDirectory
 from cluster.errors import AdapterNotFound, EngineFailed, ModelNotFound
 from cluster.generation import ChatPrompt, EmbedsPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
@@ -97,7 +98,10 @@ class InputProcessor:
         gone, or InvalidRequest with every violation that could be found at once.
         """
         arrival_time_s = self._wall_clock()
-        adapter = await self._find_adapter(request)
+        adapter = await self.find_adapter(request.model, request.lora_name, request.caller)
+        if adapter is not None and request.lora_digest not in ("", adapter.digest):
+            reason = f"adapter {adapter.name!r} has other weights now than those that made its output so far"
+            raise EngineFailed(request.request_id, reason, num_new_tokens=0, can_resume=False)
         self._check_before_tokenizing(request)
         prompt_token_ids = await self._tokenize(request.prompt)
         max_tokens = self._check_room(request, prompt_token_ids)
@@ -149,25 +153,24 @@ class InputProcessor:
         if model not in ("", self.model.name) and not self.adapters.knows(model):
             raise ModelNotFound(model, self.model.name)
 
-    async def _find_adapter(self, request: GenerateRequest) -> Adapter | None:
-        """The adapter that the request names by lora_name, or as its model."""
-        name, is_own_model = request.lora_name, request.model in ("", self.model.name)
+    async def find_adapter(self, model: str, name: str, caller: Caller) -> Adapter | None:
+        """The adapter that a request names by lora_name, or as its model.
+
+        Raises ModelNotFound, AdapterNotFound, PermissionDenied, InvalidRequest.
+        """
+        is_own_model = model in ("", self.model.name)
         if not name and is_own_model:
             return None
         if name:
-            if not is_own_model and request.model != name:
-                raise ModelNotFound(request.model, self.model.name)
-            request.caller.check_adapter(name)
-            adapter = await self.adapters.find(name)
-        else:
-            try:
-                adapter = await self.adapters.find(request.model, "model")
-            except AdapterNotFound as missing:
-                raise ModelNotFound(request.model, self.model.name) from missing
-            request.caller.check_adapter(adapter.name)
-        if request.lora_digest not in ("", adapter.digest):
-            reason = f"adapter {adapter.name!r} has other weights now than those that made its output so far"
-            raise EngineFailed(request.request_id, reason, num_new_tokens=0, can_resume=False)
+            if not is_own_model and model != name:
+                raise ModelNotFound(model, self.model.name)
+            caller.check_adapter(name)
+            return await self.adapters.find(name)
+        try:
+            adapter = await self.adapters.find(model, "model")
+        except AdapterNotFound as missing:
+            raise ModelNotFound(model, self.model.name) from missing
+        caller.check_adapter(adapter.name)
         return adapter
 
     def check_envelope(self, request_id: str, salt: str, priority: int, violations: Violations) -> None:

@@ -47,7 +47,7 @@ async def process_vectors(
     Raises ModelNotFound, PermissionDenied, or InvalidRequest with every violation that could be found at once.
     """
     arrival_time_s = wall_clock()
-    processor.check_model(request.model)
+    adapter = await processor.find_adapter(request.model, "", request.caller)
     violations = Violations()
     processor.check_envelope(request.request_id, request.cache_salt, request.priority, violations)
     facts = processor.model.pooling or PoolingFacts(why_no_embeddings="its hidden states cannot be had")
@@ -68,6 +68,7 @@ async def process_vectors(
         deadline_s=None if request.timeout_s is None else arrival_time_s + request.timeout_s,
         cache_salt=request.caller.salted(request.cache_salt),
         tenant=request.caller.tenant,
+        lora=adapter,
     )
     token_ids = await _tokenize_all(processor, inputs)
     return [

@@ -18,7 +18,7 @@ from cluster.generation import Prompt, Usage
 class VectorRequest:
     """What all of them have.
 
-    model:         "" asks for the one that is served
+    model:         "" asks for the one that is served; the name of a LoRA adapter for that model with it
     model_version: only this one's vectors are wanted (those of two cannot be compared); 0: whichever serves
     timeout_s:     how long the client will wait from now on, or None
     caller:        whose limits it counts against, and whose prompts it may share cached blocks with

@@ -12,14 +12,16 @@ import pytest
 
 from actors.adapter_files import AdapterFiles, read_adapter
 from actors.config import EngineConfig, SpeculativeConfig
-from actors.core.sampling_params import SamplingParams
+from actors.core.sampling_params import PoolingParams, SamplingParams
 from actors.lora_config import LoraConfig
 from actors.model.lora import store
 from actors.peft_config import AdapterRefused
 from tests.actors.model.stepping import Sequence, Stepper, make_runner
 from tests.actors.test_multi_rank_engine import running
-from tests.adapters import EVERY_LINEAR_LAYER, adapted_tokens, adapter_of, make_adapter
-from tests.engine_pair import EnginePair, engine_config
+from tests.actors.test_pooling import pooling_request, vector_of
+from tests.adapters import EVERY_LINEAR_LAYER, adapted_tokens, adapter_of, make_adapter, merged_checkpoint
+from tests.engine_pair import Answer, EnginePair, engine_config
+from tests.pooled import embedding_of
 from tests.rank_threads import RankThreads
 from tests.reference import greedy_tokens, random_prompt
 
@@ -247,3 +249,17 @@ def test_a_configured_adapter_that_cannot_be_loaded_keeps_the_engine_from_starti
     config = with_lora(engine_config(checkpoint("llama")), LoraConfig(adapters={"sql": str(tmp_path)}))
     with pytest.raises(AdapterRefused, match=r"lora\.adapters\.sql: .*adapter_config\.json cannot be read"):
         EnginePair(config, config)
+
+
+def test_embeddings_are_those_of_the_merged_model(checkpoint: CheckpointOf, adapters: dict[str, Path]) -> None:
+    llama, prompt = checkpoint("llama"), random_prompt(40)
+    config = with_lora(engine_config(llama, block_size=8, max_num_batched_tokens=32), lora_config(adapters))
+    with EnginePair(config, config) as pair:
+        for name, directory in adapters.items():
+            pair.answers[name] = Answer()
+            request = pooling_request(name, prompt, PoolingParams(pooling="mean"))
+            pair.engines["prefill"].submit(replace(request, lora=adapter_of(directory)))
+        pair.run()
+        for name, directory in adapters.items():
+            expected = embedding_of(merged_checkpoint(llama, directory), prompt, "mean")
+            assert vector_of(pair, name) == pytest.approx(expected, abs=2e-5)

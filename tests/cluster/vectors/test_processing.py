@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from actors.core.adapter import Adapter
 from actors.core.sampling_params import PoolingParams
 from actors.pooling_facts import PoolingFacts
 from cluster.access.caller import Caller
@@ -126,6 +127,17 @@ async def test_who_may_ask_what_is_the_same_as_for_text() -> None:
     caller = Caller("token", highest_priority=1)
     with pytest.raises(PermissionDenied):
         await process_vectors(processor_of(), EmbedRequest(inputs=[A], priority=-1, caller=caller))
+
+
+async def test_the_name_of_an_adapter_is_a_model() -> None:
+    processor = processor_of()
+    adapter = Adapter("mine", "/adapters/mine", "digest")
+    processor.adapters.register([adapter])
+    [prompt] = await process_vectors(processor, EmbedRequest(inputs=[A], model="mine"))
+    assert prompt.lora == adapter
+    caller = Caller("token", adapters=frozenset({"other"}))
+    with pytest.raises(PermissionDenied):
+        await process_vectors(processor, EmbedRequest(inputs=[A], model="mine", caller=caller))
 
 
 async def test_text_is_not_asked_of_a_model_that_gives_vectors() -> None:
