@@ -88,6 +88,7 @@ def serve(
     both: Annotated[int | None, typer.Option(help="Number of engines that do both.")] = None,
     host: Annotated[str | None, typer.Option(help="Address for clients.")] = None,
     port: Annotated[int | None, typer.Option(help="Port for clients; 0 takes a free one.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port for OpenAI's API; 0 takes a free one.")] = None,
     admin_port: Annotated[int | None, typer.Option(help="Port of AdminService; default: the same.")] = None,
     tls_cert: Annotated[Path | None, typer.Option(help="The ingress's certificate, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The key of that.")] = None,
@@ -106,6 +107,7 @@ def serve(
         "ingress": {
             "host": host,
             "port": port,
+            "http": {"port": http_port},
             "admin_port": admin_port,
             "tls": {"certificate": _path(tls_cert), "key": _path(tls_key), "client_ca": _path(tls_client_ca)},
             "tokens": _path(tokens),

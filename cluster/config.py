@@ -18,6 +18,7 @@ from actors.lora_config import LoraConfig
 from cluster.access.tls import TlsConfig, is_loopback
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
+from cluster.gateway.config import HttpConfig
 from cluster.input_limits import InputLimits
 from cluster.manifests.settings import KubernetesConfig
 from cluster.model_check import find_model_mistakes
@@ -77,6 +78,7 @@ class IngressConfig(_Settings):
     slow_reader_timeout_s: float = Field(
         60.0, gt=0, description="A client that reads nothing of its stream for so long is cut off."
     )
+    http: HttpConfig | None = Field(HttpConfig(), description="OpenAI's API over HTTP; null: none.")
     resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources that each one needs.")
     labels: dict[str, str] = Field(default_factory=dict, description="Ray labels of the nodes where they may be.")
     max_requests_in_flight: int = Field(1024, ge=1, description="More are answered RESOURCE_EXHAUSTED.")
@@ -111,6 +113,16 @@ class IngressConfig(_Settings):
                 "Set tls (certificate, key), or insecure: true (--insecure) where the network keeps others out"
             )
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _free_ports_are_free_for_both(cls, settings: Any) -> Any:  # whatever a file says
+        """With port 0 the HTTP port is 0 as well, unless it is given."""
+        if isinstance(settings, dict) and settings.get("port") == 0:
+            http = settings.get("http", {})
+            if isinstance(http, dict):
+                return settings | {"http": {"port": 0} | http}
+        return settings
 
 
 class RestartConfig(_Settings):

@@ -15,6 +15,7 @@ from actors.engine_profile import EngineProfile
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import ClusterError, ControllerUnavailable
+from cluster.ingress.ports import IngressPorts
 from cluster.pool.membership import Membership, ServedModel
 from cluster.status import ControllerView
 
@@ -115,17 +116,12 @@ class IngressActor:
         node_id = ray.get_runtime_context().get_node_id()
         return node_id, ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # ray
 
-    async def use_port(self, port: int) -> None:
-        """Which port it will listen on; 0 takes a free one. Comes before everything that follows."""
+    async def use_ports(self, ports: IngressPorts) -> None:
+        """Which ports it will listen on. Comes before everything that follows."""
         # Imported here: the driver and the controller handle this class without loading a tokenizer library.
         from cluster.ingress.process import IngressProcess
 
-        ingress = self._config.ingress
-        admin_port = ingress.admin_port
-        if admin_port and port:
-            admin_port += port - ingress.port
-        ingress = ingress.model_copy(update={"port": port, "admin_port": admin_port})
-        config = self._config.model_copy(update={"ingress": ingress})
+        config = self._config.model_copy(update={"ingress": ports.applied_to(self._config.ingress)})
         self._process = IngressProcess(config, RemoteController(self._controller_name))
 
     async def health(self) -> IngressHealth:
@@ -144,8 +140,8 @@ class IngressActor:
         """Follow a newer snapshot."""
         await self._process.update_membership(membership)
 
-    async def start(self, facts: ModelFacts) -> int:
-        """Open the doors; returns the port."""
+    async def start(self, facts: ModelFacts) -> IngressPorts:
+        """Open the doors; returns their ports."""
         return await self._process.start(facts)
 
     async def drain(self, grace_s: float) -> None:

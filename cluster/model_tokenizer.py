@@ -41,16 +41,12 @@ class ChatTemplateError(Exception):
 class ModelTokenizer:
     """Encodes prompts. Safe to use from several threads at once: nothing in it changes."""
 
-    def __init__(
-        self, backend: Tokenizer, chat_template: ChatTemplate | None = None, chat_template_source: str = ""
-    ) -> None:
-        """chat_template_source: as the checkpoint has it, for those who look for what it writes."""
+    def __init__(self, backend: Tokenizer, chat_template: ChatTemplate | None = None) -> None:
         # A tokenizer.json may say to truncate or pad, which is right for training and wrong for prompts.
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self._chat_template = chat_template
-        self.chat_template_source = chat_template_source
 
     @classmethod
     def from_directory(cls, directory: Path) -> ModelTokenizer:
@@ -74,8 +70,7 @@ class ModelTokenizer:
             assert isinstance(text, str)
             return text
 
-        source = str(loaded.chat_template or "")
-        return cls(loaded.backend_tokenizer, render if loaded.chat_template else None, source)
+        return cls(loaded.backend_tokenizer, render if loaded.chat_template else None)
 
     @property
     def has_chat_template(self) -> bool:

@@ -30,7 +30,7 @@ def serve_until_signalled(config: ClusterConfig, console: Console) -> None:
     with running_cluster(config, console, stop) as cluster:
         if cluster is None:
             return
-        _say_ready(config, console, cluster.addresses)
+        _say_ready(config, console, cluster)
         stop.wait()
         console.print("somebody else has stopped the cluster" if cluster.is_over else "draining")
     console.print("stopped")
@@ -48,7 +48,7 @@ def start_detached(config: ClusterConfig, console: Console) -> None:
         except BaseException:
             cluster.stop()
             raise
-        _say_ready(config, console, cluster.addresses)
+        _say_ready(config, console, cluster)
 
 
 def stop_cluster(config: ClusterConfig, console: Console) -> None:
@@ -98,6 +98,7 @@ class RunningCluster:
         """Begin a cluster, or go on with that of this controller. Raises CannotStart if there is one already."""
         self._config = config
         self.addresses: list[str] = []
+        self.http_addresses: list[str] = []
         self.is_over = False
         """Whether somebody else has stopped it."""
         self._controller = controller if controller is not None else _make_controller(config, needs_driver=needs_driver)
@@ -137,6 +138,7 @@ class RunningCluster:
                         console.print(f"  {event}", highlight=False, soft_wrap=True)
                     if done:
                         self.addresses = ray.get(starting)
+                        self.http_addresses = ray.get(self._controller.http_addresses.remote(), timeout=_POLL_TIMEOUT_S)
                         return True
                 except RayTaskError as error:
                     raise CannotStart(str(error.cause)) from error
@@ -208,9 +210,10 @@ def _sweep(config: ClusterConfig) -> int:
     return sweep(config.ray.namespace)
 
 
-def _say_ready(config: ClusterConfig, console: Console, addresses: list[str]) -> None:
+def _say_ready(config: ClusterConfig, console: Console, cluster: RunningCluster) -> None:
+    http = "".join(f", http://{address}/v1" for address in cluster.http_addresses)
     console.print(
-        f"[bold green]ready[/] model {config.model_name!r} at {', '.join(addresses)} (gRPC, raypd.v1)  "
+        f"[bold green]ready[/] model {config.model_name!r} at {', '.join(cluster.addresses)} (gRPC, raypd.v1){http}  "
         f"prefill {config.prefill.count}, decode {config.decode.count}, both {config.both.count}",
         soft_wrap=True,
     )

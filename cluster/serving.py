@@ -245,6 +245,10 @@ class Serving:
         """An event that is set when engines have come or gone since this call."""
         return self._engines.next_change()
 
+    def model(self, version: int) -> ModelVersion | None:
+        """A version of the model, as a chunk names it; None if it has left."""
+        return self._versions.get(version)
+
     @property
     def num_requests_in_flight(self) -> int:
         """Requests that it is working on."""

@@ -38,6 +38,7 @@ class IngressView:
     node: str = ""
     last_error: str = ""
     num_requests: int = 0
+    http_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

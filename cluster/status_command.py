@@ -283,10 +283,14 @@ def _adapters(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
 
 def _ingresses(ingresses: Iterable[admin_pb2.IngressStatus]) -> _Table:
     rows = [
-        [i.number, i.incarnation, i.state, i.address or "-", i.node or "-", i.requests, i.last_error or "-"]
+        [
+            *(i.number, i.incarnation, i.state, i.address or "-", i.http_address or "-", i.node or "-"),
+            *(i.requests, i.last_error or "-"),
+        ]
         for i in ingresses
     ]
-    return _Table("ingresses", ("ingress", "life", " state", " address", " node", "requests", " last error"), rows)
+    head = ("ingress", "life", " state", " address", " HTTP", " node", "requests", " last error")
+    return _Table("ingresses", head, rows)
 
 
 def _requests(requests: Sequence[admin_pb2.RequestInFlight]) -> _Table:

@@ -1,4 +1,4 @@
-"""One ingress as a process serves it: sessions with the engines, the serving logic, the gRPC door."""
+"""One ingress as a process serves it: sessions with the engines, the serving logic, the gRPC and the HTTP door."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from cluster.admin import ClusterAdmin
 from cluster.config import ClusterConfig, IngressConfig
 from cluster.engine_connection import EngineDescriptor
 from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
+from cluster.gateway.server import GatewayServer
 from cluster.ingress.model_loader import ModelLoader
+from cluster.ingress.ports import IngressPorts
 from cluster.ingress.server import DoorSettings, IngressServer
 from cluster.model_versions import ModelVersions
 from cluster.moves import Moves
@@ -46,6 +48,7 @@ class IngressProcess:
         self._loader = ModelLoader(config, self._versions, self._adapters)
         self._pool: SessionPool | None = None
         self._server: IngressServer | None = None
+        self._gateway: GatewayServer | None = None
         self._serving: Serving | None = None
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
@@ -86,8 +89,8 @@ class IngressProcess:
         """Requests that this ingress works on."""
         return 0 if self._serving is None else self._serving.num_requests_in_flight
 
-    async def start(self, facts: ModelFacts) -> int:
-        """Open the door; returns its port. Raises TokenizerUnusable, AddressUnavailable or InvalidConfig.
+    async def start(self, facts: ModelFacts) -> IngressPorts:
+        """Open the doors; returns their ports. Raises TokenizerUnusable, AddressUnavailable or InvalidConfig.
 
         facts: of the configured model, which is served if no snapshot has named any
         """
@@ -103,8 +106,20 @@ class IngressProcess:
             moves=Moves(self._sessions().stats) if config.ingress.move_preempted else None,
         )
         view = functools.partial(self._view, serving)
-        self._server = IngressServer(serving, view, self._admin, _door_settings(config.ingress))
-        return await self._server.start()
+        settings = _door_settings(config.ingress)
+        self._server = IngressServer(serving, view, self._admin, settings)
+        port = await self._server.start()
+        if config.ingress.http is None:
+            return IngressPorts(port)
+        self._gateway = GatewayServer(
+            serving,
+            config.ingress.http,
+            host=config.ingress.host,
+            access=settings.access,
+            tls=None if settings.tls is None else settings.tls.ssl_context(),
+            slow_reader_timeout_s=config.ingress.slow_reader_timeout_s,
+        )
+        return IngressPorts(port, await self._gateway.start())
 
     async def _view(self, serving: Serving) -> ClusterView:
         """The cluster as it is now; what the controller does not say in time is left out."""
@@ -142,9 +157,9 @@ class IngressProcess:
         )
 
     async def drain(self, grace_s: float) -> None:
-        """Close the door; what runs gets grace_s to end, then it is aborted. Then hang up on the engines."""
-        if self._server is not None:
-            await self._server.drain(grace_s)
+        """Close the doors; what runs gets grace_s to end, then it is aborted. Then hang up on the engines."""
+        doors = [door for door in (self._server, self._gateway) if door is not None]
+        await asyncio.gather(*(door.drain(grace_s) for door in doors))
         if self._pool is not None:
             await self._pool.close()
 

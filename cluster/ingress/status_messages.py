@@ -53,6 +53,7 @@ def _ingress(ingress: IngressView) -> admin_pb2.IngressStatus:
         node=ingress.node,
         last_error=ingress.last_error,
         requests=ingress.num_requests,
+        http_address=ingress.http_address,
     )
 
 

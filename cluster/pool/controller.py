@@ -208,6 +208,10 @@ class Controller:
         """Where the ingresses listen."""
         return self._ingresses.addresses
 
+    async def http_addresses(self) -> list[str]:
+        """Where their HTTP doors are."""
+        return self._ingresses.http_addresses
+
     async def status(self) -> ControllerView:
         """Every engine and ingress as of the last look at it, every slot in quarantine, and what was decided lately."""
         await self._settle()

@@ -1,6 +1,6 @@
 """The ingresses: actors of their own, any of which can be replaced at any time.
 
-Each has a number, which it keeps over its lives, and with it its port: clients find the next life where the last one
+Each has a number, which it keeps over its lives, and with it its ports: clients find the next life where the last one
 was. They know nothing but what they are told: who serves (numbered snapshots, sent again to whoever is behind), and
 what the model is like.
 """
@@ -21,6 +21,7 @@ from actors.config import ModelFacts
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor
 from cluster.errors import CannotStart
+from cluster.ingress.ports import IngressPorts
 from cluster.ingress_actor import IngressActor, IngressHealth
 from cluster.pool.journal import Journal
 from cluster.pool.membership import Membership, ServedModel
@@ -38,12 +39,12 @@ _MAX_DEATHS_OF_ONE_PROOF: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class SavedIngress:
-    """What a later controller has to know of an ingress. port: 0 before it has one."""
+    """What a later controller has to know of an ingress. ports: None before it has any."""
 
     number: int
     history: SlotHistory
     incarnation: int
-    port: int
+    ports: IngressPorts | None
     node_id: str
     node_address: str
     is_open: bool
@@ -85,7 +86,7 @@ class Ingresses:
         self._head = head
         self._save = save
         self._lives: dict[int, _Ingress] = {}
-        self._ports: dict[int, int] = {}
+        self._ports: dict[int, IngressPorts] = {}
         self._histories: dict[int, SlotHistory] = {n: SlotHistory() for n in range(config.ingress.count)}
         self._membership = Membership(0, ())
         self._facts: ModelFacts | None = None
@@ -98,6 +99,12 @@ class Ingresses:
     def addresses(self) -> list[str]:
         """host:port of every one that is open, in the order of their numbers."""
         return [self._address(life) for _, life in sorted(self._lives.items()) if life.is_open]
+
+    @property
+    def http_addresses(self) -> list[str]:
+        """The same of their HTTP doors; none if they have none."""
+        addresses = [self._http_address(life) for _, life in sorted(self._lives.items()) if life.is_open]
+        return [address for address in addresses if address]
 
     @property
     def facts(self) -> ModelFacts | None:
@@ -118,6 +125,7 @@ class Ingresses:
                     incarnation=life.incarnation,
                     state="ready" if life.is_open else "starting",
                     address=self._address(life) if life.is_open else "",
+                    http_address=self._http_address(life) if life.is_open else "",
                     node=life.node_address,
                     last_error=history.last_error,
                     num_requests=life.health.num_requests,
@@ -221,8 +229,8 @@ class Ingresses:
         for number, history in self._histories.items():
             life = self._lives.get(number)
             place = (life.node_id, life.node_address, life.is_open) if life is not None else ("", "", False)
-            port = self._ports.get(number, 0)
-            saved.append(SavedIngress(number, history, history.last_incarnation, port, *place))
+            ports = self._ports.get(number)
+            saved.append(SavedIngress(number, history, history.last_incarnation, ports, *place))
         return tuple(saved)
 
     async def restore(self, saved: Sequence[SavedIngress], membership: Membership, facts: ModelFacts | None) -> None:
@@ -230,8 +238,8 @@ class Ingresses:
         self._membership, self._facts = membership, facts
         for ingress in saved:
             self._histories[ingress.number] = ingress.history
-            if ingress.port:
-                self._ports[ingress.number] = ingress.port
+            if ingress.ports is not None:
+                self._ports[ingress.number] = ingress.ports
             try:
                 name = ingress_actor_name(ingress.number, ingress.incarnation)
                 actor = await asyncio.to_thread(ray.get_actor, name)
@@ -284,7 +292,7 @@ class Ingresses:
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
                 life.node_id, life.node_address = await life.actor.place.remote()
-                await life.actor.use_port.remote(self._ports.get(life.number) or self._free_port(life))
+                await life.actor.use_ports.remote(self._ports.get(life.number) or self._free_ports(life))
         except (RayActorError, RayTaskError, TimeoutError) as error:
             await self._give_up(life, one_line(error))
         else:
@@ -304,19 +312,15 @@ class Ingresses:
         self._journal.add(f"open ingress {life.number}, incarnation {life.incarnation}, at {self._address(life)}")
         await self._save()
 
-    def _free_port(self, life: _Ingress) -> int:
-        """The configured one, or the next ones for further ingresses on its node; 0 lets it take any."""
-        first = self._config.ingress.port
-        if first == 0:
-            return 0
-        taken = {
-            self._ports.get(other.number, 0)
-            for other in self._lives.values()
-            if other is not life and other.node_id == life.node_id
-        }
-        port = next(port for port in range(first, first + len(taken) + 1) if port not in taken)
-        self._ports[life.number] = port
-        return port
+    def _free_ports(self, life: _Ingress) -> IngressPorts:
+        """The configured ones, or the next ones for further ingresses on its node."""
+        first = IngressPorts.of(self._config.ingress)
+        if first.grpc == 0:
+            return first
+        others = [other for other in self._lives.values() if other is not life and other.node_id == life.node_id]
+        taken = [self._ports[other.number] for other in others if other.number in self._ports]
+        ports = self._ports[life.number] = first.beside(taken)
+        return ports
 
     async def _look_at(self, life: _Ingress) -> None:
         # One that still opens is busy; its start has a deadline of its own.
@@ -354,7 +358,7 @@ class Ingresses:
 
     def _leave(self, life: _Ingress) -> None:
         self._journal.add(f"drain ingress {life.number}, incarnation {life.incarnation}: its node is drained")
-        # Its next life is on another node, where the port may be another's.
+        # Its next life is on another node, where the ports may be another's.
         del self._lives[life.number]
         self._ports.pop(life.number, None)
         task = asyncio.create_task(self._end(life, self._config.drain_timeout_s))
@@ -376,6 +380,14 @@ class Ingresses:
         await end_actor(life.actor)
 
     def _address(self, life: _Ingress) -> str:
+        ports = self._ports.get(life.number)
+        return f"{self._host(life)}:{0 if ports is None else ports.grpc}"
+
+    def _http_address(self, life: _Ingress) -> str:
+        ports = self._ports.get(life.number)
+        return "" if ports is None or ports.http is None else f"{self._host(life)}:{ports.http}"
+
+    def _host(self, life: _Ingress) -> str:
         host = self._config.ingress.host
         is_any = host in {"0.0.0.0", "::", "[::]"}  # named, not listened on
-        return f"{life.node_address if is_any else host}:{self._ports.get(life.number, 0)}"
+        return life.node_address if is_any else host

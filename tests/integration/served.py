@@ -52,6 +52,12 @@ class ServeProcess:
             if found is not None:
                 return found.group(1)
 
+    @property
+    def http_address(self) -> str:
+        """The ingress's host:port for HTTP, once it is ready."""
+        found = next(filter(None, (re.search(r"http://(\S+:\d+)/v1", line) for line in self.lines)))
+        return found.group(1)
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Signal it and wait for its end; returns the exit status. Everything that it started must be gone."""
         family = psutil.Process(self._process.pid).children(recursive=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -67,6 +68,23 @@ async def test_tokens_through_the_whole_cluster_equal_generate(
         statuses = [change.status for change in last.timings.decode_engine.status_changes]
         assert generate_pb2.REQUEST_STATUS_WAITING_FOR_REMOTE_KVS in statuses
         assert last.timings.transfer.kv_bytes > 0
+
+
+async def test_both_doors_give_the_same_tokens(served: tuple[ServeProcess, str], directory: Path) -> None:
+    prompt = random_prompt(60, seed=60)
+    url = f"http://{served[0].http_address}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        stream = await client.completions.create(
+            model=directory.name,
+            prompt=prompt,
+            max_tokens=_NUM_TOKENS,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True, "return_token_ids": True},
+        )
+        choices = [chunk.choices[0] async for chunk in stream]
+    token_ids = [token_id for choice in choices for token_id in (choice.model_extra or {})["token_ids"]]
+    assert token_ids == greedy_tokens(directory, tuple(prompt), _NUM_TOKENS)
 
 
 async def test_health_says_serving(served: tuple[ServeProcess, str]) -> None:

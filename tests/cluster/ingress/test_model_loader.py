@@ -131,7 +131,7 @@ async def test_the_newest_model_is_described_and_an_older_snapshot_forgets_none(
     await process.update_membership(old)
     assert process.membership_version == new.version
     try:
-        port = await process.start(FACTS)
+        port = (await process.start(FACTS)).grpc
         async with GenerateClient(f"127.0.0.1:{port}") as client:
             assert (await client.get_model()).max_model_len == 32
             await process.update_membership(new.with_model(replace(FIRST, version=3)))

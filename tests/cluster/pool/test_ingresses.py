@@ -13,6 +13,7 @@ from actors.config import ModelFacts
 from cluster.config import ClusterConfig, IngressConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import AddressUnavailable, CannotStart
+from cluster.ingress.ports import IngressPorts
 from cluster.ingress_actor import IngressHealth
 from cluster.pool.ingresses import Ingresses
 from cluster.pool.journal import Journal
@@ -31,11 +32,11 @@ NOW_S = time.time()
 
 @dataclass
 class FakeIngress:
-    """What stands behind an ingress's actor. port: what it is told to use; proofs: the decode engines it has proven."""
+    """What stands behind an ingress's actor. ports: what it is told to use; proofs: decode engines it has proven."""
 
     config: ClusterConfig
     controller_name: str
-    port: int = -1
+    ports: IngressPorts | None = None
     is_open: bool = False
     versions: list[int] = field(default_factory=list)
     proofs: list[str] = field(default_factory=list)
@@ -44,26 +45,27 @@ class FakeIngress:
     async def place(self) -> tuple[str, str]:
         return "node-a", "10.0.0.1"
 
-    async def use_port(self, port: int) -> None:
-        self.port = port or 4242
+    async def use_ports(self, ports: IngressPorts) -> None:
+        self.ports = IngressPorts(ports.grpc or 4242, None if ports.http is None else ports.http or 4243)
 
     async def health(self) -> IngressHealth:
-        assert self.port >= 0, "it was asked before it could answer"
+        assert self.ports is not None, "it was asked before it could answer"
         return IngressHealth(self.versions[-1] if self.versions else 0, 3)
 
     async def update_membership(self, membership: Membership) -> None:
-        assert self.port >= 0
+        assert self.ports is not None
         self.versions.append(membership.version)
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
-        assert self.port >= 0
+        assert self.ports is not None
         self.proofs.append(decode.engine_id)
 
-    async def start(self, facts: ModelFacts) -> int:
+    async def start(self, facts: ModelFacts) -> IngressPorts:
         if self.cannot_open:
             raise AddressUnavailable("127.0.0.1:1", "it is taken")
         self.is_open = True
-        return self.port
+        assert self.ports is not None
+        return self.ports
 
     async def drain(self, grace_s: float) -> None:
         self.is_open = False
@@ -114,6 +116,7 @@ async def test_ingresses_of_one_node_take_ports_that_follow_each_other(world_of:
     world = world_of(3)
     await world.up()
     assert world.ingresses.addresses == ["127.0.0.1:50051", "127.0.0.1:50052", "127.0.0.1:50053"]
+    assert world.ingresses.http_addresses == ["127.0.0.1:8000", "127.0.0.1:8001", "127.0.0.1:8002"]
 
 
 async def test_one_that_dies_is_replaced_on_its_port_and_told_who_serves(world_of: WorldOf) -> None:
@@ -123,7 +126,7 @@ async def test_one_that_dies_is_replaced_on_its_port_and_told_who_serves(world_o
     world.ray.by_name["raypd-ingress/1/1"].die()
     await world.look()
     assert world.states() == [(1, "ready"), (2, "ready")]
-    assert world.thing("raypd-ingress/1/2").port == 50052
+    assert world.thing("raypd-ingress/1/2").ports == IngressPorts(50052, 8001)
     assert world.thing("raypd-ingress/1/2").versions[-1] == 5
 
 

@@ -174,7 +174,7 @@ class ModelVersionStatus(_message.Message):
     def __init__(self, version: _Optional[int] = ..., directory: _Optional[str] = ..., engines: _Optional[int] = ..., requests: _Optional[int] = ..., last_error: _Optional[str] = ...) -> None: ...
 
 class IngressStatus(_message.Message):
-    __slots__ = ("number", "incarnation", "state", "address", "node", "last_error", "requests")
+    __slots__ = ("number", "incarnation", "state", "address", "node", "last_error", "requests", "http_address")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -182,6 +182,7 @@ class IngressStatus(_message.Message):
     NODE_FIELD_NUMBER: _ClassVar[int]
     LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     number: int
     incarnation: int
     state: str
@@ -189,7 +190,8 @@ class IngressStatus(_message.Message):
     node: str
     last_error: str
     requests: int
-    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., node: _Optional[str] = ..., last_error: _Optional[str] = ..., requests: _Optional[int] = ...) -> None: ...
+    http_address: str
+    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., node: _Optional[str] = ..., last_error: _Optional[str] = ..., requests: _Optional[int] = ..., http_address: _Optional[str] = ...) -> None: ...
 
 class RefusedPair(_message.Message):
     __slots__ = ("prefill_engine", "decode_engine", "reason")

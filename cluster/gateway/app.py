@@ -1,0 +1,145 @@
+"""The ASGI application: routes, and what every call goes through before it is worked on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias, TypeVar
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from cluster.access.caller import calling_as
+from cluster.access.control import AccessControl
+from cluster.errors import ClusterError
+from cluster.gateway.config import HttpConfig
+from cluster.gateway.errors import HttpError, error_of, internal_error, malformed, refused
+from cluster.gateway.requests import Body
+from cluster.gateway.streams import unless_client_leaves
+from cluster.ingress.gate import Gate
+
+logger = logging.getLogger(__name__)
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+_ERROR_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP call, received."""
+
+    request: Request
+    body: bytes
+
+    def read(self, kind: type[BodyT]) -> BodyT:
+        """Its body. Raises InvalidRequest."""
+        try:
+            return kind.model_validate_json(self.body or b"{}")
+        except ValidationError as error:
+            raise malformed(error) from error
+
+
+Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
+
+
+class Refused(Exception):
+    """A call that is over before it is understood."""
+
+    def __init__(self, error: HttpError) -> None:
+        super().__init__(error.detail.message)
+        self.error = error
+
+
+class Endpoint:
+    """An ASGI application around one handler. A client that hangs up cancels it, and so aborts its requests."""
+
+    def __init__(self, handler: Handler, door: Door, *, is_open_to_all: bool = False) -> None:
+        """is_open_to_all: for those who look whether it lives: no token, no gate"""
+        self._handler = handler
+        self._door = door
+        self._is_open_to_all = is_open_to_all
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one call."""
+        request = Request(scope, receive)
+        try:
+            body = await self._door.receive(request)
+        except ClientDisconnect:
+            return
+        except Refused as error:
+            await error.error.response()(scope, receive, send)
+            return
+
+        async def answer() -> None:
+            await self._answer(Call(request, body), receive, send)
+
+        await unless_client_leaves(receive, answer)
+
+    async def _answer(self, call: Call, receive: Receive, send: Send) -> None:
+        scope = call.request.scope
+        if self._is_open_to_all:
+            await (await self._handled(call))(scope, receive, send)
+            return
+        try:
+            async with self._door.gate:
+                with calling_as(self._door.access.authenticate(call.request.headers.get("authorization"))):
+                    await (await self._handled(call))(scope, receive, send)
+        except ClusterError as error:
+            await error_of(error).response()(scope, receive, send)
+
+    async def _handled(self, call: Call) -> Response:
+        try:
+            return await self._handler(call)
+        except ClusterError as error:
+            return error_of(error).response()
+        except Exception:
+            request_id = uuid.uuid4().hex
+            path = call.request.url.path
+            logger.exception("a request failed by a bug", extra={"request_id": request_id, "path": path})
+            return internal_error(request_id).response()
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What all endpoints share."""
+
+    access: AccessControl
+    gate: Gate
+    config: HttpConfig
+
+    async def receive(self, request: Request) -> bytes:
+        """A call's whole body. Raises Refused, ClientDisconnect."""
+        limit = self.config.max_body_bytes
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.config.receive_timeout_s):
+                async for data in request.stream():
+                    body += data
+                    if len(body) > limit:
+                        raise Refused(refused(413, f"the body has more than {limit} bytes", "body_too_large"))
+        except TimeoutError as error:
+            message = f"the body did not come within {self.config.receive_timeout_s:g} s"
+            raise Refused(refused(408, message, "timeout")) from error
+        return bytes(body)
+
+
+def make_app(routes: list[Route]) -> Starlette:
+    """The application. What is no call of the API is an error in its shape, too."""
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        response = refused(error.status_code, message, _ERROR_CODES.get(error.status_code, "refused")).response()
+        response.headers.update(error.headers or {})
+        return response
+
+    return Starlette(routes=routes, exception_handlers={HTTPException: on_http_error})

@@ -1,0 +1,160 @@
+"""/v1/completions: text, or tokens, that go on from prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard
+
+import msgspec
+from msgspec import UNSET
+
+from actors.core.request import FinishReason
+from cluster.gateway.answers import AnswerHead, TokenTextsOf, UsageCount, request_of
+from cluster.gateway.logprobs import CompletionLogprobsWriter
+from cluster.gateway.requests import CompletionRequest
+from cluster.gateway.responses import Completion, CompletionChoice, CompletionLogprobs
+from cluster.gateway.responses import FinishReason as FinishReasonName
+from cluster.gateway.sampling import NAMES, form_of, sampling_of
+from cluster.generation import GenerateChunk, Prompt, TextPrompt, TokenPrompt
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's."""
+
+
+class CompletionAnswer:
+    """An Answer."""
+
+    def __init__(self, head: AnswerHead, body: CompletionRequest, echoes: Sequence[str], texts: TokenTextsOf) -> None:
+        """echoes: the prompts' texts, if answers begin with them. Raises InvalidRequest."""
+        form = form_of(body)
+        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        sampling = sampling_of(body, form, max_tokens=max_tokens, logprobs=body.logprobs)
+        self.names: Mapping[str, str] = NAMES if form is None else form.names
+        self.request = request_of(head, body, prompts_of(body), sampling, body.best_of)
+        self._head = head
+        num_samples = max(1, self.request.n)
+        self._usage = UsageCount(num_samples)
+        has_usage = body.stream_options is not None and body.stream_options.include_usage
+        self._has_usage = bool(body.stream) and has_usage
+        self._num_samples = num_samples
+        self._body, self._echoes, self._texts = body, echoes, texts
+        # Made as they come: how many there may be, Serving knows.
+        self._choices: dict[int, _Choice] = {}
+        self._parts: dict[int, list[CompletionChoice]] = {}
+        self._fingerprint = ""
+
+    def events(self, index: int, chunk: GenerateChunk) -> list[msgspec.Struct]:
+        """What a stream says of a choice's next chunk."""
+        choice = self._read(index, chunk)
+        if not (choice.text or choice.finish_reason or choice.logprobs or choice.token_ids):
+            return []
+        return [self._completion([choice])]
+
+    def last_events(self) -> list[msgspec.Struct]:
+        """What a stream says at its end."""
+        if not self._has_usage:
+            return []
+        completion = self._completion([])
+        completion.usage = self._usage.usage
+        return [completion]
+
+    def add(self, index: int, chunk: GenerateChunk) -> None:
+        """Keep a choice's next chunk for the whole."""
+        self._parts.setdefault(index, []).append(self._read(index, chunk))
+
+    def whole(self) -> Completion:
+        """Everything that was added."""
+        completion = self._completion([_joined(parts) for _, parts in sorted(self._parts.items())])
+        completion.usage = self._usage.usage
+        return completion
+
+    def _read(self, index: int, chunk: GenerateChunk) -> CompletionChoice:
+        self._usage.add(index, chunk)
+        if chunk.model_version is not None:
+            self._fingerprint = f"model-{chunk.model_version}"
+        if (choice := self._choices.get(index)) is None:
+            echo = self._echoes[index // self._num_samples] if self._echoes else ""
+            choice = self._choices[index] = _Choice(index, self._body, self._texts, echo)
+        return choice.read(chunk)
+
+    def _completion(self, choices: list[CompletionChoice]) -> Completion:
+        head = self._head
+        return Completion(
+            id=head.id,
+            created=head.created,
+            model=head.model,
+            choices=choices,
+            usage=None if self._has_usage else UNSET,
+            system_fingerprint=self._fingerprint or UNSET,
+        )
+
+
+class _Choice:
+    """From Serving's chunks to what is new of a choice."""
+
+    def __init__(self, index: int, body: CompletionRequest, texts: TokenTextsOf, echo: str) -> None:
+        self._index = index
+        self._body = body
+        self._texts = texts
+        self._echo = echo
+        self._logprobs: CompletionLogprobsWriter | None = None
+
+    def read(self, chunk: GenerateChunk) -> CompletionChoice:
+        logprobs = self._write_logprobs(chunk)
+        text, self._echo = self._echo + chunk.text, ""
+        choice = CompletionChoice(self._index, text, logprobs)
+        if chunk.end is not None:
+            choice.finish_reason = finish_reason_of(chunk.end.finish_reason)
+            choice.stop_reason = stop_reason_of(chunk.end.stop_reason)
+        if self._body.return_token_ids:
+            choice.token_ids = chunk.token_ids
+        return choice
+
+    def _write_logprobs(self, chunk: GenerateChunk) -> CompletionLogprobs | None:
+        if chunk.model_version is not None and self._body.logprobs is not None:
+            as_ids = bool(self._body.return_tokens_as_token_ids)
+            texts = self._texts(chunk.model_version)
+            self._logprobs = CompletionLogprobsWriter(texts, as_ids=as_ids, offset=len(self._echo))
+        if self._logprobs is None or not chunk.logprobs:
+            return None
+        return self._logprobs.write(chunk.logprobs)
+
+
+def prompts_of(body: CompletionRequest) -> list[Prompt]:
+    """Every prompt of a call."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [TextPrompt(prompt)]
+    if _are_token_ids(prompt):
+        return [TokenPrompt(prompt)]
+    return [TextPrompt(one) if isinstance(one, str) else TokenPrompt(one) for one in prompt if not isinstance(one, int)]
+
+
+def finish_reason_of(reason: FinishReason) -> FinishReasonName:
+    """OpenAI's word."""
+    return "length" if reason is FinishReason.LENGTH else "stop"
+
+
+def stop_reason_of(reason: str | int | None) -> str | int | None:
+    """vLLM's: what ended it."""
+    return reason
+
+
+def _are_token_ids(prompt: list[str] | list[int] | list[list[int]]) -> TypeGuard[list[int]]:
+    return bool(prompt) and isinstance(prompt[0], int)
+
+
+def _joined(parts: Sequence[CompletionChoice]) -> CompletionChoice:
+    whole = CompletionChoice(parts[-1].index, "".join(part.text for part in parts))
+    whole.finish_reason, whole.stop_reason = parts[-1].finish_reason, parts[-1].stop_reason
+    logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+    if logprobs:
+        whole.logprobs = CompletionLogprobs(
+            text_offset=[offset for part in logprobs for offset in part.text_offset],
+            token_logprobs=[logprob for part in logprobs for logprob in part.token_logprobs],
+            tokens=[token for part in logprobs for token in part.tokens],
+            top_logprobs=[top for part in logprobs for top in part.top_logprobs],
+        )
+    if parts[-1].token_ids is not UNSET:
+        whole.token_ids = [token_id for part in parts for token_id in part.token_ids or ()]
+    return whole

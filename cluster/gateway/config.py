@@ -1,0 +1,34 @@
+"""The settings of an ingress's HTTP door."""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ToolParserName = Literal["hermes", "llama3_json", "mistral", "qwen3_coder"]
+ReasoningParserName = Literal["deepseek_r1", "mistral", "qwen3"]
+
+DEFAULT_PORT: Final = 8000
+
+
+class HttpConfig(BaseModel):
+    """OpenAI's API over HTTP, at each ingress."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    port: int = Field(
+        DEFAULT_PORT,
+        ge=0,
+        le=65535,
+        description="Further ingresses on one node take the next ones; 0 takes free ones, and is the default beside "
+        "ingress.port: 0.",
+    )
+    tool_parser: ToolParserName | None = Field(
+        None, description="How the model writes tool calls; hermes is Qwen's way too. None: only forced calls are read."
+    )
+    reasoning_parser: ReasoningParserName | None = Field(
+        None, description="How the model marks its reasoning; deepseek_r1: its template has begun it. None: no split."
+    )
+    max_body_bytes: int = Field(16 * 2**20, ge=1, description="Of a request; as much as a message over gRPC.")
+    receive_timeout_s: float = Field(30.0, gt=0, description="For a request's headers, and again for its body.")

@@ -1,0 +1,121 @@
+"""Errors as OpenAI's clients know them: the HTTP status, the body, when to try again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from cluster.errors import (
+    AllowanceSpent,
+    ClusterError,
+    ControllerUnavailable,
+    DeadlineExceeded,
+    Draining,
+    EngineFailed,
+    FieldViolation,
+    InvalidRequest,
+    ModelNotFound,
+    NoEngineAvailable,
+    Overloaded,
+    PermissionDenied,
+    Unauthenticated,
+)
+from cluster.gateway.responses import ErrorBody, ErrorDetail
+
+_RETRY_DELAY_S: Final = 1.0
+"""For clients that come when nobody serves: engines take seconds to come back."""
+_MAX_MISTAKES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """How a call ends that cannot be served."""
+
+    status: int
+    detail: ErrorDetail
+    retry_delay_s: float | None = None
+
+    @property
+    def body(self) -> bytes:
+        """JSON."""
+        return msgspec.json.encode(ErrorBody(self.detail))
+
+    def response(self) -> Response:
+        """The whole answer."""
+        headers = {} if self.status != 401 else {"www-authenticate": "Bearer"}
+        if self.retry_delay_s is not None:
+            # OpenAI's client reads the finer one, others the standard's.
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_delay_s)))
+            headers["retry-after-ms"] = str(max(1, math.ceil(self.retry_delay_s * 1000)))
+        return Response(self.body, self.status, headers, "application/json")
+
+
+def error_of(error: ClusterError) -> HttpError:
+    """What a client is told of an error. 429 and 503 are safe to retry unchanged."""
+    message = str(error)
+    match error:
+        case InvalidRequest():
+            param = error.violations[0].field if error.violations else None
+            return HttpError(400, ErrorDetail(message, "invalid_request_error", param, "invalid_value"))
+        case ModelNotFound():
+            return HttpError(404, ErrorDetail(message, "invalid_request_error", "model", "model_not_found"))
+        case Unauthenticated():
+            return HttpError(401, ErrorDetail(message, "invalid_request_error", None, "invalid_api_key"))
+        case PermissionDenied():
+            return HttpError(403, ErrorDetail(message, "permission_error", None, "permission_denied"))
+        case Overloaded():
+            code = "rate_limit_exceeded" if isinstance(error, AllowanceSpent) else "overloaded"
+            return HttpError(429, ErrorDetail(message, "rate_limit_error", None, code), error.retry_delay_s)
+        case NoEngineAvailable() | Draining() | ControllerUnavailable():
+            return HttpError(503, ErrorDetail(message, "server_error", None, "unavailable"), _RETRY_DELAY_S)
+        case DeadlineExceeded():
+            return HttpError(504, ErrorDetail(message, "server_error", None, "deadline_exceeded"))
+        case EngineFailed(can_resume=True, num_new_tokens=0):
+            return HttpError(503, ErrorDetail(message, "server_error", None, "engine_failed"), _RETRY_DELAY_S)
+        case EngineFailed():
+            return HttpError(500, ErrorDetail(message, "server_error", None, "engine_failed"))
+        case _:
+            return HttpError(500, ErrorDetail(message, "server_error", None, "internal_error"))
+
+
+def internal_error(request_id: str) -> HttpError:
+    """Of a bug of ours: what went wrong is in the log, under the request's id."""
+    message = f"{request_id}: internal error; the server's log has it by this id"
+    return HttpError(500, ErrorDetail(message, "server_error", None, "internal_error"))
+
+
+def refused(status: int, message: str, code: str) -> HttpError:
+    """Of a call that is none of the API's."""
+    return HttpError(status, ErrorDetail(message, "invalid_request_error", None, code))
+
+
+def malformed(error: ValidationError) -> InvalidRequest:
+    """What is wrong with a body."""
+    violations = []
+    for mistake in error.errors(include_url=False)[:_MAX_MISTAKES]:
+        field = ".".join(str(part) for part in mistake["loc"]) or "body"
+        if mistake["type"] == "extra_forbidden":
+            violations.append(FieldViolation(field, "given", "no such parameter here; leave it out"))
+        elif mistake["type"] == "json_invalid":
+            violations.append(FieldViolation(field, "no JSON", mistake["msg"]))
+        elif mistake["type"] == "missing":
+            violations.append(FieldViolation(field, "missing", "it is required"))
+        else:
+            violations.append(FieldViolation(field, "of another kind", mistake["msg"]))
+    return InvalidRequest(*violations)
+
+
+def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """The same, by the names that fields have over HTTP. names: from their names at Serving, where they differ."""
+
+    def rename(violation: FieldViolation) -> FieldViolation:
+        field = violation.field.removeprefix("sampling_params.")
+        return FieldViolation(names.get(field, field), violation.value, violation.allowed)
+
+    return InvalidRequest(*map(rename, error.violations))

@@ -1,0 +1,187 @@
+"""What the HTTP door answers: one method for each path. It knows Serving, and nothing of gRPC."""
+
+from __future__ import annotations
+
+import time
+from contextlib import aclosing
+from weakref import WeakKeyDictionary
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cluster.access.caller import current_caller
+from cluster.access.control import AccessControl
+from cluster.errors import FieldViolation, InvalidRequest, NoEngineAvailable
+from cluster.gateway.answers import Answer, AnswerHead, answer_id, chunks_of
+from cluster.gateway.app import Call, Door, Endpoint, Handler, make_app
+from cluster.gateway.chat import ChatAnswer
+from cluster.gateway.chat_prompt import prompt_to_tokenize
+from cluster.gateway.completions import CompletionAnswer, prompts_of
+from cluster.gateway.config import HttpConfig
+from cluster.gateway.errors import renamed
+from cluster.gateway.requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationBody,
+    TokenizeRequest,
+)
+from cluster.gateway.responses import Detokenized, Health, Model, ModelList, Tokenized
+from cluster.gateway.sampling import NAMES
+from cluster.gateway.streams import EventStream, events_of
+from cluster.gateway.token_text import TokenTexts
+from cluster.generation import Prompt, TextPrompt, TokenPrompt
+from cluster.ingress.gate import Gate
+from cluster.input_processor import InputProcessor
+from cluster.model_tokenizer import ModelTokenizer
+from cluster.serving import Serving
+
+
+class Gateway:
+    """The handlers of all paths."""
+
+    def __init__(self, serving: Serving, config: HttpConfig, slow_reader_timeout_s: float = 60.0) -> None:
+        """slow_reader_timeout_s: a client that takes nothing of its stream for so long is cut off"""
+        self._serving = serving
+        self._config = config
+        self._slow_reader_timeout_s = slow_reader_timeout_s
+        self._started_s = int(time.time())
+        self._texts: WeakKeyDictionary[ModelTokenizer, TokenTexts] = WeakKeyDictionary()
+
+    def app(self, access: AccessControl, gate: Gate) -> Starlette:
+        """The ASGI application."""
+        door = Door(access, gate, self._config)
+
+        def route(path: str, method: str, handler: Handler, *, is_open_to_all: bool = False) -> Route:
+            return Route(path, Endpoint(handler, door, is_open_to_all=is_open_to_all), methods=[method])
+
+        return make_app(
+            [
+                route("/v1/completions", "POST", self.complete),
+                route("/v1/chat/completions", "POST", self.chat),
+                route("/v1/models", "GET", self.models),
+                route("/v1/models/{model:path}", "GET", self.model),
+                route("/tokenize", "POST", self.tokenize),
+                route("/detokenize", "POST", self.detokenize),
+                route("/health", "GET", self.health, is_open_to_all=True),
+                route("/ready", "GET", self.ready, is_open_to_all=True),
+            ]
+        )
+
+    async def complete(self, call: Call) -> Response:
+        """/v1/completions"""
+        body = call.read(CompletionRequest)
+        head = self._head("cmpl", body)
+        echoes = [await self._text_of(prompt) for prompt in prompts_of(body)] if body.echo else []
+        answer = CompletionAnswer(head, body, echoes, self._texts_of)
+        return await self._generate(head, answer, is_stream=bool(body.stream))
+
+    async def chat(self, call: Call) -> Response:
+        """/v1/chat/completions"""
+        body = call.read(ChatCompletionRequest)
+        head = self._head("chatcmpl", body)
+        answer = ChatAnswer(head, body, self._texts_of, self._config)
+        return await self._generate(head, answer, is_stream=bool(body.stream))
+
+    async def models(self, call: Call) -> Response:
+        """/v1/models"""
+        del call
+        return _json(ModelList([self._model()]))
+
+    async def model(self, call: Call) -> Response:
+        """/v1/models/{model}"""
+        self._processor.check_model(call.request.path_params["model"])
+        return _json(self._model())
+
+    async def tokenize(self, call: Call) -> Response:
+        """/tokenize"""
+        body = call.read(TokenizeRequest)
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequest(FieldViolation("prompt", "given with messages, or without", "one of both"))
+        current_caller().allowance.take_request()
+        processor = self._processor
+        processor.check_model(body.model)
+        prompt: Prompt = (
+            TextPrompt(body.prompt) if body.prompt is not None else prompt_to_tokenize(body, body.messages or ())
+        )
+        try:
+            token_ids = await processor.tokenize(prompt)
+        except InvalidRequest as error:
+            raise renamed(error, NAMES) from error
+        tokenized = Tokenized(token_ids, len(token_ids), processor.model.max_model_len)
+        if body.return_token_strs:
+            backend = processor.tokenizer.backend
+            tokenized = msgspec.structs.replace(
+                tokenized, token_strs=[backend.id_to_token(token_id) or "" for token_id in token_ids]
+            )
+        return _json(tokenized)
+
+    async def detokenize(self, call: Call) -> Response:
+        """/detokenize"""
+        body = call.read(DetokenizeRequest)
+        current_caller().allowance.take_request()
+        self._processor.check_model(body.model)
+        return _json(Detokenized(await self._detokenize(body.tokens, "tokens")))
+
+    async def health(self, call: Call) -> Response:
+        """/health: whether this process lives"""
+        del call
+        return _json(Health("ok"))
+
+    async def ready(self, call: Call) -> Response:
+        """/ready: whether requests would be served"""
+        del call
+        if not self._serving.served_versions():
+            raise NoEngineAvailable
+        return _json(Health("ready"))
+
+    async def _generate(self, head: AnswerHead, answer: Answer, *, is_stream: bool) -> Response:
+        chunks = chunks_of(self._serving, answer.request)
+        try:
+            if is_stream:
+                events = events_of(answer, chunks)
+                first = await anext(events)
+                return EventStream(head.id, answer, first, events, self._slow_reader_timeout_s)
+            async with aclosing(chunks):
+                async for index, chunk in chunks:
+                    answer.add(index, chunk)
+        except InvalidRequest as error:
+            raise renamed(error, answer.names) from error
+        return _json(answer.whole(), head.id)
+
+    def _head(self, prefix: str, body: GenerationBody) -> AnswerHead:
+        return AnswerHead(answer_id(prefix, body), int(time.time()), self._processor.model.name)
+
+    def _model(self) -> Model:
+        model = self._processor.model
+        return Model(model.name, self._started_s, model.max_model_len)
+
+    @property
+    def _processor(self) -> InputProcessor:
+        return self._serving.newest_model().input_processor
+
+    async def _text_of(self, prompt: Prompt) -> str:
+        if isinstance(prompt, TextPrompt):
+            return prompt.text
+        assert isinstance(prompt, TokenPrompt)
+        return await self._detokenize(prompt.token_ids, "prompt")
+
+    async def _detokenize(self, token_ids: list[int], field: str) -> str:
+        try:
+            return await self._processor.detokenize(token_ids, skip_special_tokens=False)
+        except InvalidRequest as error:
+            raise renamed(error, {"token_ids": field}) from error
+
+    def _texts_of(self, model_version: int) -> TokenTexts:
+        model = self._serving.model(model_version) or self._serving.newest_model()
+        tokenizer = model.input_processor.tokenizer
+        if (texts := self._texts.get(tokenizer)) is None:
+            texts = self._texts[tokenizer] = TokenTexts(tokenizer.backend)
+        return texts
+
+
+def _json(value: msgspec.Struct, request_id: str = "") -> Response:
+    headers = {"x-request-id": request_id} if request_id else None
+    return Response(msgspec.json.encode(value), 200, headers, "application/json")

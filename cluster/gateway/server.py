@@ -1,0 +1,144 @@
+"""uvicorn in a process that has an event loop, signal handlers and a log of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from cluster.access.control import AccessControl
+from cluster.errors import AddressUnavailable
+from cluster.gateway.config import HttpConfig
+from cluster.gateway.gateway import Gateway
+from cluster.gateway.streams import ABORT
+from cluster.ingress.gate import Gate
+from cluster.serving import Serving
+
+_BACKLOG: Final = 2048
+_LAST_WORDS_S: Final = 1
+_ENDING_S: Final = 5.0
+_KEEP_ALIVE_IDLE_S: Final = 30
+_KEEP_ALIVE_INTERVAL_S: Final = 10
+
+
+class GatewayServer:
+    """The HTTP door on its port. start() and drain() belong to one event loop."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        config: HttpConfig,
+        host: str = "127.0.0.1",
+        access: AccessControl | None = None,
+        tls: ssl.SSLContext | None = None,
+        slow_reader_timeout_s: float = 60.0,
+    ) -> None:
+        self._slow_reader_timeout_s = slow_reader_timeout_s
+        self._config = config
+        self._host = host
+        self._tls = tls
+        self._gate = Gate()
+        self._app = Gateway(serving, config, slow_reader_timeout_s).app(access or AccessControl(), self._gate)
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Listen; returns the port. Raises AddressUnavailable."""
+        listener = _listen(self._host, self._config.port, self._slow_reader_timeout_s)
+        port: int = listener.getsockname()[1]
+        protocol = _protocol(self._config.receive_timeout_s)
+        config = uvicorn.Config(
+            self._app,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
+        )
+        config.load()
+        config.ssl = self._tls
+        self._server = _Server(config)
+        self._running = asyncio.create_task(self._server.serve(sockets=[listener]))
+        await self._server.has_started.wait()
+        return port
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new calls, let running ones end for up to grace_s, abort the rest, close."""
+        if self._running is None:
+            return
+        await self._gate.close(grace_s)
+        self._server.should_exit = True
+        async with asyncio.timeout(_LAST_WORDS_S + _ENDING_S):
+            await self._running
+
+
+class _Server(uvicorn.Server):
+    """Tells when it listens, and leaves the process's signals alone."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.has_started = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.has_started.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _protocol(headers_timeout_s: float) -> type[HttpToolsProtocol]:
+    """HTTP/1.1 whose clients have to send a request's headers in time, and can be cut off."""
+
+    class Protocol(HttpToolsProtocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)  # type: ignore[arg-type]  # as uvicorn's own
+            self._headers_timer = self.loop.call_later(headers_timeout_s, self.transport.abort)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            extended: dict[str, Any] = self.scope  # type: ignore[assignment]  # a TypedDict of what the standard knows
+            extended[ABORT] = self.transport.abort
+            self._headers_timer.cancel()
+            self._headers_timer = self.loop.call_later(headers_timeout_s, self.transport.abort)
+
+        def on_headers_complete(self) -> None:
+            self._headers_timer.cancel()
+            super().on_headers_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._headers_timer.cancel()
+            super().connection_lost(exc)
+
+    return Protocol
+
+
+def _listen(host: str, port: int, slow_reader_timeout_s: float) -> socket.socket:
+    """A listening socket; those that it accepts notice peers that vanish without a word."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_IDLE_S)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_INTERVAL_S)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 1)
+        timeout_ms = math.ceil(slow_reader_timeout_s * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+        listener.bind((host.strip("[]"), port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise AddressUnavailable(f"{host}:{port}", error.strerror or str(error)) from error
+    listener.setblocking(False)
+    return listener

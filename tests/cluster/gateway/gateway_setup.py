@@ -1,0 +1,92 @@
+"""The HTTP door on loopback, on fake engines, and OpenAI's client at it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx2
+import openai
+
+from actors.core.request import EngineCoreRequest, FinishReason
+from cluster.access.control import AccessControl
+from cluster.gateway.config import HttpConfig
+from cluster.gateway.server import GatewayServer
+from cluster.input_processor import InputProcessor
+from cluster.json_types import JSON
+from cluster.model_tokenizer import ModelTokenizer
+from cluster.model_versions import ModelVersion, ModelVersions
+from cluster.router.least_loaded import LeastLoadedPair
+from cluster.serving import Serving
+from tests.cluster.serving_setup import MODEL, Pair, make_pair, make_serving
+from tests.fakes import byte_tokenizer
+
+
+@dataclass
+class Setup:
+    """client: OpenAI's; http: for what that cannot say"""
+
+    pair: Pair
+    server: GatewayServer
+    port: int
+    client: openai.AsyncOpenAI
+    http: httpx2.AsyncClient
+
+    async def answer(
+        self, text: str, reason: FinishReason = FinishReason.STOP, *, stop: str = "\n"
+    ) -> EngineCoreRequest:
+        """Let the engines answer the next request; the last character ends it. Returns what D was asked."""
+        producer, consumer = await self.pair.next_requests()
+        self.pair.prefill.send(producer, 0, text[:1], handed_over=True)
+        if reason is FinishReason.STOP:
+            self.pair.decode.send(consumer, 1, text[1:] + stop, finish_reason=reason, stop_token_id=ord(stop))
+        else:
+            self.pair.decode.send(consumer, 1, text[1:], finish_reason=reason)
+        return consumer
+
+
+def template(messages: list[dict[str, JSON]], variables: dict[str, JSON]) -> str:
+    """A chat template."""
+    tools = f"[{len(variables['tools'])} tools]" if isinstance(variables.get("tools"), list) else ""  # type: ignore[arg-type]  # it is a list
+    return tools + "".join(f"<{message['role']}>{message['content']}" for message in messages)
+
+
+def chat_pair() -> Pair:
+    """Fake engines of a model that chats."""
+    pair = make_pair()
+    processor = InputProcessor(MODEL, ModelTokenizer(byte_tokenizer(), template))
+    versions = ModelVersions(ModelVersion(1, processor, LeastLoadedPair()))
+    return Pair(pair.prefill, pair.decode, make_serving(pair.prefill, pair.decode, versions=versions))
+
+
+@asynccontextmanager
+async def gateway(
+    serving: Serving,
+    config: HttpConfig | None = None,
+    access: AccessControl | None = None,
+    slow_reader_timeout_s: float = 60.0,
+) -> AsyncIterator[tuple[GatewayServer, int]]:
+    """A running door."""
+    config = config or HttpConfig()
+    config = config.model_copy(update={"port": 0})
+    server = GatewayServer(serving, config, access=access, slow_reader_timeout_s=slow_reader_timeout_s)
+    port = await server.start()
+    try:
+        yield server, port
+    finally:
+        await server.drain(0)
+
+
+@asynccontextmanager
+async def gateway_setup(
+    config: HttpConfig | None = None, access: AccessControl | None = None, slow_reader_timeout_s: float = 60.0
+) -> AsyncIterator[Setup]:
+    """A running door and its clients."""
+    pair = chat_pair()
+    async with gateway(pair.serving, config, access, slow_reader_timeout_s) as (server, port):
+        url = f"http://127.0.0.1:{port}"
+        # Looking for certificates takes longer than all the rest.
+        async with httpx2.AsyncClient(base_url=url, verify=False) as http:
+            client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0, http_client=http)
+            yield Setup(pair, server, port, client, http)
