@@ -16,7 +16,7 @@ from typing import Any, Final
 import yaml
 
 from cluster.access.tls import TlsConfig
-from cluster.config import DEMO_MODEL, ClusterConfig, EngineGroupConfig, IngressConfig
+from cluster.config import ClusterConfig, EngineGroupConfig, IngressConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
 from cluster.manifests.settings import GPU, KubernetesConfig, PodConfig
@@ -43,8 +43,8 @@ _PROCESS_GIB: Final = 2.0
 """Ray's own processes and one of raypd's, with torch."""
 _CPU_ENGINE_GIB: Final = 4.0
 """A small model's weights and activations."""
-_GPU_ENGINE_GIB: Final = 64.0
-"""Loading weights takes the page cache's help; CUDA's own host memory; grammar compilers."""
+_GPU_ENGINE_GIB: Final = 96.0
+"""A rank's weights pass through it; CUDA's own host memory; grammar compilers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +132,11 @@ def _ingress(config: ClusterConfig) -> IngressConfig:
 
 
 def config_file(config: ClusterConfig) -> str:
-    """The text of the file that `raypd serve` reads in the cluster; settle() has been called."""
+    """The text of the file that `raypd serve` reads in the cluster; settle() has been called.
+
+    Only what was set: the demo model, for one, is wherever the image has it.
+    """
     settings = config.model_dump(mode="json", exclude_unset=True, exclude={"kubernetes", "ray"})
-    if Path(config.model.model) == DEMO_MODEL:
-        # It is in the image, wherever that has it.
-        settings.pop("model", None)
     return yaml.safe_dump(settings, sort_keys=False)
 
 

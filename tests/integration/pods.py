@@ -53,6 +53,7 @@ class Pods:
         self._directory = directory
         self.pods: list[Pod] = []
         self.gcs_port = free_port(_HEAD_ADDRESS)
+        self.gcs_address = f"{_HEAD_ADDRESS}:{self.gcs_port}"
         self.dashboard = f"http://{_HEAD_ADDRESS}:{free_port(_HEAD_ADDRESS)}"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         # As KubeRay does for authOptions.mode token.
@@ -128,7 +129,7 @@ class Pods:
             arguments += ["--head", "--port", str(self.gcs_port), "--temp-dir", str(self._directory)]
             arguments += ["--dashboard-host", _HEAD_ADDRESS, "--dashboard-port", port]
         else:
-            arguments += ["--address", f"{_HEAD_ADDRESS}:{self.gcs_port}"]
+            arguments += ["--address", self.gcs_address]
         arguments += ["--object-store-memory", str(80 * 2**20), *_ray_start_arguments(group)]
         variables = {
             one["name"]: one.get("value", address) for one in group["template"]["spec"]["containers"][0]["env"]

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.client import GenerateClient
-from cluster.config import ClusterConfig
+from cluster.config import DEMO_MODEL, ClusterConfig
 from cluster.manifests.placement import CONFIG_FILE
 from cluster.manifests.pods import ingress_address
 from cluster.manifests.render import render
@@ -32,6 +32,7 @@ class _Deployment:
         # The demo model, and little memory, instead of what only a GPU could hold.
         ingress = {**chosen.get("ingress", {}), "port": free_port(), "count": 1}
         chosen |= {"cache": {"kv_cache_memory_gib": 0.05}, "ingress": ingress, "drain_timeout_s": 10.0}
+        chosen |= {"model": {"model": str(DEMO_MODEL), "dtype": "float32", "device": "cpu"}}
         self.config = ClusterConfig.model_validate(chosen)
         self.objects = render(self.config)
         self._config_file = directory / "cluster.yaml"
@@ -42,6 +43,10 @@ class _Deployment:
     def submit(self) -> list[str]:
         [container] = of_kind(self.objects, "Job")["spec"]["template"]["spec"]["containers"]
         return [self._here(part) for part in container["command"]]
+
+    def doctor(self, pods: Pods) -> list[str]:
+        # The GPUs of these pods are only numbers.
+        return ["raypd", "doctor", "--config", str(self._config_file), "--ray-address", pods.gcs_address]
 
     def pre_stop(self, group: str) -> list[str]:
         container = worker_groups(self.objects)[group]["template"]["spec"]["containers"][0]
@@ -82,6 +87,10 @@ async def test_the_job_starts_a_cluster_on_the_pods_and_each_pod_drains_before_i
         deployment.address = f"{ingress.address}:{deployment.config.ingress.port}"
         submitter = {"RAY_ADDRESS": pods.dashboard}
 
+        examined = _succeed(pods.run(deployment.doctor(pods), {}, _START_TIMEOUT_S))
+        assert "failure" not in examined
+        assert all(f"ok       room for {role} engines: 1 of " in examined for role in ("prefill", "decode")), examined
+        assert examined.count(" node: Python ") == len(pods.pods)
         said = _succeed(pods.run(deployment.submit, submitter, _START_TIMEOUT_S))
         assert re.search(rf"ready .* at {deployment.address} \(gRPC", said), said
         assert _succeed(pods.run(deployment.submit, submitter, 60)) == "it serves already\n"

@@ -140,10 +140,20 @@ def _wait_until_gone(head: RayHead) -> None:
         time.sleep(0.5)
 
 
-async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(head: RayHead) -> None:
+_WORKING_DIR = ("--working-dir", ".")
+_MODULE = ("python", "-m", "cluster")
+_ENVIRONMENTS = {"working-dir": (_WORKING_DIR, _MODULE), "installed": ((), ("raypd",)), "pip": (_WORKING_DIR, _MODULE)}
+"""By the name of the file in deploy/ray/: further arguments of `ray job submit`, and raypd as it is called there."""
+
+
+@pytest.mark.parametrize(
+    "environment", ["working-dir", *(pytest.param(name, marks=pytest.mark.slow) for name in ("installed", "pip"))]
+)
+async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(head: RayHead, environment: str) -> None:
+    arguments, raypd = _ENVIRONMENTS[environment]
     submitted = head.run(
-        *("ray", "job", "submit", "--no-wait", "--working-dir", ".", "--"),
-        *("python", "-m", "cluster", "serve", "--port", "0"),
+        *("ray", "job", "submit", "--no-wait", *arguments, "--runtime-env", f"deploy/ray/{environment}.yaml", "--"),
+        *(*raypd, "serve", "--port", "0"),
     )
     found = re.search(r"raysubmit_\w+", submitted)
     assert found is not None, submitted
