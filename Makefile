@@ -41,6 +41,8 @@ check: $(READY) ## Lint, types, import contracts
 	@$(BIN)/mypy
 	@echo "== import contracts"
 	@$(BIN)/lint-imports
+	@echo "== protos"
+	@$(BIN)/python -m tools.check_protos
 
 fmt: $(READY) ## Format the code and fix what can be fixed
 	@$(BIN)/ruff format $(CODE)

@@ -1,0 +1,97 @@
+"""Input that is meant to hurt is refused by bounds (InputLimits; docs/security.md has them), and hurts nobody else."""
+# ruff: noqa: E501  # a table
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from cluster.ingress.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
+from tests.cluster.ingress.answering import answering_ingress, methods, status_of
+
+METHODS = {method.name: method for method in methods()}
+MIB = 2**20
+NAN, INFINITY = float("nan"), float("inf")
+INVALID, EXHAUSTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED
+DEEP_JSON = '{"type": "array", "items": ' * 50_000
+DEEP_SCHEMA: dict[str, Any] = {"type": "integer"}
+for _ in range(40):
+    DEEP_SCHEMA = {"type": "array", "items": DEEP_SCHEMA}
+
+
+def generate(**fields: Any) -> generate_pb2.GenerateRequest:
+    return generate_pb2.GenerateRequest(**({"text": "x"} | fields))
+
+
+def sampling(**fields: Any) -> generate_pb2.GenerateRequest:
+    return generate(sampling_params=generate_pb2.SamplingParams(**fields))
+
+
+def chat(num_messages: int, content: str = "x") -> generate_pb2.ChatMessages:
+    return generate_pb2.ChatMessages(messages=[generate_pb2.ChatMessage(role="user", content=content)] * num_messages)
+
+
+def batch(num_prompts: int = 1, **fields: Any) -> generate_pb2.GenerateBatchRequest:
+    return generate_pb2.GenerateBatchRequest(prompts=[generate_pb2.Prompt(text="x")] * num_prompts, **fields)
+
+
+ATTACKS: list[tuple[str, str, Message | bytes, grpc.StatusCode, str]] = [
+    ("a prompt of 10 MB", "Generate", generate(text="x" * 10 * MIB), INVALID, "text is 10485760 characters long"),
+    ("a message of 20 MB", "Generate", generate(text="x" * 20 * MIB), EXHAUSTED, "larger than max"),
+    ("3 million token ids", "Generate", generate(token_ids=generate_pb2.TokenIds(ids=[1] * 3_000_000)), INVALID, "token_ids"),
+    ("100 000 turns of a chat", "Generate", generate(chat=chat(100_000)), INVALID, "chat"),
+    ("a chat of 10 MB", "Generate", generate(chat=chat(10, "x" * MIB)), INVALID, "chat"),
+    ("10 000 stop strings", "Generate", sampling(stop=["x"] * 10_000), INVALID, "at most 16 strings"),
+    ("a stop string of 1 MB", "Generate", sampling(stop=["x" * MIB]), INVALID, "1 to 256 characters"),
+    ("100 000 stop tokens", "Generate", sampling(stop_token_ids=[1] * 100_000), INVALID, "at most 64 tokens"),
+    ("a regex of 1 MB", "Generate", sampling(regex="(a|b)*" * (MIB // 6)), INVALID, "at most 65536 characters"),
+    ("a grammar of 1 MB", "Generate", sampling(grammar='root ::= "a"\n' * 80_000), INVALID, "at most 65536 characters"),
+    ("100 000 choices", "Generate", sampling(choice=generate_pb2.Choices(choices=["x"] * 10_000)), INVALID, "1 to 1024 texts"),
+    ("JSON that is 50 000 deep", "Generate", sampling(json_schema=DEEP_JSON[:65_000]), INVALID, "JSON"),
+    ("schemas 40 deep", "Generate", sampling(json_schema=json.dumps(DEEP_SCHEMA)), INVALID, "too many schemas inside each other"),
+    ("a temperature of NaN", "Generate", sampling(temperature=NAN), INVALID, "temperature is nan"),
+    ("a temperature of infinity", "Generate", sampling(temperature=INFINITY), INVALID, "temperature is inf"),
+    ("penalties of NaN", "Generate", sampling(presence_penalty=NAN, frequency_penalty=NAN, repetition_penalty=NAN), INVALID, "repetition_penalty is nan"),
+    ("top_p of NaN", "Generate", sampling(top_p=NAN, min_p=NAN), INVALID, "top_p is nan"),
+    ("a huge logit_bias", "Generate", sampling(logit_bias=dict.fromkeys(range(100_000), 1.0)), INVALID, "at most 1024 tokens"),
+    ("a logit_bias of NaN", "Generate", sampling(logit_bias={1: NAN}), INVALID, "values from -100 to 100"),
+    ("a logit_bias of infinity", "Generate", sampling(logit_bias={1: INFINITY}), INVALID, "values from -100 to 100"),
+    ("2 billion tokens", "Generate", sampling(max_tokens=2**31 - 1), INVALID, "max_tokens is 2147483647"),
+    ("2 billion log-probabilities", "Generate", sampling(logprobs=2**31 - 1), INVALID, "logprobs is 2147483647"),
+    ("2 billion log-probabilities of the prompt", "Generate", sampling(prompt_logprobs=2**31 - 1), INVALID, "prompt_logprobs is 2147483647"),
+    ("a request id of 1 MB", "Generate", generate(request_id="x" * MIB), INVALID, "at most 128 printable ASCII"),
+    ("a request id that breaks a log", "Generate", generate(request_id="a\nb\x1b[2J"), INVALID, "at most 128 printable ASCII"),
+    ("a cache_salt of 1 MB", "Generate", generate(cache_salt="x" * MIB), INVALID, "at most 256 bytes"),
+    ("a million tokens to resume", "Generate", generate(output_token_ids=[1] * 1_000_000), INVALID, "output_token_ids"),
+    ("text that is no UTF-8", "Generate", b"\x1a\x02\xff\xfe", INVALID, "UTF-8"),
+    ("half a message", "Generate", b"\x1a\x7f", INVALID, "a message of the method's type"),
+    ("a billion samples", "GenerateBatch", batch(n=10**9), INVALID, "n is 1000000000"),
+    ("a billion samples to choose from", "GenerateBatch", batch(n=1, best_of=10**9), INVALID, "best_of is 1000000000"),
+    ("100 000 prompts", "GenerateBatch", batch(100_000), INVALID, "samples"),
+    ("10 MB to tokenize", "Tokenize", model_pb2.TokenizeRequest(text="x" * 10 * MIB), INVALID, "10485760 characters"),
+    ("5 million tokens to detokenize", "Detokenize", model_pb2.DetokenizeRequest(token_ids=[1] * 5_000_000), INVALID, "at most 4000000"),
+    ("a billion engines", "Scale", admin_pb2.ScaleRequest(prefill=10**9), INVALID, "at most 1024"),
+    ("a profile of a year", "Profile", admin_pb2.ProfileRequest(engine_id="d0", duration_seconds=3e7), INVALID, "at most 60"),
+    ("a profile of NaN seconds", "Profile", admin_pb2.ProfileRequest(engine_id="d0", duration_seconds=NAN), INVALID, "at most 60"),
+    ("100 000 inputs to embed", "Embed", embed_pb2.EmbedRequest(inputs=[generate_pb2.Prompt(text="x")] * 100_000), INVALID, "inputs"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "request_", "code", "words"), [a[1:] for a in ATTACKS], ids=[a[0] for a in ATTACKS])
+async def test_it_is_refused_with_the_bound_and_nobody_notices(
+    method: str, request_: Message | bytes, code: grpc.StatusCode, words: str
+) -> None:
+    async with answering_ingress() as (channel, serving, engine):
+        refused = await status_of(channel, METHODS[method], request_)
+
+        assert refused is not None
+        assert refused.code() is code, refused.details()
+        assert words in (refused.details() or "")
+        assert len(refused.details() or "") < 4000, "an answer must not be as large as the question"
+        assert engine.submitted == []
+        assert serving.num_requests_in_flight == 0
+        assert await status_of(channel, METHODS["Generate"], generate()) is None
