@@ -52,7 +52,8 @@ class EngineStream:
         self.engine_id = connection.descriptor.engine_id
         self.is_open = True
         self.failure: str | None = None
-        self.was_lost = False
+        self.can_resume = False
+        self.is_stranded = False
         self.has_died = False
         self.has_given_tokens = False
         self.timings: RequestTimings | None = None
@@ -67,7 +68,7 @@ class EngineStream:
                 if output.attempt == self._attempt:
                     break
         except EngineLost as exc:
-            self.is_open, self.was_lost, self.failure = False, True, str(exc)
+            self.is_open, self.can_resume, self.failure = False, True, str(exc)
             # A host that is cut off takes all its engines out of sight at once: that is no request's doing.
             self.has_died = not (exc.has_left or exc.is_silent)
             return None
@@ -84,6 +85,7 @@ class EngineStream:
                 allowed = f"an adapter that can be served: {reason}"
                 raise InvalidRequest(FieldViolation("lora_name", repr(self._lora.name), allowed))
             self.failure = f"engine {self.engine_id} gave the request up: {reason}"
+            self.can_resume = self.is_stranded = output.is_stranded
             return None
         self.has_given_tokens |= bool(output.new_token_ids)
         return output
@@ -181,6 +183,11 @@ class Attempt:
         return self._decode.has_given_tokens
 
     @property
+    def is_stranded_on_the_way(self) -> bool:
+        """Whether its decode engine has lost it to others' blocks after new tokens: that is no engine's failure."""
+        return self._decode.is_stranded and self.num_new_tokens > 0
+
+    @property
     def prefill_report(self) -> EngineReport | None:
         """The prefill engine's part; None if the decode engine does all of it."""
         return None if self._prefill is None else self._prefill.report
@@ -259,7 +266,7 @@ class Attempt:
             self._settle_move(self._successor)
             return
         if stream is self._decode:
-            raise self._failed(stream.failure, can_resume=stream.was_lost)
+            raise self._failed(stream.failure, can_resume=stream.can_resume)
         logger.warning("prefill failed, the decode engine goes on", extra=self._fields(stream))
 
     def _settle_move(self, winner: EngineStream) -> None:
@@ -285,8 +292,8 @@ class Attempt:
             raise self._failed(f"position {len(self.token_ids)} of the output is missing", can_resume=True)
         if not any(self._is_listening(stream) for stream in self._streams):
             reasons = [stream.failure for stream in self._streams if stream.failure is not None]
-            was_lost = any(stream.was_lost for stream in self._streams)
-            raise self._failed("; ".join(reasons) or "its engines let go of it unfinished", can_resume=was_lost)
+            can_resume = any(stream.can_resume for stream in self._streams)
+            raise self._failed("; ".join(reasons) or "its engines let go of it unfinished", can_resume=can_resume)
 
     @property
     def _is_prefilling(self) -> bool:
@@ -317,4 +324,6 @@ class Attempt:
         ticket = KVTransferParams(transfer_id, request.attempt, role, address)
         # What the consumer does not have comes from its producer.
         source = self._route.prefix_source if role is TransferRole.PRODUCER else None
-        return replace(request, kv_transfer_params=ticket, prefix_source=source)
+        # What images are made of is large, and the consumer gets what has been made of it.
+        inputs = request.encoder_inputs if role is TransferRole.PRODUCER else ()
+        return replace(request, kv_transfer_params=ticket, prefix_source=source, encoder_inputs=inputs)

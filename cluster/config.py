@@ -19,6 +19,7 @@ from cluster.access.tls import TlsConfig, is_loopback
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
 from cluster.gateway.config import HttpConfig
+from cluster.images.config import ImageConfig
 from cluster.input_limits import InputLimits
 from cluster.manifests.settings import KubernetesConfig
 from cluster.model_check import find_model_mistakes
@@ -104,6 +105,7 @@ class IngressConfig(_Settings):
     recovery_timeout_s: float = Field(
         60.0, ge=0, description="How long a request whose engine failed waits for one that can go on with it."
     )
+    images: ImageConfig = ImageConfig()
 
     @model_validator(mode="after")
     def _is_not_open_by_mistake(self) -> Self:

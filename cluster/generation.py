@@ -31,12 +31,25 @@ class TokenPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageInput:
+    """An image as it was sent: its file's bytes, or a data URI with these in base64."""
+
+    data: bytes = field(default=b"", repr=False)
+    data_uri: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation. fields: what else the chat template may look at, such as tool_calls."""
+    """One turn of a conversation.
+
+    fields: what else the chat template may look at, such as tool_calls
+    parts:  instead of content: texts and images, in their order
+    """
 
     role: str
     content: str
     fields: Mapping[str, JSON] = field(default_factory=dict)
+    parts: Sequence[str | ImageInput] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +112,7 @@ class GenerateRequest:
     """One prompt and how to go on from it.
 
     prompt:           None if the client gave none
+    images:           of a text or of tokens, which have one placeholder for each
     model:            "" asks for the one that is served; the name of a LoRA adapter for that model with it
     lora_name:        the same, beside the model's own name
     lora_digest:      of the adapter that made output_token_ids: no other goes on with them; "": whichever is there
@@ -109,6 +123,7 @@ class GenerateRequest:
     """
 
     prompt: Prompt | None
+    images: tuple[ImageInput, ...] = ()
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     model: str = ""
     lora_name: str = ""

@@ -22,6 +22,8 @@ from cluster.access.caller import Caller
 from cluster.adapters import AdapterDirectory
 from cluster.errors import AdapterNotFound, EngineFailed, ModelNotFound
 from cluster.generation import ChatPrompt, EmbedsPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from cluster.images.door import ImageDoor, PlacedImages
+from cluster.images.sources import check_images
 from cluster.input_limits import InputLimits
 from cluster.model_tokenizer import ChatTemplateError, ModelTokenizer
 from cluster.prompt_embeds import check_shape, read_embeds
@@ -84,9 +86,12 @@ class InputProcessor:
         limits: InputLimits | None = None,
         wall_clock: Callable[[], float] = time.time,
         adapters: AdapterDirectory | None = None,
+        images: ImageDoor | None = None,
     ) -> None:
+        """images: None for a model that takes text only"""
         self.model = model
         self.tokenizer = tokenizer
+        self.images = images
         self.limits = limits or InputLimits()
         self._wall_clock = wall_clock
         self.adapters = adapters or AdapterDirectory()
@@ -104,20 +109,26 @@ class InputProcessor:
             raise EngineFailed(request.request_id, reason, num_new_tokens=0, can_resume=False)
         self._check_before_tokenizing(request)
         prompt_token_ids = await self._tokenize(request.prompt)
-        max_tokens = self._check_room(request, prompt_token_ids)
+        cache_salt = request.caller.salted(request.cache_salt)
+        placed = PlacedImages(prompt_token_ids)
+        if self.images is not None:
+            placed = await self.images.place(request, prompt_token_ids, cache_salt)
+        max_tokens = self._check_room(request, placed.token_ids)
         return EngineCoreRequest(
             request_id=draw_engine_request_id(request.request_id),
-            prompt_token_ids=prompt_token_ids,
+            prompt_token_ids=placed.token_ids,
             sampling_params=resolve_sampling(request.sampling, max_tokens),
             output_token_ids=list(request.output_token_ids),
             eos_token_ids=self.model.eos_token_ids,
             priority=request.caller.priority(request.priority),
             arrival_time_s=arrival_time_s,
             deadline_s=None if request.timeout_s is None else arrival_time_s + request.timeout_s,
-            cache_salt=request.caller.salted(request.cache_salt),
+            cache_salt=cache_salt,
             tenant=request.caller.tenant,
             lora=adapter,
             prompt_embeds=await _read_embeds(request.prompt),
+            mm_features=placed.features,
+            encoder_inputs=placed.encoder_inputs,
         )
 
     async def tokenize(self, prompt: Prompt) -> list[int]:
@@ -147,6 +158,11 @@ class InputProcessor:
         if len(token_ids) <= MAX_CHARS_ON_EVENT_LOOP:
             return decode(token_ids, skip_special_tokens=skip_special_tokens)
         return await asyncio.to_thread(decode, token_ids, skip_special_tokens=skip_special_tokens)
+
+    def close(self) -> None:
+        """No request will come any more: end what works on images."""
+        if self.images is not None:
+            self.images.close()
 
     def check_model(self, model: str) -> None:
         """Raise ModelNotFound if a request for this one cannot be served."""
@@ -189,6 +205,7 @@ class InputProcessor:
         violations.require(self.model.generates, "model", self.model.name, "one that generates; this one gives vectors")
         self.check_envelope(request.request_id, request.cache_salt, request.priority, violations)
         self._check_prompt(request.prompt, violations)
+        check_images(request, None if self.images is None else self.images.config, violations)
         self._check_token_ids("output_token_ids", request.output_token_ids, violations)
         check_sampling(request.sampling, self.model.vocab_size, limits, violations)
         has_end = bool(self.model.eos_token_ids)
@@ -290,7 +307,8 @@ def draw_engine_request_id(request_id: str) -> str:
 
 
 def _num_chat_chars(chat: ChatPrompt) -> int:
-    num_chars = sum(len(message.role) + len(message.content) for message in chat.messages)
+    texts = (text for message in chat.messages for text in (message.role, message.content, *message.parts))
+    num_chars = sum(len(text) for text in texts if isinstance(text, str))
     others = [*(message.fields for message in chat.messages if message.fields), *chat.tools]
     return num_chars + sum(len(json.dumps(other)) for other in [*others, chat.variables] if other)
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from cluster.errors import TokenizerUnusable
-from cluster.generation import ChatPrompt
+from cluster.generation import ChatMessage, ChatPrompt
 from cluster.json_types import JSON
 
 ChatTemplate = Callable[[list[dict[str, JSON]], dict[str, JSON]], str]
@@ -92,7 +92,7 @@ class ModelTokenizer:
         if reserved := prompt.variables.keys() & _RENDERING:
             raise ChatTemplateError(f"not a variable of a chat template: {', '.join(sorted(reserved))}")
         messages: list[dict[str, JSON]] = [
-            {"role": turn.role, "content": turn.content, **turn.fields} for turn in prompt.messages
+            {"role": turn.role, "content": _content(turn), **turn.fields} for turn in prompt.messages
         ]
         variables = dict(prompt.variables)
         if prompt.tools:
@@ -103,3 +103,10 @@ class ModelTokenizer:
             raise ChatTemplateError(f"the model's chat template refuses these messages: {exc}") from exc
         # The template writes the special tokens itself.
         return self.backend.encode(text, add_special_tokens=False).ids
+
+
+def _content(turn: ChatMessage) -> JSON:
+    """As templates of models with images expect it: a text, or a list of texts and places for images."""
+    if not turn.parts:
+        return turn.content
+    return [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in turn.parts]

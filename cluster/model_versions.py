@@ -51,7 +51,13 @@ class ModelVersions:
         """The others have left; the newest one stays anyway, for without any no request can be understood."""
         newest = max(self._versions, default=0)
         kept = [version for version in self._versions if version in versions] or [newest]
-        self._versions = {version: loaded for version, loaded in self._versions.items() if version in kept}
+        for version in self._versions.keys() - set(kept):
+            self._versions.pop(version).input_processor.close()
+
+    def close(self) -> None:
+        """No request will come any more."""
+        for version in self._versions.values():
+            version.input_processor.close()
 
     def newest(self, engines: Iterable[EngineLoad]) -> ModelVersion:
         """The newest one that serves; the newest one if none does."""

@@ -107,7 +107,8 @@ class Recovery:
         Raises NoEngineAvailable before the first attempt; EngineFailed, DeadlineExceeded.
         """
         route = self._choose()
-        for number in range(1, self._policy.max_attempts + 1):
+        num_failures = 0
+        while True:
             try:
                 async with Attempt(route, self._request, self._deadline_s) as attempt:
                     self.attempt = attempt
@@ -126,7 +127,9 @@ class Recovery:
                     self._lost_engines.clear()
                 self._lost_engines |= attempt.lost_engines
                 self._prefill_timings = self._prefill_timings or attempt.prefill_timings
-                self._give_up_or_go_on(failure, attempt, is_last=number == self._policy.max_attempts)
+                # Each time it has gone on before: that ends by itself, however often blocks are short.
+                num_failures += not attempt.is_stranded_on_the_way
+                self._give_up_or_go_on(failure, attempt, is_last=num_failures == self._policy.max_attempts)
                 route = await self._choose_again(failure)
                 self._num_moves_before += attempt.num_moves
 
@@ -147,7 +150,12 @@ class Recovery:
         self._num_moves_begun += 1
         request = self._resubmit(attempt)
         attempt.move(
-            target, replace(request, prefix_source=PrefixSource(here.kv_address, preemption.num_computed_tokens))
+            target,
+            replace(
+                request,
+                prefix_source=PrefixSource(here.kv_address, preemption.num_computed_tokens),
+                encoder_inputs=(),
+            ),
         )
         logger.info(
             "a preempted request moves",

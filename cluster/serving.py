@@ -13,6 +13,7 @@ from cluster.admission import Admission, Place
 from cluster.engine_connection import EnginePool, EngineRole
 from cluster.errors import EngineFailed, FieldViolation, InvalidRequest, ModelVersionLeft
 from cluster.generation import GenerateChunk, GenerateEnd, GenerateRequest, GenerateTimings, Usage
+from cluster.images.budget import ImageBudget
 from cluster.model_versions import EnginesOfVersion, ModelVersion, ModelVersions
 from cluster.moves import Moves
 from cluster.output_processor import OutputProcessor, ProcessedOutput
@@ -50,6 +51,7 @@ class Serving:
         *,
         max_requests_in_flight: int = 1024,
         max_waiting_tokens: int = 4_000_000,
+        max_image_bytes_in_flight: int = 1 << 30,
         retry_delay_s: float = 1.0,
         recovery_policy: RecoveryPolicy | None = None,
         moves: Moves | None = None,
@@ -65,6 +67,7 @@ class Serving:
         self._engines = engines
         self._vector_engines = VectorEngines(engines)
         self._admission = Admission(max_requests_in_flight, max_waiting_tokens, unknown_delay_s=retry_delay_s)
+        self._image_budget = ImageBudget(max_image_bytes_in_flight, retry_delay_s)
         self._clock = clock
         self._recovery_policy = recovery_policy or RecoveryPolicy()
         self._moves = moves
@@ -143,6 +146,7 @@ class Serving:
         else:
             engine_request = await prompt.process(model, request)
             router = prompt.router(router)
+        in_flight.num_image_bytes = self._image_budget.exchange(in_flight.num_image_bytes, engine_request)
         allowance = request.caller.allowance
         if in_flight.recovery is None:
             allowance.charge(len(engine_request.prompt_token_ids))
@@ -276,6 +280,7 @@ class Serving:
                 yield in_flight
             finally:
                 self._num_moves_of_ended += in_flight.num_moves
+                self._image_budget.release(in_flight.num_image_bytes)
                 del self._in_flight[request_id]
 
 
@@ -292,6 +297,7 @@ class _InFlight:
     seed: int | None = None
     lora_digest: str | None = None
     recovery: Recovery | None = None
+    num_image_bytes: int = 0
 
     @property
     def num_moves(self) -> int:

@@ -134,20 +134,20 @@ def make_checkpoint(
     model_type, settings = _FAMILY_CONFIGS[family]
     config = CONFIG_MAPPING[model_type](**(settings | config_overrides))
     model = auto_class.from_config(config, dtype=torch.float32)
-    _draw_weights(model, torch.Generator().manual_seed(seed))
+    draw_weights(model, torch.Generator().manual_seed(seed))
     if auto_class is AutoModelForCausalLM:
         model.generation_config.eos_token_id = EOS_TOKEN_ID
         model.generation_config.pad_token_id = EOS_TOKEN_ID
     model.save_pretrained(directory)
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-        tokenizer_object=_train_tokenizer(), eos_token=EOS_TOKEN, pad_token=EOS_TOKEN, chat_template=_CHAT_TEMPLATE
+        tokenizer_object=train_tokenizer(), eos_token=EOS_TOKEN, pad_token=EOS_TOKEN, chat_template=_CHAT_TEMPLATE
     )
     tokenizer.save_pretrained(directory)
     return directory
 
 
 @torch.no_grad()
-def _draw_weights(model: PreTrainedModel, generator: torch.Generator) -> None:
+def draw_weights(model: PreTrainedModel, generator: torch.Generator) -> None:
     """Matrices keep the variance of what they read, so that every layer and the whole context weigh in the logits."""
     is_gemma = model.config.model_type.startswith("gemma")  # multiplies its embeddings by sqrt(hidden_size)
     token_embedding_std = 0.15 if is_gemma else 1.0
@@ -164,7 +164,7 @@ def _draw_weights(model: PreTrainedModel, generator: torch.Generator) -> None:
 
 
 @functools.cache
-def _train_tokenizer() -> Tokenizer:
+def train_tokenizer() -> Tokenizer:
     """Byte-level BPE: every text is representable, and characters of several bytes can be split between tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.checkpoints import make_checkpoint
+from tests.vision import VISION_FAMILIES, make_vision_checkpoint
 
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("raypd", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -29,6 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
     def directory_of(family: str) -> Path:
         directory = root / family
-        return directory if directory.exists() else make_checkpoint(family, directory)
+        make = make_vision_checkpoint if family in VISION_FAMILIES else make_checkpoint
+        return directory if directory.exists() else make(family, directory)
 
     return directory_of

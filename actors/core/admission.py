@@ -122,6 +122,10 @@ class Admission:
         num_missing_tokens = request.num_tokens - request.num_computed_tokens - num_hit_tokens
         num_new_tokens = step.num_new_tokens(request, num_missing_tokens, self._places)
         num_computed_tokens = request.num_computed_tokens + num_hit_tokens
+        if request.lacks_encoder_inputs(num_computed_tokens):
+            queue.remove_request(request)
+            step.stranded.append(request)
+            return True
         chosen = step.choose_encoder_inputs(request, num_computed_tokens, num_new_tokens)
         if chosen is not None:
             num_new_tokens = chosen.num_new_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,12 +14,14 @@ class MultiModalFeature:
     mm_hash:    names its content: equal items are encoded once
     offset, length: the prompt's placeholder tokens that it stands for
     num_embeds: embeddings that the encoder makes of it; what the encoder's budget and cache count
+    grid:       how its tokens lie: (frames, rows, columns), for models whose positions go by it
     """
 
     mm_hash: str
     offset: int
     length: int
     num_embeds: int
+    grid: tuple[int, int, int] | None = None
 
     @property
     def end(self) -> int:
@@ -26,10 +29,57 @@ class MultiModalFeature:
         return self.offset + self.length
 
 
+@dataclass(frozen=True, slots=True)
+class PackedArray:
+    """A numpy array that travels.
+
+    dtype: by numpy's name; data: its elements in C order, little-endian
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderInput:
+    """What an encoder is given to make an item's embeddings: what the model's processor has made of it.
+
+    arrays: by the names of the encoder's arguments
+    """
+
+    mm_hash: str
+    arrays: dict[str, PackedArray]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all arrays."""
+        return sum(len(array.data) for array in self.arrays.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedImage:
+    """What a model's processor has made of an image.
+
+    arrays: see EncoderInput; num_tokens: placeholders that it takes in a prompt; grid: see MultiModalFeature
+    """
+
+    arrays: dict[str, PackedArray]
+    num_tokens: int
+    grid: tuple[int, int, int] | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all arrays."""
+        return sum(len(array.data) for array in self.arrays.values())
+
+
 def find_feature_mistake(features: Sequence[MultiModalFeature], num_prompt_tokens: int) -> str | None:
     """Say what is wrong with a prompt's items, or return None. They stand in order and do not overlap."""
     end = 0
     for number, feature in enumerate(features):
+        if feature.grid is not None and math.prod(feature.grid) != feature.length:
+            return f"multimodal item {number} has {feature.length} tokens, its grid is {feature.grid}"
         if feature.length <= 0 or feature.num_embeds <= 0:
             return f"multimodal item {number} has {feature.length} tokens and {feature.num_embeds} embeddings"
         if feature.offset < end:

@@ -67,6 +67,7 @@ class Outbox:
         error: str | None = None,
         is_requests_fault: bool = False,
         is_adapters_fault: bool = False,
+        is_stranded: bool = False,
         pooling_output: list[float] | None = None,
     ) -> None:
         """Tell of a request's end, with its last tokens if there are any."""
@@ -86,6 +87,7 @@ class Outbox:
             error=error,
             is_requests_fault=is_requests_fault,
             is_adapters_fault=is_adapters_fault,
+            is_stranded=is_stranded,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             pooling_output=pooling_output,

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from actors.core.adapter import AdapterCommands
-from actors.core.multimodal import MultiModalFeature
+from actors.core.multimodal import EncoderInput, MultiModalFeature
 from actors.core.request import PromptEmbeds
 from actors.core.request import StatusChange as StatusChange
 from actors.core.sampling_params import PoolingParams, SamplingParams
@@ -40,6 +40,7 @@ class NewRequestData:
     lora_name: str | None = None
     prompt_embeds: PromptEmbeds | None = None
     mm_features: tuple[MultiModalFeature, ...] = ()
+    encoder_inputs: tuple[EncoderInput, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +337,7 @@ class EngineCoreOutput:
     error:          why, if finish_reason is ERROR (or ABORT by the engine's own decision)
     is_requests_fault: any engine would say the same of this request
     is_adapters_fault: any engine would say the same of its adapter
+    is_stranded:    this engine lacks what the request needs to start over: submitted anew, it goes on
     pooling_output: a pooling request's vector
     prompt_logprobs: with the first token, if they were asked for
     preemption:     instead of tokens
@@ -352,6 +354,7 @@ class EngineCoreOutput:
     error: str | None = None
     is_requests_fault: bool = False
     is_adapters_fault: bool = False
+    is_stranded: bool = False
     logprobs: list[TokenLogprobs] | None = None
     pooling_output: list[float] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from actors.core.adapter import Adapter
 from actors.core.block_hash import BlockHash, BlockHasher, ExtraKeys
-from actors.core.multimodal import MultiModalFeature
+from actors.core.multimodal import EncoderInput, MultiModalFeature
 from actors.core.sampling_params import PoolingParams, SamplingParams
 from actors.core.status import TRANSITIONS
 from actors.core.status import FinishReason as FinishReason
@@ -43,6 +43,8 @@ class EngineCoreRequest:
     attempt:          new each time the request is submitted again
     prompt_token_ids: at least one token; as many zeros as prompt_embeds has rows, if there are any
     mm_features:      the prompt's multimodal items, in order
+    encoder_inputs:   what to make their embeddings of; an engine that is given none can only take what it has, or what
+                      comes from others
     pooling_params:   a vector is wanted, no tokens
     output_token_ids: tokens that it already has (resume); the engine goes on at the next position
     eos_token_ids:    the model's end-of-sequence tokens
@@ -68,6 +70,7 @@ class EngineCoreRequest:
     lora: Adapter | None = None
     prompt_embeds: PromptEmbeds | None = None
     mm_features: tuple[MultiModalFeature, ...] = ()
+    encoder_inputs: tuple[EncoderInput, ...] = ()
     pooling_params: PoolingParams | None = None
     kv_transfer_params: KVTransferParams | None = None
     prefix_source: PrefixSource | None = None
@@ -103,6 +106,7 @@ class Request:
         "cache_salt",
         "client_index",
         "deadline_s",
+        "encoder_inputs",
         "eos_token_ids",
         "first_token_at_s",
         "is_corrupted",
@@ -148,6 +152,7 @@ class Request:
         self.eos_token_ids = core_request.eos_token_ids
         self.cache_salt = core_request.cache_salt
         self.mm_features = core_request.mm_features
+        self.encoder_inputs = core_request.encoder_inputs
         self.tenant = core_request.tenant
         self.lora = core_request.lora
         self.lora_name = None if core_request.lora is None else core_request.lora.key
@@ -264,6 +269,15 @@ class Request:
         """
         ends_here = self.transfer_role is TransferRole.PRODUCER or self.pooling_params is not None
         return not ends_here and self.prompt_embeds is None and not self.mm_features
+
+    def lacks_encoder_inputs(self, num_computed_tokens: int) -> bool:
+        """Whether its tokens from there on show items that this engine was not given anything to encode of.
+
+        So it is with a decode engine: it gets an image's KV, and has lost it if it loses the request's blocks.
+        """
+        if not self.mm_features or self.encoder_inputs:
+            return False
+        return self.mm_features[-1].end > num_computed_tokens
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -205,7 +205,15 @@ class Scheduler:
         self._batch.schedule_running(step)
         if not step.preempted or step.is_empty:
             self._admission.schedule_waiting(step)
+        for request in step.stranded:
+            self._end_stranded(request, now_s)
         return self._build_output(step)
+
+    def _end_stranded(self, request: Request, now_s: float) -> None:
+        """Let a request's client submit it anew, with what its images are made of."""
+        self._finish(request, RequestStatus.FINISHED_ERROR, now_s)
+        error = "it would have to compute its images anew, which it was not given"
+        self._outbox.add_end(request, now_s, error=error, is_stranded=True)
 
     def _begin_step(self, token_budget: int, now_s: float) -> Step:
         encoder = EncoderStep(self.encoder_cache_manager, self.config.max_num_encoder_input_tokens)

@@ -37,6 +37,7 @@ class Step:
     num_scheduled_tokens: of all other requests, in batch order
     new_block_ids: what a row gets beyond the blocks that the worker knows of
     preempted: by request id, the first victim first
+    stranded: requests that would have to encode what this engine was not given; they have left their queues
     """
 
     config: SchedulerConfig
@@ -49,6 +50,7 @@ class Step:
     spec_token_ids: dict[str, list[int]] = field(default_factory=dict)
     resumed: set[str] = field(default_factory=set)
     preempted: dict[str, Victim] = field(default_factory=dict)
+    stranded: list[Request] = field(default_factory=list)
     is_load_limit_reached: bool = False
     num_prompt_tokens: int = 0
     num_prompt_logprobs: int = 0
@@ -238,6 +240,7 @@ def _describe(request: Request, kv_cache_manager: KVCacheManager) -> NewRequestD
         lora_name=request.lora_name,
         prompt_embeds=request.prompt_embeds,
         mm_features=request.mm_features,
+        encoder_inputs=request.encoder_inputs,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -25,7 +25,7 @@ class FlatForward:
 
     def __init__(self, model: PreTrainedModel, kind: ModelKind = ModelKind.GENERATION) -> None:
         self.model = model
-        self.generates = kind is ModelKind.GENERATION
+        self.generates = kind.generates
         self._called: nn.Module = model.base_model if kind is ModelKind.CLASSIFICATION else model
         self._keeps_logits = self.generates and "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -36,32 +36,34 @@ class FlatForward:
         batch: BatchAttention,
         indices: Tensor,
         take_states: TakeStates | None = None,
+        inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         """The output where it is wanted.
 
-        input_ids, positions: [num_tokens] int64; indices: [n] int64, into the tokens
+        input_ids: [num_tokens] int64; indices: [n] int64, into the tokens
+        positions: [num_tokens] int64, or [3, num_tokens] for a model that places images by frame, row and column
         take_states: is given all tokens' hidden states on the way
+        inputs_embeds: [num_tokens, hidden_size] in the model's dtype, instead of the tokens' own
         Returns [n, vocab_size], or [n, hidden_size], in the model's dtype.
         """
+        inputs = {"input_ids": input_ids[None]} if inputs_embeds is None else {"inputs_embeds": inputs_embeds[None]}
         if take_states is None:
-            return self._run(input_ids, positions, batch, indices)
+            return self._run(inputs, positions, batch, indices)
         trunk = self._called
         if self.generates:
             # What gives a head its hidden states is not always the base model: OPT's calls its decoder.
             trunk = self.model.get_decoder()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         hook = trunk.register_forward_hook(lambda module, inputs, output: take_states(output.last_hidden_state[0]))
         try:
-            return self._run(input_ids, positions, batch, indices)
+            return self._run(inputs, positions, batch, indices)
         finally:
             hook.remove()
 
-    def _run(self, input_ids: Tensor, positions: Tensor, batch: BatchAttention, indices: Tensor) -> Tensor:
-        arguments: dict[str, object] = {BATCH_ARGUMENT: batch}
+    def _run(self, inputs: Mapping[str, Tensor], positions: Tensor, batch: BatchAttention, indices: Tensor) -> Tensor:
+        arguments: dict[str, object] = {BATCH_ARGUMENT: batch, **inputs}
         if self._keeps_logits:
             arguments["logits_to_keep"] = indices
-        output = self._called(
-            input_ids=input_ids[None], position_ids=positions[None], use_cache=False, return_dict=True, **arguments
-        )
+        output = self._called(position_ids=positions[..., None, :], use_cache=False, return_dict=True, **arguments)
         rows: Tensor = (output.logits if self.generates else output.last_hidden_state)[0]
         return rows if self._keeps_logits else rows[indices]
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from actors.core.outputs import NO_TOKEN, NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
 from actors.core.sampling_params import SamplingParams
@@ -54,12 +55,14 @@ class TokenRows:
 class StepInputs:
     """One step's batch in arrays.
 
-    token_ids, positions: [num_tokens] int64
+    token_ids: [num_tokens] int64
+    positions: [num_tokens] int64, or [3, num_tokens] where the model places images by frame, row and column
     sampled:        [num_sampled] int64, which requests of the batch want a token, and have their last one in this step
     sampled_rows:   [num_sampled] int64, their rows
     logits_indices: [num_sampled] int64, where their last tokens are; with drafts [num_positions], theirs as well
     drafts:         None if there are none in the step
     prompts:        whose logits are wanted as well, after those at logits_indices; None if there are none in the step
+    embeds:         [num_tokens, hidden_size] on the device, instead of what the tokens stand for
     """
 
     token_ids: np.ndarray
@@ -70,6 +73,7 @@ class StepInputs:
     logits_indices: np.ndarray
     drafts: StepDrafts | None = None
     prompts: PromptParts | None = None
+    embeds: Tensor | None = None
 
 
 class InputBatch:

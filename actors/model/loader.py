@@ -14,17 +14,18 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from actors.config import ModelConfig
-from actors.model.attention.base import ATTENTION_NAME, register_attention
+from actors.model.attention.base import register_attention
 from actors.model.attention.probe import GeometryProbe, KVGeometry
 from actors.model.errors import CheckpointError, DeviceUnavailable, UnsupportedModel
 from actors.model.fingerprint import fingerprint_checkpoint
 from actors.model.forward import FlatForward
 from actors.model.limits import derive_max_model_len
 from actors.model.model_kind import kind_of
+from actors.model.multimodal.families import VisionFamily, vision_family
 from actors.model.pooling.head import ClassificationHead
 from actors.model.pooling.loading import load_pooling
 from actors.model.self_check import check_forward
-from actors.model.support import architecture_name, refuse_unsupported
+from actors.model.support import architecture_name, attention_choice, refuse_unsupported
 from actors.model.tensor_parallel import ModelShard, SplitLinear, build_shard
 from actors.model.tensor_parallel_group import TensorParallelGroup
 from actors.model.tensor_parallel_plan import shard_heads
@@ -48,6 +49,7 @@ class LoadedModel:
     pooling:       what vectors it gives; None if it gives none
     head:          of a model that classifies
     split:         the linear layers of which this rank has a part, by name
+    vision_family: None if it takes text only
     """
 
     forward: FlatForward
@@ -62,6 +64,7 @@ class LoadedModel:
     pooling: PoolingFacts | None = None
     head: ClassificationHead | None = None
     split: Mapping[str, SplitLinear] = field(default_factory=dict)
+    vision_family: VisionFamily | None = None
 
 
 def load_model(model_config: ModelConfig, group: TensorParallelGroup | None = None) -> LoadedModel:
@@ -89,6 +92,10 @@ def _build(
     # It builds one, too, to look at.
     refuse_unsupported(config, trust_remote_code=model_config.trust_remote_code)
     register_attention()
+    if group is not None and vision_family(config) is not None:
+        raise UnsupportedModel(
+            architecture_name(config), f"models with images run on one rank, and tensor_parallel_size is {group.size}"
+        )
     if group is None:
         return config, ModelShard(_read_model(directory, config, model_config), {})
     return config, _read_shard(directory, config, model_config, group)
@@ -132,6 +139,7 @@ def _finish(
         pooling=pooling,
         head=head,
         split=shard.split,
+        vision_family=vision_family(config),
     )
 
 
@@ -166,7 +174,7 @@ def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelCo
             output_loading_info=True,
             config=config,
             dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=attention_choice(config),
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=model_config.trust_remote_code,
@@ -189,7 +197,7 @@ def _make_dummy_model(config: PretrainedConfig, model_config: ModelConfig, dtype
         model: PreTrainedModel = kind_of(config).auto_class.from_config(  # type: ignore[no-untyped-call]  # left untyped
             config,
             dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=attention_choice(config),
             trust_remote_code=model_config.trust_remote_code,
         )
     return model

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import enum
 
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, PretrainedConfig
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+)
 
-AutoClass = type[AutoModel] | type[AutoModelForCausalLM] | type[AutoModelForSequenceClassification]
+from actors.model.multimodal.families import vision_family
+
+AutoClass = (
+    type[AutoModel]
+    | type[AutoModelForCausalLM]
+    | type[AutoModelForImageTextToText]
+    | type[AutoModelForSequenceClassification]
+)
 
 _CLASSIFIER_SUFFIX = "ForSequenceClassification"
 
 
 class ModelKind(enum.Enum):
-    """GENERATION gives tokens, and vectors besides; the others give vectors only."""
+    """What generates gives tokens, and vectors besides; the others give vectors only."""
 
     GENERATION = enum.auto()
+    GENERATION_FROM_IMAGES = enum.auto()
     EMBEDDING = enum.auto()
     """A model without a head: its last hidden states are what it is for."""
     CLASSIFICATION = enum.auto()
+
+    @property
+    def generates(self) -> bool:
+        """Whether it gives tokens."""
+        return self in (ModelKind.GENERATION, ModelKind.GENERATION_FROM_IMAGES)
 
     @property
     def auto_class(self) -> AutoClass:
@@ -25,6 +44,8 @@ class ModelKind(enum.Enum):
         match self:
             case ModelKind.GENERATION:
                 return AutoModelForCausalLM
+            case ModelKind.GENERATION_FROM_IMAGES:
+                return AutoModelForImageTextToText
             case ModelKind.EMBEDDING:
                 return AutoModel
             case ModelKind.CLASSIFICATION:
@@ -40,4 +61,4 @@ def kind_of(config: PretrainedConfig) -> ModelKind:
     classes = headless if isinstance(headless, tuple) else (headless,)
     if name and name in {one.__name__ for one in classes if one is not None}:
         return ModelKind.EMBEDDING
-    return ModelKind.GENERATION
+    return ModelKind.GENERATION if vision_family(config) is None else ModelKind.GENERATION_FROM_IMAGES

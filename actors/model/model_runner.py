@@ -15,7 +15,13 @@ from torch import Tensor
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from actors.core.door import Ability
-from actors.core.outputs import NO_TOKEN, DraftTokenIds, ModelRunnerOutput, SchedulerOutput, TokenLogprobs
+from actors.core.outputs import (
+    NO_TOKEN,
+    DraftTokenIds,
+    ModelRunnerOutput,
+    SchedulerOutput,
+    TokenLogprobs,
+)
 from actors.core.sampling_params import SamplingParams
 from actors.lora_config import LoraConfig
 from actors.model.attention.base import BatchShape
@@ -29,6 +35,7 @@ from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks, make_lay
 from actors.model.loader import LoadedModel, load_model
 from actors.model.lora.store import AdapterStore
 from actors.model.memory import free_memory_bytes, peak_memory_bytes
+from actors.model.multimodal.image_batch import ImageBatch
 from actors.model.pooling.pooler import Pooler
 from actors.model.prompt_embeds import PromptEmbedsBatch
 from actors.model.prompt_logprobs import PromptParts
@@ -70,6 +77,7 @@ class ModelRunner:
         self._proposer: Proposer | None = None
         self._pooler = Pooler()
         self.adapters: AdapterStore | None = None
+        self._images: ImageBatch | None = None
 
     def load_model(self) -> None:
         """Load and check the model. Raises CheckpointError or UnsupportedModel."""
@@ -78,6 +86,8 @@ class ModelRunner:
         self._loaded = load_model(self._model_config, self._group)
         self._pooler = Pooler(self._loaded.head)
         self._prompt_embeds = PromptEmbedsBatch(self._loaded.forward.model)
+        if (family := self._loaded.vision_family) is not None:
+            self._images = ImageBatch(self._loaded.forward.model, has_grid_positions=family.has_grid_positions)
         # One rank's guesses are enough: the scheduler gives them to all.
         if self._group is None or self._group.rank == 0:
             self._draft_model = load_draft_model(self._model_config, self._scheduler_config, self._loaded)
@@ -147,6 +157,8 @@ class ModelRunner:
         batch.update(scheduler_output)
         self._embeds.update(scheduler_output)
         self._pooler.update(scheduler_output)
+        if self._images is not None:
+            self._images.update(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens == 0:
             return ModelRunnerOutput([], [])
         req_ids = scheduler_output.batch.req_ids
@@ -154,12 +166,13 @@ class ModelRunner:
         take_states = None if pooled is None else pooled.take_states
         with self._embeds.in_place(scheduler_output.batch):
             inputs = batch.prepare(scheduler_output.batch, scheduler_output.scheduled_spec_decode_tokens)
+            if self._images is not None:
+                inputs = self._images.put_into(inputs, scheduler_output.batch)
             if self.adapters is not None:
                 rows = scheduler_output.batch.rows
                 self.adapters.begin_step(batch.lora_names[rows], scheduler_output.batch.num_new_tokens)
             if inputs.prompts is None:
-                shape, indices = inputs.shape, inputs.logits_indices
-                logits = self._forward(inputs.token_ids, inputs.positions, shape, indices, take_states)
+                logits = self._forward_step(inputs, inputs.logits_indices, take_states)
                 prompt_logprobs = None
             else:
                 logits, prompt_logprobs = self._look_at_prompts(inputs, inputs.prompts, take_states)
@@ -186,7 +199,7 @@ class ModelRunner:
     ) -> tuple[Tensor, dict[str, list[TokenLogprobs]]]:
         """The logits to sample from, and the log-probabilities of prompts that end in the step."""
         indices = np.concatenate([inputs.logits_indices, prompts.logits_indices])
-        logits = self._forward(inputs.token_ids, inputs.positions, inputs.shape, indices, take_states)
+        logits = self._forward_step(inputs, indices, take_states)
         num_sampled = len(inputs.logits_indices)
         return logits[:num_sampled], self._input_batch.prompt_logprobs.take_in(prompts, logits[num_sampled:])
 
@@ -243,6 +256,7 @@ class ModelRunner:
             Ability.GENERATION: self.generates,
             Ability.HANDOFF: self.generates,
             Ability.STRUCTURED_OUTPUT: self.generates,
+            Ability.MULTIMODAL: self._images is not None,
             Ability.PROMPT_LOGPROBS: self.generates,
             Ability.LORA: self.adapters is not None,
             Ability.PROMPT_EMBEDS: self.prompt_embeds_size > 0,
@@ -315,6 +329,12 @@ class ModelRunner:
             model_fingerprint=self._model.fingerprint,
         )
 
+    def _forward_step(
+        self, inputs: StepInputs, logits_indices: np.ndarray, take_states: TakeStates | None = None
+    ) -> Tensor:
+        token_ids, positions, shape = inputs.token_ids, inputs.positions, inputs.shape
+        return self._forward(token_ids, positions, shape, logits_indices, take_states, inputs.embeds)
+
     def _forward(
         self,
         token_ids: np.ndarray,
@@ -322,12 +342,14 @@ class ModelRunner:
         shape: BatchShape,
         logits_indices: np.ndarray,
         take_states: TakeStates | None = None,
+        inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         """[len(logits_indices), vocab_size] in the model's dtype. take_states: is given all tokens' hidden states."""
         input_ids, position_ids, indices = (
             torch.from_numpy(array).to(self._model.device) for array in (token_ids, positions, logits_indices)
         )
-        return self._model.forward(input_ids, position_ids, self._backend.prepare(shape), indices, take_states)
+        backend = self._backend.prepare(shape)
+        return self._model.forward(input_ids, position_ids, backend, indices, take_states, inputs_embeds)
 
     @torch.inference_mode()
     def _run_largest_batch(self) -> None:

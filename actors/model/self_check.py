@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.model.attention.base import ATTENTION_NAME, BatchShape
+from actors.model.attention.base import BatchShape
 from actors.model.attention.probe import KVGeometry
 from actors.model.attention.torch_backend import TorchAttention
 from actors.model.errors import SelfCheckFailed
 from actors.model.forward import FlatForward
 from actors.model.kv_cache import allocate_kv_cache, make_layout
+from actors.model.support import attention_choice
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,7 @@ def stock_attention(model: PreTrainedModel) -> Iterator[None]:
     try:
         yield
     finally:
-        model.set_attn_implementation(ATTENTION_NAME)
+        model.set_attn_implementation(attention_choice(model.config))
 
 
 def _relative_error(paged: Tensor, stock: Tensor) -> float:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from actors.model.attention.base import ATTENTION_NAME
 from actors.model.errors import UnsupportedModel
 from actors.model.model_kind import ModelKind, kind_of
+from actors.model.multimodal.families import SERVED_FAMILIES, vision_family
 
 _SERVED_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _OTHER_INPUTS = ("vision_config", "audio_config", "speech_config")
 _LAYER_TYPE_FIELDS = ("layer_types", "layers_block_type", "attention_layers")
 _KIND_NAMES = {
     ModelKind.GENERATION: "causal language model",
+    ModelKind.GENERATION_FROM_IMAGES: "model of images and text",
     ModelKind.EMBEDDING: "model",
     ModelKind.CLASSIFICATION: "model for sequence classification",
 }
@@ -29,6 +32,13 @@ def refuse_unsupported(config: PretrainedConfig, *, trust_remote_code: bool) -> 
         raise UnsupportedModel(architecture, reason)
 
 
+def attention_choice(config: PretrainedConfig) -> str | dict[str, str]:
+    """Which attention the model's parts are to use: the decoder ours, an encoder of images torch's own."""
+    if vision_family(config) is None:
+        return ATTENTION_NAME
+    return {"": ATTENTION_NAME, "text_config": ATTENTION_NAME, "vision_config": "sdpa"}
+
+
 def architecture_name(config: PretrainedConfig) -> str:
     """The class name that the checkpoint gives, or its model type."""
     architectures = getattr(config, "architectures", None)
@@ -38,8 +48,10 @@ def architecture_name(config: PretrainedConfig) -> str:
 def _reason_in_config(config: PretrainedConfig) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder; only decoder-only models are served"
-    if other := [name for name in _OTHER_INPUTS if getattr(config, name, None) is not None]:
-        return f"it takes more than text ({', '.join(other)})"
+    other = [name for name in _OTHER_INPUTS if getattr(config, name, None) is not None]
+    if other and vision_family(config) is None:
+        served = ", ".join(SERVED_FAMILIES)
+        return f"it takes more than text ({', '.join(other)}), and is none of the families that are served: {served}"
     text = config.get_text_config(decoder=True)
     if getattr(text, "kv_lora_rank", None) is not None:
         return "it uses latent attention (MLA), whose cache is not keys and values per head"

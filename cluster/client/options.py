@@ -7,7 +7,10 @@ from typing import Any, Final, TypedDict
 
 from cluster.ingress.protos.raypd.v1 import generate_pb2
 
-ChatTurn = tuple[str, str]
+Content = str | Sequence[str | bytes]
+"""What one turn says: a text, or texts and images (their files' bytes) in their order."""
+
+ChatTurn = tuple[str, Content]
 """(role, content), such as ("user", "Hello")."""
 
 Prompt = str | Sequence[int] | Sequence[ChatTurn]
@@ -45,6 +48,7 @@ class Sampling(TypedDict, total=False):
 class Options(Sampling, total=False):
     """Further fields of raypd.v1.GenerateRequest, and what concerns the call.
 
+    images:    of a text or of token ids, which have a placeholder for each; a conversation has them in its turns
     timeout_s: for all of the answer, waits and further calls included
     resume:    False: nothing is asked again; a call that fails raises CallFailed, and what to do is the caller's affair
     """
@@ -57,6 +61,7 @@ class Options(Sampling, total=False):
     output_token_ids: Sequence[int]
     cache_salt: str
     model_version: int
+    images: Sequence[bytes]
     timeout_s: float | None
     resume: bool
 
@@ -71,6 +76,8 @@ def make_request(prompt: Prompt, options: Options) -> generate_pb2.GenerateReque
     """
     fields: dict[str, Any] = {name: value for name, value in options.items() if name not in ("timeout_s", "resume")}
     of_request = {name: fields.pop(name) for name in _REQUEST_FIELDS & fields.keys()}
+    if "images" in of_request:
+        of_request["images"] = [generate_pb2.Image(data=image) for image in of_request["images"]]
     message = generate_pb2.GenerateRequest(sampling_params=make_sampling_params(fields), **of_request)
     set_prompt(message, prompt)
     return message
@@ -105,6 +112,16 @@ def set_prompt(message: generate_pb2.GenerateRequest | generate_pb2.Prompt, prom
     for item in prompt:
         if isinstance(item, tuple):
             role, content = item
-            message.chat.messages.add(role=role, content=content)
+            turn = message.chat.messages.add(role=role)
+            if isinstance(content, str):
+                turn.content = content
+            else:
+                turn.parts.extend(_part(part) for part in content)
         else:
             message.token_ids.ids.append(item)
+
+
+def _part(part: str | bytes) -> generate_pb2.ContentPart:
+    if isinstance(part, str):
+        return generate_pb2.ContentPart(text=part)
+    return generate_pb2.ContentPart(image=generate_pb2.Image(data=part))

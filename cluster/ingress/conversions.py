@@ -18,6 +18,7 @@ from cluster.generation import (
     GenerateEnd,
     GenerateRequest,
     GenerateTimings,
+    ImageInput,
     Prompt,
     SamplingOptions,
     TextPrompt,
@@ -69,6 +70,7 @@ def request_from_proto(
         output_token_ids=tuple(message.output_token_ids),
         model_version=message.model_version,
         cache_salt=message.cache_salt,
+        images=tuple(_image(image) for image in message.images),
         timeout_s=timeout_s,
     )
 
@@ -101,13 +103,26 @@ def prompt_from_proto(
         case "token_ids" if not isinstance(message, model_pb2.TokenizeRequest):
             return TokenPrompt(list(message.token_ids.ids))
         case "chat":
-            return ChatPrompt([ChatMessage(turn.role, turn.content) for turn in message.chat.messages])
+            return ChatPrompt(
+                [
+                    ChatMessage(turn.role, turn.content, parts=tuple(_part(part) for part in turn.parts))
+                    for turn in message.chat.messages
+                ]
+            )
         case "prompt_embeds" if not isinstance(message, model_pb2.TokenizeRequest):
             embeds = message.prompt_embeds
             dtype = _EMBEDS_DTYPES.get(embeds.dtype, str(embeds.dtype))
             return EmbedsPrompt(embeds.data, embeds.num_tokens, embeds.hidden_size, dtype)
         case _:
             return None
+
+
+def _part(message: generate_pb2.ContentPart) -> str | ImageInput:
+    return _image(message.image) if message.WhichOneof("part") == "image" else message.text
+
+
+def _image(message: generate_pb2.Image) -> ImageInput:
+    return ImageInput(message.data, message.data_uri)
 
 
 def _sampling(message: generate_pb2.SamplingParams) -> SamplingOptions:

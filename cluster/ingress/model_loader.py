@@ -10,6 +10,7 @@ from pathlib import Path
 from cluster.adapters import AdapterDirectory
 from cluster.config import ClusterConfig
 from cluster.errors import TokenizerUnusable
+from cluster.images.opening import open_image_door
 from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
 from cluster.model_versions import ModelVersion, ModelVersions
@@ -49,12 +50,17 @@ class ModelLoader:
                 return
             self.errors.pop(model.version, None)
             if known is not None and loaded is not None and known.directory == model.directory:
-                tokenizer, router = loaded.input_processor.tokenizer, loaded.router
+                tokenizer, images = loaded.input_processor.tokenizer, loaded.input_processor.images
+                router = loaded.router
             else:
                 tokenizer = await asyncio.to_thread(ModelTokenizer.from_directory, Path(model.directory))
+                limits = self._config.ingress.images
+                images = await asyncio.to_thread(open_image_door, Path(model.directory), limits)
                 router = self._make_router(model)
             description = ModelDescription.of(self._config.model_name, model.facts)
-            processor = InputProcessor(description, tokenizer, self._config.ingress.limits, adapters=self._adapters)
+            processor = InputProcessor(
+                description, tokenizer, self._config.ingress.limits, adapters=self._adapters, images=images
+            )
             self._versions.put(ModelVersion(model.version, processor, router))
             self._loaded[model.version] = model
 

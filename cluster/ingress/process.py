@@ -102,6 +102,7 @@ class IngressProcess:
             self._sessions(),
             max_requests_in_flight=config.ingress.max_requests_in_flight,
             max_waiting_tokens=config.ingress.max_waiting_tokens,
+            max_image_bytes_in_flight=config.ingress.images.max_input_in_flight_mib << 20,
             recovery_policy=RecoveryPolicy(config.ingress.max_attempts, config.ingress.recovery_timeout_s),
             moves=Moves(self._sessions().stats) if config.ingress.move_preempted else None,
         )
@@ -160,6 +161,7 @@ class IngressProcess:
         """Close the doors; what runs gets grace_s to end, then it is aborted. Then hang up on the engines."""
         doors = [door for door in (self._server, self._gateway) if door is not None]
         await asyncio.gather(*(door.drain(grace_s) for door in doors))
+        self._versions.close()
         if self._pool is not None:
             await self._pool.close()
 

@@ -86,7 +86,7 @@ class VectorRecovery:
             # An engine that has dropped the request for its deadline is not to blame.
             raise DeadlineExceeded(request.request_id)
         reason = stream.failure or f"engine {stream.engine_id} let go of it without a vector"
-        raise EngineFailed(request.request_id, reason, num_new_tokens=0, can_resume=stream.was_lost)
+        raise EngineFailed(request.request_id, reason, num_new_tokens=0, can_resume=stream.can_resume)
 
     @staticmethod
     def _take(output: EngineCoreOutput, values: list[float], request: EngineCoreRequest) -> PromptVector:

@@ -8,7 +8,15 @@ from typing import Any, Final
 
 from actors.config import EngineConfig, GrammarConfig, SchedulerConfig, SpeculativeConfig
 from actors.lora_config import LoraConfig
-from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.generation import (
+    ChatMessage,
+    ChatPrompt,
+    GenerateChunk,
+    GenerateRequest,
+    ImageInput,
+    SamplingOptions,
+    TokenPrompt,
+)
 from kv_transfer.config import KVTransferConfig
 from tests.adapters import adapted_tokens, make_adapter
 from tests.engine_pair import engine_config
@@ -20,6 +28,7 @@ from tests.integration.promises import assert_same, engines_config, expected_ans
 from tests.integration.recovering_cluster import RecoveringCluster
 from tests.reference import greedy_tokens, random_prompt
 from tests.structured import KINDS, MAX_WHITESPACE, constrained_tokens
+from tests.vision import VisionReference, draw_image, encode_png
 
 _PROMISES: Final = {
     "greedy": "greedy sampling",
@@ -44,6 +53,7 @@ _ADAPTERS: Final[dict[str, dict[str, Any]]] = {
 _NUM_ADAPTED_TOKENS: Final = 16
 _NUM_STRUCTURED_TOKENS: Final = 80
 _NUM_SPECULATED_TOKENS: Final = 24
+_NUM_IMAGE_TOKENS: Final = 24
 
 
 def _prepare_promises(checkpoint: CheckpointOf) -> Setup:
@@ -102,6 +112,25 @@ def _prepare_lora(checkpoint: CheckpointOf) -> Setup:
     return Setup(config.model_copy(update={"lora": LoraConfig(allowed_directories=(str(adapters),))}), features)
 
 
+def _prepare_images(checkpoint: CheckpointOf, family: str) -> Setup:
+    directory = checkpoint(family)
+    reference, images = VisionReference(directory, family), [draw_image(1), draw_image(2, 30, 50)]
+    parts = ("Compare ", ImageInput(encode_png(images[0])), " with ", ImageInput(encode_png(images[1])), ".")
+    shown = [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts]
+    prompt = reference.prompt(reference.chat_text([{"role": "user", "content": shown}]), images)
+    sampling = SamplingOptions(temperature=0.0, max_tokens=_NUM_IMAGE_TOKENS, ignore_eos=True)
+    chat = ChatPrompt([ChatMessage("user", "", parts=parts)])
+    expected = reference.greedy(prompt, images, _NUM_IMAGE_TOKENS)
+    feature = Generated(
+        f"images: {family}", GenerateRequest(prompt=chat, sampling=sampling), partial(_assert_tokens, expected)
+    )
+    # Chunks end inside images.
+    return Setup(
+        engine_config(directory, block_size=8, max_num_batched_tokens=32, transfer=KVTransferConfig(transport="tcp")),
+        [feature],
+    )
+
+
 def _assert_tokens(expected: list[int], chunks: list[GenerateChunk]) -> None:
     assert token_ids_of(chunks) == expected
 
@@ -134,4 +163,8 @@ GROUPS: Final = (
     ),
     Group("embeddings", tuple(EMBEDDINGS.values()), prepare_embeddings),
     Group("classes", (CLASSES,), prepare_classes),
+    *(
+        Group(family, (f"images: {family}",), partial(_prepare_images, family=family))
+        for family in ("llava", "qwen2_5_vl")
+    ),
 )

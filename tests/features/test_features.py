@@ -13,6 +13,7 @@ from tests.features.groups import GROUPS
 from tests.features.scenarios import run_scenario
 from tests.features.table import PAGE, render
 from tests.structured import compiling_in_process
+from tests.vision import processing_in_process
 
 Outcomes = dict[str, dict[Scenario, bool]]
 
@@ -26,8 +27,8 @@ def outcomes() -> Outcomes:
 
 
 @pytest.fixture(autouse=True)
-def compiler_in_process() -> Iterator[None]:
-    with compiling_in_process():
+def work_in_process() -> Iterator[None]:
+    with compiling_in_process(), processing_in_process():
         yield
 
 

@@ -25,6 +25,8 @@ from cluster.adapters import AdapterDirectory
 from cluster.engine_connection import EngineConnection, EngineDescriptor, EnginePool, EngineRole
 from cluster.errors import EngineLost
 from cluster.generation import GenerateChunk, GenerateRequest
+from cluster.images.config import ImageConfig
+from cluster.images.opening import open_image_door
 from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
 from cluster.model_versions import ModelVersion, ModelVersions
@@ -181,7 +183,8 @@ class RecoveringCluster:
         description = ModelDescription.of("test", facts)
         tokenizer = ModelTokenizer.from_directory(Path(self._config.model.model))
         adapters = AdapterDirectory(self._config.lora)
-        self._input_processor = InputProcessor(description, tokenizer, adapters=adapters)
+        images = open_image_door(Path(self._config.model.model), ImageConfig())
+        self._input_processor = InputProcessor(description, tokenizer, adapters=adapters, images=images)
         self.serving = self._make_serving(_TappedPool(self.pool, self.tap))
 
     def _make_serving(self, engines: EnginePool) -> Serving:
@@ -243,6 +246,7 @@ class RecoveringCluster:
         """End everything."""
         for gate in self.gates.values():
             gate.open()
+        self._input_processor.close()
         await self.pool.close()
         await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
 

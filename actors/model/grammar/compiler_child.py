@@ -1,60 +1,42 @@
 """The process that compiles grammars: `python -m actors.model.grammar.compiler_child FD MEMORY_BYTES MAX_WHITESPACE`.
 
-A compiler of grammars is given what strangers write. It can take minutes and gigabytes for a few kilobytes, cannot be
-interrupted, and may crash; so it lives in a process of its own, which has a memory limit and can be killed.
-
-FD is one end of a connection. First comes the vocabulary, answered by an empty message; then one (kind, value) after
-another in JSON, each answered by COMPILED or REFUSED and the compiled grammar or why not. The process ends when the
-other end is closed, even while it compiles.
+FD is one end of a connection (bounded_child.py). The greeting is the vocabulary; a task is (kind, value) in JSON,
+answered by COMPILED or REFUSED and the compiled grammar or why not.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import queue
 import re
-import resource
 import sys
-import threading
-from multiprocessing.connection import Connection
-from pathlib import Path
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 import xgrammar
 
+from actors.bounded_child import work
 from actors.model.grammar.compiler_process import COMPILED, REFUSED
 
 _SOURCE_PLACE: Final = re.compile(r"\[\d\d:\d\d:\d\d\] \S+?:\d+: ")
 _MAX_REASON_CHARS: Final = 500
-_NICENESS: Final = 10
-"""Below the engine's own threads: on a CPU engine they share the cores."""
 
 
 def main() -> None:
     """Compile until the other end hangs up."""
     descriptor, memory_bytes, max_whitespace = (int(argument) for argument in sys.argv[1:])
-    connection = Connection(descriptor)
-    vocabulary = xgrammar.TokenizerInfo.deserialize_json(connection.recv_bytes().decode())
-    compiler = xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
-    os.nice(_NICENESS)
-    _limit_memory(memory_bytes)
-    connection.send_bytes(b"")
-    tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, tasks), daemon=True).start()
-    while True:
-        kind, value = json.loads(tasks.get())
-        connection.send_bytes(answer(compiler, kind, value, max_whitespace))
 
+    def start(vocabulary: bytes) -> Callable[[bytes], bytes]:
+        tokens = xgrammar.TokenizerInfo.deserialize_json(vocabulary.decode())
+        compiler = xgrammar.GrammarCompiler(tokens, max_threads=1, cache_enabled=False)
 
-def _receive(connection: Connection, tasks: queue.SimpleQueue[bytes]) -> None:
-    """Nobody waits for an answer any more once the other end is closed."""
-    while True:
-        try:
-            tasks.put(connection.recv_bytes())
-        except (EOFError, OSError):
-            os._exit(0)
+        def answer_task(task: bytes) -> bytes:
+            kind, value = json.loads(task)
+            return answer(compiler, kind, value, max_whitespace)
+
+        return answer_task
+
+    work(descriptor, memory_bytes, start)
 
 
 def answer(compiler: xgrammar.GrammarCompiler, kind: str, value: str, max_whitespace: int) -> bytes:
@@ -97,15 +79,6 @@ def _compile(
             return compiler.compile_grammar(value)
         case _:
             raise ValueError(f"a grammar of kind {kind!r} is not known")
-
-
-def _limit_memory(memory_bytes: int) -> None:
-    """From here on so much more. Where the system does not tell what is in use, there is only the time limit."""
-    usage = Path("/proc/self/statm")
-    if usage.exists():
-        used_bytes = int(usage.read_text().split()[0]) * resource.getpagesize()
-        limit = used_bytes + memory_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Literal
 from actors.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from actors.core.adapter import Adapter
 from actors.core.door import Ability
-from actors.core.multimodal import MultiModalFeature
+from actors.core.multimodal import EncoderInput, MultiModalFeature
 from actors.core.request import EngineCoreRequest, PromptEmbeds, Request
 from actors.core.sampling_params import PoolingParams, SamplingParams, StructuredOutputParams
 from actors.core.scheduler import Scheduler
@@ -149,6 +149,7 @@ def make_request(
         pooling_params=pooling_params,
         prompt_embeds=prompt_embeds,
         mm_features=tuple(mm_features),
+        encoder_inputs=tuple(EncoderInput(mm_hash, {}) for mm_hash in dict.fromkeys(f.mm_hash for f in mm_features)),
         kv_transfer_params=None if role is None else ticket(role, request_id),
     )
     return Request.from_engine_core_request(core_request, client_index, BLOCK_SIZE, now_s=now_s)

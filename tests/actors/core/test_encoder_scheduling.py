@@ -12,7 +12,7 @@ from actors.config import SchedulerConfig
 from actors.core.encoder_cache_manager import EncoderCacheManager
 from actors.core.encoder_scheduling import EncoderInputs, EncoderStep, find_encoder_refusal, schedule_encoder_inputs
 from actors.core.multimodal import MultiModalFeature
-from actors.core.request import RequestStatus
+from actors.core.request import FinishReason, RequestStatus
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver, reference_tokens
 
@@ -131,6 +131,23 @@ def test_a_request_that_is_not_admitted_holds_no_embeddings() -> None:
     driver.step()
     assert driver.scheduler.encoder_cache_manager.holders() == set()
     driver.run()
+
+
+def test_what_cannot_be_encoded_here_is_given_back_unless_its_kv_is_cached() -> None:
+    driver = Driver(make_scheduler())
+    prompt = range(500, 524)
+    stranded, cached = (make_request(name, prompt, mm_features=FEATURES) for name in ("stranded", "cached"))
+    stranded.encoder_inputs = cached.encoder_inputs = ()
+    for request in (stranded, make_request("behind", prompt, mm_features=FEATURES)):
+        driver.scheduler.add_request(request)
+    driver.run()
+    ends = {output.request_id: output for output in driver.outputs if output.finished}
+    assert (ends["stranded"].finish_reason, ends["stranded"].is_stranded) == (FinishReason.ERROR, True)
+    assert (ends["behind"].finish_reason, ends["behind"].is_stranded) == (FinishReason.LENGTH, False)
+    assert FEATURES[-1].end <= 23 // driver.scheduler.block_size * driver.scheduler.block_size
+    driver.scheduler.add_request(cached)
+    driver.run()
+    assert len(driver.tokens_of("cached")) == 4
 
 
 @pytest.mark.parametrize("overlap", [False, True])

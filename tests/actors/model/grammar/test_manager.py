@@ -15,6 +15,7 @@ from actors.config import GrammarConfig
 from actors.core.sampling_params import StructuredOutputParams
 from actors.core.structured_output import GrammarFailure
 from actors.model.grammar import manager as manager_module
+from actors.model.grammar.cache import GrammarCache
 from actors.model.grammar.errors import CompilerUnusable
 from actors.model.grammar.manager import XGrammarManager
 from tests.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
@@ -231,7 +232,7 @@ def test_an_ambiguous_grammar_ends_before_it_holds_the_engine_up(
 
 def test_the_cache_forgets_what_was_not_used_for_longest(directory: Path) -> None:
     grammars = Grammars(directory, GrammarConfig(cache_mib=1))
-    grammars.manager._cache._max_bytes = 3_000
+    grammars.manager._cache = GrammarCache(3_000)
     for value in ["x", "y", "x", "z" * 2_000, "x", "y"]:
         grammars.start(value, regex(value))
         while value not in grammars.manager.take_compiled():

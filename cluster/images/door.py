@@ -1,0 +1,149 @@
+"""A request's images, from what its client sent to what its engines are given.
+
+An image is worked on once for all requests that have it: results are kept by a digest of its bytes, of the processor's
+settings and of the request's cache salt, which is its name in every cache behind as well. Refusals are not kept:
+a client that sends a broken image again pays for it with its own time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.core.multimodal import EncoderInput, MultiModalFeature, ProcessedImage
+from actors.sized_cache import SizedCache
+from cluster.errors import Overloaded
+from cluster.generation import GenerateRequest
+from cluster.images.config import ImageConfig
+from cluster.images.errors import ImageRefused, ImagesUnavailable
+from cluster.images.processor_process import ImageProcessors
+from cluster.images.sources import SentImage, images_of, read_data
+from cluster.sampling_rules import Violations
+
+_PROCESSOR_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
+_RETRY_DELAY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImages:
+    """A prompt with its images in place."""
+
+    token_ids: list[int]
+    features: tuple[MultiModalFeature, ...] = ()
+    encoder_inputs: tuple[EncoderInput, ...] = ()
+
+
+class ImageDoor:
+    """Of one model version. Belongs to one event loop."""
+
+    def __init__(self, directory: Path, image_token_id: int, config: ImageConfig) -> None:
+        """directory: the checkpoint's; image_token_id: stands for one image in a prompt"""
+        self.config = config
+        self._image_token_id = image_token_id
+        self._processors = ImageProcessors(directory, config)
+        self._settings = _digest_settings(directory)
+        self._results: SizedCache[str, ProcessedImage] = SizedCache(config.cache_mib << 20)
+        self._under_way: dict[str, asyncio.Task[ProcessedImage]] = {}
+
+    async def place(self, request: GenerateRequest, token_ids: list[int], cache_salt: str | None) -> PlacedImages:
+        """Put a request's images into its prompt: each placeholder becomes as many as its image has tokens.
+
+        Raises InvalidRequest with every violation, Overloaded if too many images wait.
+        """
+        sent = images_of(request)
+        num_placeholders = token_ids.count(self._image_token_id)
+        violations = Violations()
+        if num_placeholders != len(sent):
+            shown = f"{num_placeholders} image placeholders (token {self._image_token_id}) in the prompt"
+            violations.add(
+                sent[0].field if sent else "prompt", shown, f"one for each image, of which there are {len(sent)}"
+            )
+            violations.raise_if_any()
+        if not sent:
+            return PlacedImages(token_ids)
+        images = await self._process_all(sent, cache_salt or "", violations)
+        return self._expand(token_ids, images)
+
+    def close(self) -> None:
+        """End the processes."""
+        self._processors.close()
+
+    async def _process_all(
+        self, sent: Sequence[SentImage], salt: str, violations: Violations
+    ) -> list[tuple[str, ProcessedImage]]:
+        images: list[tuple[str, ProcessedImage]] = []
+        for one in sent:
+            try:
+                data = read_data(one.image)
+                name = self._name(data, salt)
+                image = await self._process(name, data)
+            except (ImageRefused, ValueError) as error:
+                violations.add(one.field, "an image", f"an image that can be read: {error}")
+                continue
+            except ImagesUnavailable as error:
+                raise Overloaded(str(error), _RETRY_DELAY_S) from error
+            if image.num_tokens > self.config.max_image_tokens:
+                shown = f"an image of {image.num_tokens} tokens"
+                violations.add(one.field, shown, f"at most {self.config.max_image_tokens} tokens: send a smaller one")
+            images.append((name, image))
+        # One that is shown twice is sent once.
+        num_bytes = sum(image.size_bytes for image in dict(images).values())
+        if num_bytes > self.config.max_input_mib << 20:
+            shown = f"images of {num_bytes >> 20} MiB, as the encoder is given them"
+            violations.add(sent[0].field, shown, f"at most {self.config.max_input_mib} MiB: send smaller ones or fewer")
+        violations.raise_if_any()
+        return images
+
+    def _name(self, data: bytes, salt: str) -> str:
+        digest = hashlib.blake2b(self._settings, digest_size=16)
+        digest.update(f"{len(salt)}:{salt}".encode())
+        digest.update(data)
+        return digest.hexdigest()
+
+    async def _process(self, name: str, data: bytes) -> ProcessedImage:
+        """Raises ImageRefused or ImagesUnavailable."""
+        if (known := self._results.get(name)) is not None:
+            return known
+        task = self._under_way.get(name)
+        if task is None:
+            task = self._under_way[name] = asyncio.create_task(self._process_and_keep(name, data))
+        try:
+            async with asyncio.timeout(self.config.wait_timeout_s):
+                # Others may wait for it as well, or come back for it.
+                return await asyncio.shield(task)
+        except TimeoutError as error:
+            raise ImagesUnavailable("too many images wait to be worked on") from error
+
+    async def _process_and_keep(self, name: str, data: bytes) -> ProcessedImage:
+        try:
+            image = await self._processors.process(data)
+            self._results.put(name, image, image.size_bytes)
+            return image
+        finally:
+            del self._under_way[name]
+
+    def _expand(self, token_ids: list[int], images: Sequence[tuple[str, ProcessedImage]]) -> PlacedImages:
+        placed: list[int] = []
+        features: list[MultiModalFeature] = []
+        begin = 0
+        for name, image in images:
+            at = token_ids.index(self._image_token_id, begin)
+            placed += token_ids[begin:at]
+            features.append(MultiModalFeature(name, len(placed), image.num_tokens, image.num_tokens, image.grid))
+            placed += [self._image_token_id] * image.num_tokens
+            begin = at + 1
+        placed += token_ids[begin:]
+        inputs = {name: EncoderInput(name, image.arrays) for name, image in images}
+        return PlacedImages(placed, tuple(features), tuple(inputs.values()))
+
+
+def _digest_settings(directory: Path) -> bytes:
+    """Of what decides what the processor makes of an image."""
+    digest = hashlib.blake2b(digest_size=32)
+    for name in _PROCESSOR_FILES:
+        file = directory / name
+        digest.update(f"{name} ".encode() + (file.read_bytes() if file.is_file() else b"") + b"\0")
+    return digest.digest()

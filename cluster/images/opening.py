@@ -1,0 +1,28 @@
+"""Whether a model takes images, as its checkpoint says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from actors.model.multimodal.families import SERVED_FAMILIES, image_token_id
+from cluster.errors import TokenizerUnusable
+from cluster.images.config import ImageConfig
+from cluster.images.door import ImageDoor
+
+
+def open_image_door(directory: Path, config: ImageConfig) -> ImageDoor | None:
+    """Make ready for a model's images; None if it takes none. Nothing is started before the first image.
+
+    Raises TokenizerUnusable if the checkpoint's config cannot be read.
+    """
+    file = directory / "config.json"
+    if not file.is_file() or json.loads(file.read_text()).get("model_type") not in SERVED_FAMILIES:
+        return None
+    try:
+        model_config = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise TokenizerUnusable(f"{file} cannot be read: {error}") from error
+    return ImageDoor(directory, image_token_id(model_config), config)

@@ -1,0 +1,81 @@
+"""The ingress' end of the processes that work on images."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from actors.bounded_process import BoundedProcess, ProcessDied, ProcessLimits, ProcessTooSlow, ProcessUnusable
+from actors.core.multimodal import ProcessedImage
+from cluster.images.config import ImageConfig
+from cluster.images.errors import ImageRefused, ImagesUnavailable
+
+logger = logging.getLogger(__name__)
+
+PROCESSED: Final = b"p"
+REFUSED: Final = b"r"
+_CHILD: Final = (sys.executable, "-m", "cluster.images.processor_child")
+
+
+class ChildGreeting(msgspec.Struct, frozen=True):
+    """What the process is told when it starts. directory: of the checkpoint; the rest: see ImageConfig."""
+
+    directory: str
+    max_pixels: int
+    formats: tuple[str, ...]
+
+
+class ImageProcessors:
+    """Works on images off the event loop, in processes that are ended when they take too much."""
+
+    def __init__(self, directory: Path, config: ImageConfig, command: Sequence[str] = _CHILD) -> None:
+        """directory: the checkpoint's; command: what to run, with the arguments of processor_child.py"""
+        self._config = config
+        self._greeting = msgspec.json.encode(ChildGreeting(str(directory), config.max_pixels, config.formats))
+        limits = ProcessLimits(config.timeout_s, config.memory_mib, config.max_input_mib + 1)
+        self._processes = [BoundedProcess(command, (), limits, "works on images") for _ in range(config.num_processors)]
+        self._idle: queue.SimpleQueue[BoundedProcess] = queue.SimpleQueue()
+        for process in self._processes:
+            self._idle.put(process)
+        # As many threads as processes, so an idle process is there for each.
+        self._threads = ThreadPoolExecutor(config.num_processors, thread_name_prefix="images")
+
+    async def process(self, data: bytes) -> ProcessedImage:
+        """Work on one image, in its turn. Raises ImageRefused or ImagesUnavailable."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._process, data)
+        except RuntimeError as error:
+            # The threads take nothing any more.
+            raise ImagesUnavailable(str(error)) from error
+
+    def close(self) -> None:
+        """End the processes; whoever waits for one is told at once."""
+        for process in self._processes:
+            process.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _process(self, data: bytes) -> ProcessedImage:
+        """On a thread."""
+        process = self._idle.get_nowait()
+        try:
+            answer = process.ask(data, lambda: self._greeting)
+        except ProcessTooSlow as error:
+            raise ImageRefused(f"it takes longer than {self._config.timeout_s:g} s to work on") from error
+        except ProcessDied as error:
+            raise ImageRefused("it takes too much memory to work on, or breaks what decodes it") from error
+        except ProcessUnusable as error:
+            logger.exception("no image can be worked on")
+            raise ImagesUnavailable(str(error)) from error
+        finally:
+            self._idle.put(process)
+        if answer[:1] != PROCESSED:
+            raise ImageRefused(answer[1:].decode())
+        return msgspec.msgpack.decode(answer[1:], type=ProcessedImage)

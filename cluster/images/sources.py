@@ -1,0 +1,81 @@
+"""Images as clients send them, and what is refused before anything looks into them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.generation import ChatPrompt, GenerateRequest, ImageInput
+from cluster.images.config import ImageConfig
+from cluster.sampling_rules import Violations
+
+_BASE64_OVERHEAD: Final = 4 / 3
+_MAX_URI_HEADER_CHARS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SentImage:
+    """One image of a request. field: where it was in the request, for its client."""
+
+    field: str
+    image: ImageInput
+
+
+def images_of(request: GenerateRequest) -> list[SentImage]:
+    """A request's images, in the order of their placeholders."""
+    return [*_chat_images(request), *(SentImage(f"images[{i}]", image) for i, image in enumerate(request.images))]
+
+
+def _chat_images(request: GenerateRequest) -> Iterator[SentImage]:
+    if not isinstance(request.prompt, ChatPrompt):
+        return
+    for number, message in enumerate(request.prompt.messages):
+        for index, part in enumerate(message.parts):
+            if isinstance(part, ImageInput):
+                yield SentImage(f"chat.messages[{number}].parts[{index}].image", part)
+
+
+def check_images(request: GenerateRequest, config: ImageConfig | None, violations: Violations) -> None:
+    """Check how many images there are, where they are, and their size. config: None if the model takes none."""
+    if isinstance(request.prompt, ChatPrompt):
+        for number, message in enumerate(request.prompt.messages):
+            if message.parts and message.content:
+                violations.add(f"chat.messages[{number}]", "content and parts", "one of them")
+        if request.images:
+            violations.add("images", f"{len(request.images)} beside a chat", "images of a chat in its messages' parts")
+    sent = images_of(request)
+    if not sent:
+        return
+    if config is None:
+        violations.add(sent[0].field, _count(sent), "none: the model takes text only")
+    elif len(sent) > config.max_images:
+        violations.add(sent[config.max_images].field, _count(sent), f"at most {config.max_images} images")
+    else:
+        for one in sent:
+            num_bytes = int(
+                max(len(one.image.data), len(one.image.data_uri) / _BASE64_OVERHEAD - _MAX_URI_HEADER_CHARS)
+            )
+            if num_bytes > config.max_image_kib << 10:
+                violations.add(one.field, f"{num_bytes} bytes", f"at most {config.max_image_kib} KiB")
+            elif not num_bytes and not one.image.data_uri:
+                violations.add(one.field, "0 bytes", "an image's bytes, or a data URI")
+
+
+def _count(sent: list[SentImage]) -> str:
+    return "an image" if len(sent) == 1 else f"{len(sent)} images"
+
+
+def read_data(image: ImageInput) -> bytes:
+    """An image's own bytes. Raises ValueError for what is no data URI with base64 in it."""
+    if not image.data_uri:
+        return image.data
+    header, comma, data = image.data_uri.partition(",")
+    if not comma or not header.startswith("data:") or not header.endswith(";base64"):
+        raise ValueError("it is no data URI of the form data:image/png;base64,… (nothing is fetched from elsewhere)")
+    try:
+        return base64.b64decode(data, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"its data URI is no base64: {error}") from error
