@@ -1,7 +1,8 @@
 """What an ingress and an engine say to each other on a session, the one gRPC stream between them.
 
 A session is private to one cluster version: both ends come from the same code, so messages are msgspec's, not protobuf.
-The engine speaks first, with its Hello; then batches of outputs, one message per step, and a heartbeat in between.
+The engine speaks first, with its Hello; then batches of outputs, one message per step, and a heartbeat in between. It
+says that it has got requests before it computes anything of them: who dies without that word has not died of them.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     incarnation: int
 
 
+class Taken(msgspec.Struct, frozen=True, tag="taken"):
+    """One more Submit has come. There is one for each, in order."""
+
+
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     """What one step had for this client; empty for a heartbeat."""
 
@@ -53,7 +58,7 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
 
 
 ClientMessage = Submit | Abort
-EngineMessage = Hello | Outputs
+EngineMessage = Hello | Taken | Outputs
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode_client_message: Final = msgspec.msgpack.Decoder(ClientMessage).decode

@@ -27,6 +27,7 @@ from actors.session_messages import (
     Hello,
     Outputs,
     Submit,
+    Taken,
     decode_client_message,
     encode,
 )
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 0.5
 _MAX_QUEUED_BATCHES = 20_000
+_TAKEN = Taken()
 
 
 class SessionEngine(Protocol):
@@ -57,28 +59,39 @@ class _Session:
     def __init__(self, client_index: int) -> None:
         self.client_index = client_index
         self.attempts: dict[str, int] = {}
-        self.batches: asyncio.Queue[EngineCoreOutputs] = asyncio.Queue(_MAX_QUEUED_BATCHES)
-        self.is_cut = asyncio.Event()
+        self.outgoing: asyncio.Queue[EngineCoreOutputs | Taken] = asyncio.Queue(_MAX_QUEUED_BATCHES)
+        self._is_cut = False
+        self._is_ending = False
         self.next_stats_s = 0.0
 
-    def put(self, batch: EngineCoreOutputs) -> None:
+    def deliver(self, batch: EngineCoreOutputs) -> None:
+        """Send a step's outputs."""
         for request_id in batch.finished_req_ids:
             self.attempts.pop(request_id, None)
         for output in batch.others:
             if output.finished:
                 self.attempts.pop(output.request_id, None)
+        self.send(batch)
+
+    def send(self, message: EngineCoreOutputs | Taken) -> None:
+        """Queue it for the client."""
         try:
-            self.batches.put_nowait(batch)
+            self.outgoing.put_nowait(message)
         except asyncio.QueueFull:
             # A client that does not read holds memory for all others: cut it off, its requests end.
             logger.warning("session cut: its client does not read", extra={"client_index": self.client_index})
-            self.is_cut.set()
+            self._is_cut = True
 
-    def cut(self) -> None:
-        """End the session without another word, except for what is on its way."""
-        self.is_cut.set()
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to be sent."""
+        return self._is_cut or (self._is_ending and self.outgoing.empty())
+
+    def end(self) -> None:
+        """Send what there is, and no more."""
+        self._is_ending = True
         with contextlib.suppress(asyncio.QueueFull):
-            self.batches.put_nowait(EngineCoreOutputs())  # For whoever waits for the next one.
+            self.outgoing.put_nowait(EngineCoreOutputs())  # For whoever waits for the next one.
 
 
 class SessionServer:
@@ -123,12 +136,12 @@ class SessionServer:
         for client_index, batch in outputs.items():
             session = self._sessions.get(client_index)
             if session is not None:
-                session.put(batch)
+                session.deliver(batch)
 
     def _hang_up(self, reason: str) -> None:
         self._death = reason
         for session in self._sessions.values():
-            session.cut()
+            session.end()
 
     async def _serve(
         self, messages: AsyncIterator[ClientMessage], context: grpc.aio.ServicerContext[ClientMessage, EngineMessage]
@@ -140,30 +153,34 @@ class SessionServer:
         reader = asyncio.create_task(self._read(messages, session))
         try:
             yield self._hello
-            while not (session.is_cut.is_set() or reader.done()):
-                yield Outputs(await self._next_batch(session))
+            while not (session.is_over or reader.done()):
+                yield await self._next_message(session)
         finally:
             reader.cancel()
             del self._sessions[session.client_index]
             self._engine.abort(list(session.attempts.items()), session.client_index)
 
-    async def _next_batch(self, session: _Session) -> EngineCoreOutputs:
-        """The next batch, twice a second with the engine's counters; these alone if there is no batch."""
+    async def _next_message(self, session: _Session) -> EngineMessage:
+        """The next one, a batch twice a second with the engine's counters; these alone if there is nothing."""
+        batch: EngineCoreOutputs | Taken
         try:
             async with asyncio.timeout_at(session.next_stats_s):
-                batch = await session.batches.get()
+                batch = await session.outgoing.get()
         except TimeoutError:
             batch = EngineCoreOutputs()
+        if isinstance(batch, Taken):
+            return batch
         if (now_s := self._loop.time()) >= session.next_stats_s:
             session.next_stats_s = now_s + _HEARTBEAT_S
             batch.scheduler_stats = self._engine.stats
-        return batch
+        return Outputs(batch)
 
     async def _read(self, messages: AsyncIterator[ClientMessage], session: _Session) -> None:
         """Until the client hangs up: then the heartbeat's turn ends the session."""
         async for message in messages:
             if isinstance(message, Submit):
                 session.attempts.update((request.request_id, request.attempt) for request in message.requests)
+                session.send(_TAKEN)
                 self._engine.submit(message.received(time.time()), session.client_index)
             elif isinstance(message, Abort):
                 self._engine.abort(message.requests, session.client_index)

@@ -69,8 +69,9 @@ class EngineStream:
                     break
         except EngineLost as exc:
             self.is_open, self.can_resume, self.failure = False, True, str(exc)
-            # A host that is cut off takes all its engines out of sight at once: that is no request's doing.
-            self.has_died = not (exc.has_left or exc.is_silent)
+            # A host that is cut off takes all its engines out of sight at once: that is no request's doing. And where
+            # a host has died, the request may be sent to a second engine of it before that one's end is noticed.
+            self.has_died = exc.had_request and not (exc.has_left or exc.is_silent)
             return None
         if output is None or output.finished:
             self.is_open = False
@@ -173,6 +174,7 @@ class Attempt:
     @property
     def lost_engines(self) -> set[EngineKey]:
         """The engines that are thought to have died while they had the request, since the decode engine went on."""
+        # Also both engines of a handoff: where the prefill engine dies, the decode engine computes the prompt itself.
         others = [*self._streams, *self._predecessors, *self._lost_targets]
         suspects = [self._decode] if self.has_decoded else others
         return {stream.connection.descriptor.key for stream in suspects if stream.has_died}

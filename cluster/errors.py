@@ -30,6 +30,9 @@ ClusterError
     `-- CanaryFailed      an engine or a pair did not answer its first request as it has to
 """
 
+from __future__ import annotations
+
+from copy import copy
 from dataclasses import dataclass
 
 from actors.errors import TravellingError
@@ -173,15 +176,31 @@ class OutputsDiverged(EngineFailed):
 class EngineLost(ClusterError):
     """The session with an engine broke.
 
-    has_left:  it was drained, and told us to go on without it
-    is_silent: it may live, but nothing was heard from it
+    has_left:    it was drained, and told us to go on without it
+    is_silent:   it may live, but nothing was heard from it
+    had_request: it had said that it had got the request that this error ends
     """
 
-    def __init__(self, engine_id: str, reason: str, *, has_left: bool = False, is_silent: bool = False) -> None:
+    def __init__(
+        self,
+        engine_id: str,
+        reason: str,
+        *,
+        has_left: bool = False,
+        is_silent: bool = False,
+        had_request: bool = True,
+    ) -> None:
         super().__init__(f"engine {engine_id} is lost: {reason}")
         self.engine_id = engine_id
         self.has_left = has_left
         self.is_silent = is_silent
+        self.had_request = had_request
+
+    def of_request(self, *, had_request: bool) -> EngineLost:
+        """The same for one of the requests that it ends."""
+        error = copy(self)
+        error.had_request = had_request
+        return error
 
 
 class ControllerUnavailable(ClusterError):

@@ -108,10 +108,11 @@ class FakeEngine:
         if (queue := self._streams.pop(request.request_id, None)) is not None:
             queue.put_nowait(None)
 
-    def lose(self, *, has_left: bool = False) -> None:
-        """Break the session. has_left: after it was drained."""
+    def lose(self, *, has_left: bool = False, had_requests: bool = True) -> None:
+        """Break the session. has_left: after it was drained. had_requests: it had said that it had got them."""
+        lost = EngineLost(self._descriptor.engine_id, "connection reset", has_left=has_left, had_request=had_requests)
         for queue in self._streams.values():
-            queue.put_nowait(EngineLost(self._descriptor.engine_id, "connection reset", has_left=has_left))
+            queue.put_nowait(lost)
         self._streams.clear()
 
     @staticmethod

@@ -24,8 +24,9 @@ class RequestStream:
     """Ends after the finished output, or silently when the engine has let go of the request. Has one reader."""
 
     def __init__(self, request: EngineCoreRequest) -> None:
-        self.request_id = request.request_id
-        self.attempt = request.attempt
+        self.request = request
+        self.is_taken = False
+        """The engine has said that it has got the request."""
         self._outputs: deque[EngineCoreOutput] = deque()
         self._error: EngineLost | None = None
         self._has_ended = False
@@ -56,10 +57,11 @@ class RequestStream:
         self._has_ended |= output.finished
         self._wake()
 
-    def end(self, error: EngineLost | None = None) -> None:
+    def end(self, lost: EngineLost | None = None) -> None:
         """Nothing more will come. The first end is the one that counts."""
         if not self._has_ended:
-            self._has_ended, self._error = True, error
+            self._has_ended = True
+            self._error = None if lost is None else lost.of_request(had_request=self.is_taken)
         self._wake()
 
     def _wake(self) -> None:

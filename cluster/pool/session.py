@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Final
 
@@ -27,6 +28,7 @@ from actors.session_messages import (
     Hello,
     Outputs,
     Submit,
+    Taken,
     decode_engine_message,
     encode,
 )
@@ -51,7 +53,9 @@ class EngineSession:
         self._descriptor = descriptor
         self._timeout_s = timeout_s
         self._streams: dict[str, RequestStream] = {}
-        self._submissions: list[EngineCoreRequest] = []
+        self._submissions: list[RequestStream] = []
+        self._untaken: deque[list[RequestStream]] = deque()
+        """What was sent, message by message, and the engine has not yet said that it has."""
         self._aborts: list[tuple[str, int]] = []
         self._has_outgoing = asyncio.Event()
         self._lost: EngineLost | None = None
@@ -118,7 +122,7 @@ class EngineSession:
             return stream
         assert request.request_id not in self._streams, f"{request.request_id!r} is already running here"
         self._streams[request.request_id] = stream
-        self._submissions.append(request)
+        self._submissions.append(stream)
         self._has_outgoing.set()
         return stream
 
@@ -128,7 +132,7 @@ class EngineSession:
         if stream is None:
             return
         stream.end()
-        self._aborts.append((request_id, stream.attempt))
+        self._aborts.append((request_id, stream.request.attempt))
         self._has_outgoing.set()
 
     async def _write(self) -> None:
@@ -138,8 +142,9 @@ class EngineSession:
             submissions, self._submissions = self._submissions, []
             aborts, self._aborts = self._aborts, []
             try:
-                for requests in _messages(submissions):
-                    await self._call.write(Submit(requests, time.time()))
+                for streams in _messages(submissions):
+                    self._untaken.append(streams)
+                    await self._call.write(Submit([stream.request for stream in streams], time.time()))
                 if aborts:
                     await self._call.write(Abort(aborts))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -149,9 +154,13 @@ class EngineSession:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_s) as silence:
-                while isinstance(message := await self._call.read(), Outputs):
+                while isinstance(message := await self._call.read(), Outputs | Taken):
                     silence.reschedule(loop.time() + self._timeout_s)
-                    self._distribute(message.batch)
+                    if isinstance(message, Outputs):
+                        self._distribute(message.batch)
+                    else:
+                        for stream in self._untaken.popleft():
+                            stream.is_taken = True
             self._lose("it closed the session")
         except TimeoutError:
             self._lose(f"it was silent for {self._timeout_s:.1f} s", is_silent=True)
@@ -163,7 +172,7 @@ class EngineSession:
             self.last_stats = batch.scheduler_stats, time.time()
         for output in batch.outputs:
             stream = self._streams.get(output.request_id)
-            if stream is None or stream.attempt != output.attempt:
+            if stream is None or stream.request.attempt != output.attempt:
                 continue  # Aborted here meanwhile.
             stream.put(output)
             if output.finished:
@@ -186,9 +195,9 @@ class EngineSession:
             )
 
 
-def _messages(submissions: list[EngineCoreRequest]) -> Iterator[list[EngineCoreRequest]]:
+def _messages(submissions: list[RequestStream]) -> Iterator[list[RequestStream]]:
     """As few messages as are surely small enough: who brings megabytes goes alone."""
-    if together := [request for request in submissions if request.prompt_embeds is None]:
+    if together := [stream for stream in submissions if stream.request.prompt_embeds is None]:
         yield together
     if len(together) < len(submissions):
-        yield from ([request] for request in submissions if request.prompt_embeds is not None)
+        yield from ([stream] for stream in submissions if stream.request.prompt_embeds is not None)

@@ -140,6 +140,20 @@ async def test_a_request_that_engines_die_of_is_given_up_after_two() -> None:
     assert cluster.decodes[2].submitted == []
 
 
+async def test_an_engine_that_had_not_got_the_request_has_not_died_of_it() -> None:
+    cluster = make_cluster(num_decodes=3)
+    answer, _ = await cluster.begin(cluster.decodes[0])
+    await settle()
+    cluster.lose(cluster.decodes[0])
+    await cluster.decodes[1].next_request()
+    # It was on the same host, whose end is not yet noticed everywhere.
+    cluster.pool.engines.remove(cluster.decodes[1])
+    cluster.decodes[1].lose(had_requests=False)
+    resumed = await cluster.decodes[2].next_request()
+    cluster.decodes[2].send(resumed, 2, "c", finish_reason=LENGTH)
+    assert text_of(await answer) == "abc"
+
+
 async def test_a_request_that_engines_go_on_with_is_not_what_they_die_of() -> None:
     cluster = make_cluster(num_decodes=4)
     answer, _ = await cluster.begin(cluster.decodes[0])

@@ -166,6 +166,31 @@ async def test_every_open_stream_fails_when_the_engine_goes_away() -> None:
         await session.close()
 
 
+@pytest.mark.parametrize("reads", [False, True])
+async def test_an_engine_that_has_died_had_the_requests_that_it_said_it_had(
+    reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never_read(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    if not reads:
+        monkeypatch.setattr(SessionServer, "_read", never_read)
+    async with serving() as served:
+        session = EngineSession(served.descriptor)
+        await session.open()
+        first = session.submit(request("a"))
+        if reads:
+            async with asyncio.timeout(_TIMEOUT_S):
+                while not first.is_taken:  # noqa: ASYNC110  # the session's reader sets it
+                    await asyncio.sleep(0.001)
+        await served.grpc_server.stop(0)
+        for stream, had_request in ((first, reads), (session.submit(request("b")), False)):
+            with pytest.raises(EngineLost) as raised:
+                await collect(stream)
+            assert raised.value.had_request == had_request
+        await session.close()
+
+
 @pytest.mark.parametrize("skew_s", [-3600.0, 3600.0])
 async def test_the_time_that_is_left_travels_not_the_clock(skew_s: float) -> None:
     async with serving() as served, grpc.aio.insecure_channel(served.descriptor.address) as channel:
