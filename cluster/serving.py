@@ -14,12 +14,14 @@ from cluster.engine_connection import EnginePool, EngineRole
 from cluster.errors import EngineFailed, FieldViolation, InvalidRequest, ModelVersionLeft
 from cluster.generation import GenerateChunk, GenerateEnd, GenerateRequest, GenerateTimings, Usage
 from cluster.images.budget import ImageBudget
+from cluster.metrics import ServingMetrics
 from cluster.model_versions import EnginesOfVersion, ModelVersion, ModelVersions
 from cluster.moves import Moves
 from cluster.output_processor import OutputProcessor, ProcessedOutput
 from cluster.recovery import Recovery, RecoveryPolicy
 from cluster.samples import Answers, GenerateManyRequest, Sample, SampleChunk, SharedPrompt, side_by_side, split
 from cluster.status import RequestView
+from cluster.stopwatch import Stopwatch
 from cluster.vectors.computing import Vectors, compute_vectors, scores_of
 from cluster.vectors.processing import process_vectors
 from cluster.vectors.requests import (
@@ -69,6 +71,7 @@ class Serving:
         self._admission = Admission(max_requests_in_flight, max_waiting_tokens, unknown_delay_s=retry_delay_s)
         self._image_budget = ImageBudget(max_image_bytes_in_flight, retry_delay_s)
         self._clock = clock
+        self.metrics = ServingMetrics()
         self._recovery_policy = recovery_policy or RecoveryPolicy()
         self._moves = moves
         self._num_moves_of_ended = 0
@@ -171,7 +174,9 @@ class Serving:
                     break
                 yield _chunk(processed)
         # The engines are free of the request before its client has read the end.
-        yield _chunk(processed, _end(processed, output_processor.num_output_tokens, recovery, stopwatch))
+        end = _end(processed, output_processor.num_output_tokens, recovery, stopwatch)
+        stopwatch.end(end)
+        yield _chunk(processed, end)
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
         """Give each input's embedding. Cancelling it aborts them all.
@@ -270,8 +275,8 @@ class Serving:
     @contextmanager
     def _admitted(self, request: GenerateRequest | VectorRequest) -> Iterator[_InFlight]:
         deadline_s = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
-        request_id, stopwatch = request.request_id, _Stopwatch(self._clock)
-        with self._admission.enter() as place, request.caller.allowance.used():
+        request_id, stopwatch = request.request_id, Stopwatch(self._clock, self.metrics)
+        with stopwatch.counting_the_end(), self._admission.enter() as place, request.caller.allowance.used():
             if request_id in self._in_flight:
                 allowed = "one that no request in flight has"
                 raise InvalidRequest(FieldViolation("request_id", repr(request_id), allowed))
@@ -290,7 +295,7 @@ class _InFlight:
 
     request_id: str
     arrived_at_s: float
-    stopwatch: _Stopwatch
+    stopwatch: Stopwatch
     place: Place
     deadline_s: float | None
     engines: EnginesOfVersion | None = None
@@ -326,40 +331,6 @@ class _InFlight:
         )
 
 
-class _Stopwatch:
-    """Times a request's tokens as they leave Serving."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._started_s = clock()
-        self._first_token_s: float | None = None
-        self._last_token_s = 0.0
-        self._num_tokens = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return self._num_tokens
-
-    def count(self, num_tokens: int) -> None:
-        """So many tokens have come."""
-        if num_tokens == 0:
-            return
-        self._last_token_s = self._clock()
-        if self._first_token_s is None:
-            self._first_token_s = self._last_token_s
-        self._num_tokens += num_tokens
-
-    @property
-    def ttft_s(self) -> float | None:
-        return None if self._first_token_s is None else self._first_token_s - self._started_s
-
-    @property
-    def tpot_s(self) -> float | None:
-        if self._first_token_s is None or self._num_tokens < 2:
-            return None
-        return (self._last_token_s - self._first_token_s) / (self._num_tokens - 1)
-
-
 def _over(request: GenerateRequest | VectorRequest, left: ModelVersionLeft, num_new_tokens: int) -> EngineFailed:
     return EngineFailed(request.request_id, str(left), num_new_tokens=num_new_tokens, can_resume=False)
 
@@ -382,7 +353,7 @@ def _chunk(processed: ProcessedOutput, end: GenerateEnd | None = None) -> Genera
     )
 
 
-def _end(processed: ProcessedOutput, num_output_tokens: int, recovery: Recovery, stopwatch: _Stopwatch) -> GenerateEnd:
+def _end(processed: ProcessedOutput, num_output_tokens: int, recovery: Recovery, stopwatch: Stopwatch) -> GenerateEnd:
     assert processed.finish_reason is not None
     attempt = recovery.attempt
     assert attempt is not None, "somebody has ended it"

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from cluster.gateway.requests import GenerationBody
+from cluster.gateway.requests import EmbeddingRequest, GenerationBody
 from cluster.gateway.responses import PromptTokensDetails, Usage
 from cluster.gateway.token_text import TokenTexts
 from cluster.generation import GenerateChunk, GenerateRequest, Prompt, SamplingOptions
@@ -51,7 +51,7 @@ class AnswerHead:
     model: str
 
 
-def answer_id(prefix: str, body: GenerationBody) -> str:
+def answer_id(prefix: str, body: GenerationBody | EmbeddingRequest) -> str:
     """Of a call; its requests have it in their ids."""
     return f"{prefix}-{body.request_id or uuid.uuid4().hex}"
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
@@ -17,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from cluster.access.caller import calling_as
+from cluster.access.caller import ANYBODY, calling_as
 from cluster.access.control import AccessControl
 from cluster.errors import ClusterError
 from cluster.gateway.config import HttpConfig
@@ -62,11 +63,12 @@ class Refused(Exception):
 class Endpoint:
     """An ASGI application around one handler. A client that hangs up cancels it, and so aborts its requests."""
 
-    def __init__(self, handler: Handler, door: Door, *, is_open_to_all: bool = False) -> None:
-        """is_open_to_all: for those who look whether it lives: no token, no gate"""
+    def __init__(self, handler: Handler, door: Door, *, needs_token: bool = True, is_work: bool = True) -> None:
+        """is_work: refused, and waited for, when the door closes"""
         self._handler = handler
         self._door = door
-        self._is_open_to_all = is_open_to_all
+        self._needs_token = needs_token
+        self._gate: AbstractAsyncContextManager[object] = door.gate if is_work else nullcontext()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call."""
@@ -76,6 +78,7 @@ class Endpoint:
         except ClientDisconnect:
             return
         except Refused as error:
+            self._door.on_answer(_path_of(request), error.error.status)
             await error.error.response()(scope, receive, send)
             return
 
@@ -85,16 +88,18 @@ class Endpoint:
         await unless_client_leaves(receive, answer)
 
     async def _answer(self, call: Call, receive: Receive, send: Send) -> None:
-        scope = call.request.scope
-        if self._is_open_to_all:
-            await (await self._handled(call))(scope, receive, send)
-            return
+        request = call.request
         try:
-            async with self._door.gate:
-                with calling_as(self._door.access.authenticate(call.request.headers.get("authorization"))):
-                    await (await self._handled(call))(scope, receive, send)
+            caller = self._door.access.authenticate(request.headers.get("authorization")) if self._needs_token else None
+            async with self._gate:
+                with calling_as(caller or ANYBODY):
+                    response = await self._handled(call)
+                    self._door.on_answer(_path_of(request), response.status_code)
+                    await response(request.scope, receive, send)
         except ClusterError as error:
-            await error_of(error).response()(scope, receive, send)
+            failed = error_of(error)
+            self._door.on_answer(_path_of(request), failed.status)
+            await failed.response()(request.scope, receive, send)
 
     async def _handled(self, call: Call) -> Response:
         try:
@@ -115,6 +120,8 @@ class Door:
     access: AccessControl
     gate: Gate
     config: HttpConfig
+    on_answer: Callable[[str, int], None]
+    """Told each answer's route and status."""
 
     async def receive(self, request: Request) -> bytes:
         """A call's whole body. Raises Refused, ClientDisconnect."""
@@ -130,6 +137,12 @@ class Door:
             message = f"the body did not come within {self.config.receive_timeout_s:g} s"
             raise Refused(refused(408, message, "timeout")) from error
         return bytes(body)
+
+
+def _path_of(request: Request) -> str:
+    """The route, of which there are few: paths are what clients make them."""
+    route = request.scope.get("route")
+    return route.path if isinstance(route, Route) else ""
 
 
 def make_app(routes: list[Route]) -> Starlette:

@@ -30,7 +30,7 @@ class CompletionAnswer:
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         sampling = sampling_of(body, form, max_tokens=max_tokens, logprobs=body.logprobs)
         self.names: Mapping[str, str] = NAMES if form is None else form.names
-        self.request = request_of(head, body, prompts_of(body), sampling, body.best_of)
+        self.request = request_of(head, body, prompts_from(body.prompt), sampling, body.best_of)
         self._head = head
         num_samples = max(1, self.request.n)
         self._usage = UsageCount(num_samples)
@@ -120,9 +120,8 @@ class _Choice:
         return self._logprobs.write(chunk.logprobs)
 
 
-def prompts_of(body: CompletionRequest) -> list[Prompt]:
+def prompts_from(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
     """Every prompt of a call."""
-    prompt = body.prompt
     if isinstance(prompt, str):
         return [TextPrompt(prompt)]
     if _are_token_ids(prompt):

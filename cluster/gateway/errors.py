@@ -12,12 +12,14 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from cluster.errors import (
+    AdapterNotFound,
     AllowanceSpent,
     ClusterError,
     ControllerUnavailable,
     DeadlineExceeded,
     Draining,
     EngineFailed,
+    EngineRefused,
     FieldViolation,
     InvalidRequest,
     ModelNotFound,
@@ -63,6 +65,10 @@ def error_of(error: ClusterError) -> HttpError:
         case InvalidRequest():
             param = error.violations[0].field if error.violations else None
             return HttpError(400, ErrorDetail(message, "invalid_request_error", param, "invalid_value"))
+        case AdapterNotFound():
+            return HttpError(404, ErrorDetail(message, "invalid_request_error", "model", "adapter_not_found"))
+        case EngineRefused():
+            return HttpError(400, ErrorDetail(message, "invalid_request_error", None, "refused"))
         case ModelNotFound():
             return HttpError(404, ErrorDetail(message, "invalid_request_error", "model", "model_not_found"))
         case Unauthenticated():

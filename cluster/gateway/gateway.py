@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from typing import Final
 from weakref import WeakKeyDictionary
 
 import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,13 +21,15 @@ from cluster.gateway.answers import Answer, AnswerHead, answer_id, chunks_of
 from cluster.gateway.app import Call, Door, Endpoint, Handler, make_app
 from cluster.gateway.chat import ChatAnswer
 from cluster.gateway.chat_prompt import prompt_to_tokenize
-from cluster.gateway.completions import CompletionAnswer, prompts_of
+from cluster.gateway.completions import CompletionAnswer, prompts_from
 from cluster.gateway.config import HttpConfig
+from cluster.gateway.embeddings import embed_request, embedding_list
 from cluster.gateway.errors import renamed
 from cluster.gateway.requests import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     GenerationBody,
     TokenizeRequest,
 )
@@ -35,16 +40,30 @@ from cluster.gateway.token_text import TokenTexts
 from cluster.generation import Prompt, TextPrompt, TokenPrompt
 from cluster.ingress.gate import Gate
 from cluster.input_processor import InputProcessor
+from cluster.metrics import exposition
 from cluster.model_tokenizer import ModelTokenizer
 from cluster.serving import Serving
+from cluster.status import ClusterView
+
+_EMBEDDING_NAMES: Final = dict(NAMES) | {"text": "input", "token_ids": "input", "inputs": "input"}
 
 
 class Gateway:
     """The handlers of all paths."""
 
-    def __init__(self, serving: Serving, config: HttpConfig, slow_reader_timeout_s: float = 60.0) -> None:
-        """slow_reader_timeout_s: a client that takes nothing of its stream for so long is cut off"""
+    def __init__(
+        self,
+        serving: Serving,
+        view: Callable[[], Awaitable[ClusterView]],
+        config: HttpConfig,
+        slow_reader_timeout_s: float = 60.0,
+    ) -> None:
+        """view: makes a view of the cluster as it is now
+
+        slow_reader_timeout_s: a client that takes nothing of its stream for so long is cut off
+        """
         self._serving = serving
+        self._view = view
         self._config = config
         self._slow_reader_timeout_s = slow_reader_timeout_s
         self._started_s = int(time.time())
@@ -52,21 +71,24 @@ class Gateway:
 
     def app(self, access: AccessControl, gate: Gate) -> Starlette:
         """The ASGI application."""
-        door = Door(access, gate, self._config)
+        door = Door(access, gate, self._config, self._serving.metrics.on_http)
 
-        def route(path: str, method: str, handler: Handler, *, is_open_to_all: bool = False) -> Route:
-            return Route(path, Endpoint(handler, door, is_open_to_all=is_open_to_all), methods=[method])
+        def route(path: str, method: str, handler: Handler, *, needs_token: bool = True, is_work: bool = True) -> Route:
+            endpoint = Endpoint(handler, door, needs_token=needs_token, is_work=is_work)
+            return Route(path, endpoint, methods=[method])
 
         return make_app(
             [
                 route("/v1/completions", "POST", self.complete),
                 route("/v1/chat/completions", "POST", self.chat),
+                route("/v1/embeddings", "POST", self.embed),
                 route("/v1/models", "GET", self.models),
                 route("/v1/models/{model:path}", "GET", self.model),
                 route("/tokenize", "POST", self.tokenize),
                 route("/detokenize", "POST", self.detokenize),
-                route("/health", "GET", self.health, is_open_to_all=True),
-                route("/ready", "GET", self.ready, is_open_to_all=True),
+                route("/health", "GET", self.health, needs_token=False, is_work=False),
+                route("/ready", "GET", self.ready, needs_token=False),
+                route("/metrics", "GET", self.metrics, is_work=False),
             ]
         )
 
@@ -74,7 +96,7 @@ class Gateway:
         """/v1/completions"""
         body = call.read(CompletionRequest)
         head = self._head("cmpl", body)
-        echoes = [await self._text_of(prompt) for prompt in prompts_of(body)] if body.echo else []
+        echoes = [await self._text_of(prompt) for prompt in prompts_from(body.prompt)] if body.echo else []
         answer = CompletionAnswer(head, body, echoes, self._texts_of)
         return await self._generate(head, answer, is_stream=bool(body.stream))
 
@@ -85,15 +107,34 @@ class Gateway:
         answer = ChatAnswer(head, body, self._texts_of, self._config)
         return await self._generate(head, answer, is_stream=bool(body.stream))
 
+    async def embed(self, call: Call) -> Response:
+        """/v1/embeddings"""
+        body = call.read(EmbeddingRequest)
+        head = self._head("embd", body)
+        try:
+            result = await self._serving.embed(embed_request(head, body))
+        except InvalidRequest as error:
+            raise renamed(error, _EMBEDDING_NAMES) from error
+        as_base64 = body.encoding_format == "base64"
+        return _json(embedding_list(head, result, as_base64=as_base64), head.id)
+
     async def models(self, call: Call) -> Response:
-        """/v1/models"""
+        """/v1/models: the model, and the adapters that have been asked for"""
         del call
-        return _json(ModelList([self._model()]))
+        model = self._model()
+        adapters = [
+            msgspec.structs.replace(model, id=adapter.name, parent=model.id)
+            for adapter in self._processor.adapters.known()
+        ]
+        return _json(ModelList([model, *adapters]))
 
     async def model(self, call: Call) -> Response:
         """/v1/models/{model}"""
-        self._processor.check_model(call.request.path_params["model"])
-        return _json(self._model())
+        name, model = call.request.path_params["model"], self._model()
+        if name != model.id:
+            await self._processor.find_adapter(name, "", current_caller())
+            model = msgspec.structs.replace(model, id=name, parent=model.id)
+        return _json(model)
 
     async def tokenize(self, call: Call) -> Response:
         """/tokenize"""
@@ -137,6 +178,11 @@ class Gateway:
             raise NoEngineAvailable
         return _json(Health("ready"))
 
+    async def metrics(self, call: Call) -> Response:
+        """/metrics, in Prometheus' text format"""
+        del call
+        return Response(exposition(self._serving.metrics, await self._view()), 200, media_type=CONTENT_TYPE_LATEST)
+
     async def _generate(self, head: AnswerHead, answer: Answer, *, is_stream: bool) -> Response:
         chunks = chunks_of(self._serving, answer.request)
         try:
@@ -151,8 +197,8 @@ class Gateway:
             raise renamed(error, answer.names) from error
         return _json(answer.whole(), head.id)
 
-    def _head(self, prefix: str, body: GenerationBody) -> AnswerHead:
-        return AnswerHead(answer_id(prefix, body), int(time.time()), self._processor.model.name)
+    def _head(self, prefix: str, body: GenerationBody | EmbeddingRequest) -> AnswerHead:
+        return AnswerHead(answer_id(prefix, body), int(time.time()), body.model or self._processor.model.name)
 
     def _model(self) -> Model:
         model = self._processor.model

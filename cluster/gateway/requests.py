@@ -114,6 +114,21 @@ class CompletionRequest(GenerationBody):
     logprobs: int | None = None
 
 
+class EmbeddingRequest(Body):
+    """Of /v1/embeddings."""
+
+    input: str | list[str] | list[int] | list[list[int]]
+    model: str = ""
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    user: str | None = None
+    pooling: str | None = None
+    normalize: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+
+
 class TextPart(Body):
     """Part of a message's content."""
 

@@ -191,14 +191,39 @@ class ChatCompletionChunk(Struct):
     system_fingerprint: str | UnsetType = UNSET
 
 
+class Embedding(Struct, frozen=True):
+    """Of one input. embedding: numbers, or base64 of float32"""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingUsage(Struct, frozen=True):
+    """Of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct, frozen=True):
+    """Of /v1/embeddings."""
+
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
 class Model(Struct, frozen=True):
-    """A model that is served. max_model_len: tokens of prompt and output together"""
+    """A model that is served. max_model_len: tokens of prompt and output together; parent: of a LoRA adapter"""
 
     id: str
     created: int
     max_model_len: int
     object: Literal["model"] = "model"
     owned_by: str = "raypd"
+    parent: str | UnsetType = UNSET
 
 
 class ModelList(Struct, frozen=True):

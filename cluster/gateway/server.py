@@ -7,7 +7,7 @@ import contextlib
 import math
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
 import uvicorn
@@ -20,6 +20,7 @@ from cluster.gateway.gateway import Gateway
 from cluster.gateway.streams import ABORT
 from cluster.ingress.gate import Gate
 from cluster.serving import Serving
+from cluster.status import ClusterView
 
 _BACKLOG: Final = 2048
 _LAST_WORDS_S: Final = 1
@@ -34,18 +35,20 @@ class GatewayServer:
     def __init__(
         self,
         serving: Serving,
+        view: Callable[[], Awaitable[ClusterView]],
         config: HttpConfig,
         host: str = "127.0.0.1",
         access: AccessControl | None = None,
         tls: ssl.SSLContext | None = None,
         slow_reader_timeout_s: float = 60.0,
     ) -> None:
+        """view: makes a view of the cluster as it is now"""
         self._slow_reader_timeout_s = slow_reader_timeout_s
         self._config = config
         self._host = host
         self._tls = tls
         self._gate = Gate()
-        self._app = Gateway(serving, config, slow_reader_timeout_s).app(access or AccessControl(), self._gate)
+        self._app = Gateway(serving, view, config, slow_reader_timeout_s).app(access or AccessControl(), self._gate)
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> int:

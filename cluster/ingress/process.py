@@ -114,6 +114,7 @@ class IngressProcess:
             return IngressPorts(port)
         self._gateway = GatewayServer(
             serving,
+            view,
             config.ingress.http,
             host=config.ingress.host,
             access=settings.access,

@@ -21,7 +21,8 @@ from tests.cluster.gateway.gateway_setup import gateway
 from tests.engine_pair import engine_config
 from tests.integration.local_cluster import LocalCluster, local_cluster
 from tests.integration.test_leaks import until_idle
-from tests.reference import greedy_tokens
+from tests.pooled import embedding_of
+from tests.reference import greedy_tokens, random_prompt
 from tests.structured import compiling_in_process
 
 pytestmark = pytest.mark.timeout(120)
@@ -104,6 +105,25 @@ async def test_forced_calls_and_forms_are_json_that_their_schemas_accept(checkpo
 
             auto = await client.chat.completions.create(tools=[TOOL], temperature=0, **asked)
             assert auto.choices[0].finish_reason in ("stop", "length"), "this model writes no calls"
+
+
+async def test_embeddings_come_as_numbers_and_as_bytes(checkpoint: CheckpointOf) -> None:
+    directory = checkpoint("llama")
+    prompts = [random_prompt(12, seed=1), random_prompt(30, seed=2)]
+    async with served(directory) as (_, client), asyncio.timeout(60):
+        for encoding in ("float", "base64"):
+            # OpenAI's client unpacks what it has asked for as bytes only by default; "base64" it leaves as it is.
+            asked: Any = {} if encoding == "base64" else {"encoding_format": encoding}
+            answer = await client.embeddings.create(
+                model="test", input=prompts, extra_body={"pooling": "mean"}, **asked
+            )
+            assert [one.index for one in answer.data] == [0, 1]
+            for prompt, one in zip(prompts, answer.data, strict=True):
+                assert one.embedding == pytest.approx(embedding_of(directory, prompt, "mean"), abs=2e-5)
+            assert answer.usage.prompt_tokens == 42
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.embeddings.create(model="test", input=[])
+        assert caught.value.param == "input"
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

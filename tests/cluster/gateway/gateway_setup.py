@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from cluster.model_tokenizer import ModelTokenizer
 from cluster.model_versions import ModelVersion, ModelVersions
 from cluster.router.least_loaded import LeastLoadedPair
 from cluster.serving import Serving
+from cluster.status import ClusterView, ControllerView
 from tests.cluster.serving_setup import MODEL, Pair, make_pair, make_serving
 from tests.fakes import byte_tokenizer
 
@@ -60,6 +62,16 @@ def chat_pair() -> Pair:
     return Pair(pair.prefill, pair.decode, make_serving(pair.prefill, pair.decode, versions=versions))
 
 
+def view_of(serving: Serving) -> Callable[[], Awaitable[ClusterView]]:
+    """Of a cluster without a controller."""
+
+    async def view() -> ClusterView:
+        requests = serving.requests_in_flight()
+        return ClusterView("tiny", time.time(), 7, (), requests, ControllerView(error="no controller"))
+
+    return view
+
+
 @asynccontextmanager
 async def gateway(
     serving: Serving,
@@ -70,7 +82,9 @@ async def gateway(
     """A running door."""
     config = config or HttpConfig()
     config = config.model_copy(update={"port": 0})
-    server = GatewayServer(serving, config, access=access, slow_reader_timeout_s=slow_reader_timeout_s)
+    server = GatewayServer(
+        serving, view_of(serving), config, access=access, slow_reader_timeout_s=slow_reader_timeout_s
+    )
     port = await server.start()
     try:
         yield server, port

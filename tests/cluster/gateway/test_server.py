@@ -17,7 +17,7 @@ from cluster.access.tokens import Tokens, hash_token
 from cluster.errors import AddressUnavailable
 from cluster.gateway.config import HttpConfig
 from cluster.gateway.server import GatewayServer
-from tests.cluster.gateway.gateway_setup import Setup, gateway, gateway_setup
+from tests.cluster.gateway.gateway_setup import Setup, gateway, gateway_setup, view_of
 from tests.cluster.serving_setup import assert_nothing_is_left, make_pair, make_serving
 
 
@@ -261,8 +261,39 @@ async def test_a_drain_aborts_what_does_not_end_in_time() -> None:
         assert_nothing_is_left(setup.pair)
 
 
+async def test_metrics_tell_how_requests_ended() -> None:
+    async with gateway_setup() as setup:
+        asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello", max_tokens=9))
+        await setup.answer("Hi")
+        await asking
+        leaving = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello"))
+        await setup.pair.next_requests()
+        leaving.cancel()
+        await _both_aborted(setup)
+        await setup.http.post("/v1/completions", json={"prompt": ""})
+        await setup.http.get("/v1/nothing")
+        answer = await setup.http.get("/metrics")
+    lines = answer.text.splitlines()
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    for line in (
+        'raypd_requests_total{outcome="stop"} 1.0',
+        'raypd_requests_total{outcome="cancelled"} 1.0',
+        'raypd_requests_total{outcome="invalid"} 1.0',
+        'raypd_http_responses_total{path="/v1/completions",status="200"} 1.0',
+        'raypd_http_responses_total{path="/v1/completions",status="400"} 1.0',
+        "raypd_prompt_tokens_total 5.0",
+        "raypd_output_tokens_total 3.0",
+        "raypd_time_to_first_token_seconds_count 1.0",
+        "raypd_inter_token_latency_seconds_count 2.0",
+        "raypd_request_duration_seconds_count 3.0",
+        'raypd_requests_in_flight{phase="prefill"} 0.0',
+        "raypd_controller_up 0.0",
+    ):
+        assert line in lines, answer.text
+
+
 async def test_a_port_that_is_taken_is_named() -> None:
     async with gateway_setup() as setup:
-        other = GatewayServer(setup.pair.serving, HttpConfig(port=setup.port))
+        other = GatewayServer(setup.pair.serving, view_of(setup.pair.serving), HttpConfig(port=setup.port))
         with pytest.raises(AddressUnavailable, match=str(setup.port)):
             await other.start()
