@@ -53,6 +53,8 @@ def build_engine_core(
         group = gather_ranks(config, identity, control, on_progress, say, launch_ranks)
         worker = group.worker
     runner = worker.runner
+    if not runner.is_causal:
+        config = _without_chunks(config)
     overlap = config.scheduler.overlap
     if overlap is None:
         overlap = runner.kv_cache.device.type != "cpu"
@@ -72,6 +74,13 @@ def build_engine_core(
     )
     executor: Executor = InProcessExecutor(worker, overlap=overlap)
     return EngineCore(scheduler, executor if group is None else MultiRankExecutor(executor, group))
+
+
+def _without_chunks(config: EngineConfig) -> EngineConfig:
+    """For a model whose tokens see all of a prompt: it is computed in one step, and no part of it serves another."""
+    scheduler = config.scheduler.model_copy(update={"enable_chunked_prefill": False})
+    cache = config.cache.model_copy(update={"enable_prefix_caching": False})
+    return config.model_copy(update={"scheduler": scheduler, "cache": cache})
 
 
 def _make_adapter_cache(config: EngineConfig, runner: ModelRunner) -> AdapterCache | None:

@@ -122,6 +122,20 @@ _FAMILY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 FAMILIES: tuple[str, ...] = tuple(_FAMILY_CONFIGS)
 
+_BERT_LIKE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": EOS_TOKEN_ID,
+}
+_ENCODER_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("bert", _BERT_LIKE),
+    "xlm-roberta": ("xlm-roberta", _BERT_LIKE | {"pad_token_id": 1, "max_position_embeddings": 66}),
+}
+
 
 def make_checkpoint(
     family: str, directory: Path, *, seed: int = 0, auto_class: Any = AutoModelForCausalLM, **config_overrides: Any
@@ -131,7 +145,7 @@ def make_checkpoint(
     auto_class: transformers' class for another kind of model
     config_overrides are fields of the family's transformers config, such as num_hidden_layers or sliding_window.
     """
-    model_type, settings = _FAMILY_CONFIGS[family]
+    model_type, settings = (_FAMILY_CONFIGS | _ENCODER_CONFIGS)[family]
     config = CONFIG_MAPPING[model_type](**(settings | config_overrides))
     model = auto_class.from_config(config, dtype=torch.float32)
     draw_weights(model, torch.Generator().manual_seed(seed))

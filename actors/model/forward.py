@@ -27,6 +27,10 @@ class FlatForward:
         self.model = model
         self.generates = kind.generates
         self._called: nn.Module = model.base_model if kind is ModelKind.CLASSIFICATION else model
+        self.padding_idx = _padding_idx(self._called)
+        """Of a model that counts positions from the number after it: RoBERTa and its like."""
+        self.first_position = 0 if self.padding_idx is None else self.padding_idx + 1
+        """The model's own number of a sequence's first position."""
         self._keeps_logits = self.generates and "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def __call__(
@@ -63,6 +67,8 @@ class FlatForward:
         arguments: dict[str, object] = {BATCH_ARGUMENT: batch, **inputs}
         if self._keeps_logits:
             arguments["logits_to_keep"] = indices
+        if self.first_position:
+            positions = positions + self.first_position
         output = self._called(position_ids=positions[..., None, :], use_cache=False, return_dict=True, **arguments)
         rows: Tensor = (output.logits if self.generates else output.last_hidden_state)[0]
         return rows if self._keeps_logits else rows[indices]
@@ -75,3 +81,9 @@ class FlatForward:
         output = self._called(input_ids=input_ids[None], use_cache=False, return_dict=True)
         rows: Tensor = (output.logits if self.generates else output.last_hidden_state)[0]
         return rows
+
+
+def _padding_idx(model: nn.Module) -> int | None:
+    positions = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    index: int | None = getattr(positions, "padding_idx", None)
+    return index

@@ -13,15 +13,18 @@ from actors.model.support import architecture_name
 logger = logging.getLogger(__name__)
 
 
-def derive_max_model_len(config: PretrainedConfig, wanted: int | None) -> int:
+def derive_max_model_len(config: PretrainedConfig, wanted: int | None, first_position: int = 0) -> int:
     """The longest sequence, prompt plus output: the model's own limit, or less if less is wanted.
 
+    first_position: the model's number of it; those below are not used
     LongRoPE rotates every token of a batch by the frequencies of the longest sequence in it. Served beyond its original
     length, a request's tokens would depend on its neighbours, so that length is the limit.
     Raises UnsupportedModel if more is wanted than the model can do, or if the model does not say how much it can.
     """
     text = config.get_text_config(decoder=True)
     positions: int | None = getattr(text, "max_position_embeddings", None)
+    if positions is not None:
+        positions -= first_position
     originals = list(_longrope_lengths(text))
     limit = min([*originals, *([positions] if positions else [])], default=None)
     if limit is None:

@@ -20,7 +20,7 @@ from actors.model.errors import CheckpointError, DeviceUnavailable, UnsupportedM
 from actors.model.fingerprint import fingerprint_checkpoint
 from actors.model.forward import FlatForward
 from actors.model.limits import derive_max_model_len
-from actors.model.model_kind import kind_of
+from actors.model.model_kind import ModelKind, kind_of
 from actors.model.multimodal.families import VisionFamily, vision_family
 from actors.model.pooling.head import ClassificationHead
 from actors.model.pooling.loading import load_pooling
@@ -109,20 +109,21 @@ def _finish(
     group: TensorParallelGroup | None,
 ) -> LoadedModel:
     started, model = time.monotonic(), shard.model
-    max_model_len = derive_max_model_len(config, model_config.max_model_len)
     model.train(False)
     model.to(choose_device(model_config))  # type: ignore[arg-type]  # transformers' decorator hides the signature
     # A flattened batch has no padding: a token that happens to be the padding token is like any other.
     model.config.pad_token_id = None
     kind = kind_of(config)
     forward = FlatForward(model, kind)
+    max_model_len = derive_max_model_len(config, model_config.max_model_len, forward.first_position)
     architecture = architecture_name(config)
     geometry, vocab_size = _probe(forward, architecture)
     if group is not None:
         geometry = _place(geometry, config, group)
+    _check_direction(kind, geometry, architecture)
     _check_windows(config.get_text_config(decoder=True), geometry, architecture, max_model_len)
     check_forward(forward, geometry, vocab_size=vocab_size, max_tokens=max_model_len)
-    pooling, head = load_pooling(directory, config, kind, forward)
+    pooling, head = load_pooling(directory, config, kind, forward, is_causal=geometry.is_causal)
     logger.info(
         "checked the model", extra={"architecture": architecture, "elapsed_s": round(time.monotonic() - started, 3)}
     )
@@ -183,7 +184,11 @@ def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelCo
         raise CheckpointError(f"model: the weights in {directory} cannot be loaded: {exc}") from exc
     model, report = loaded
     # transformers draws weights that it misses at random and goes on.
-    if missing := sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]])):
+    # Encoders have a layer behind their hidden states, which nothing here looks at and many checkpoints lack.
+    missing = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
+    if kind_of(config) is ModelKind.EMBEDDING:
+        missing = [name for name in missing if not name.startswith("pooler.")]
+    if missing:
         raise CheckpointError(f"model: {directory} lacks weights, or has them in another shape: {', '.join(missing)}")
     return model
 
@@ -261,6 +266,16 @@ def _probe(forward: FlatForward, architecture: str) -> tuple[KVGeometry, int]:
     embeddings = forward.model.get_input_embeddings()
     assert isinstance(embeddings.weight, torch.Tensor), "a model that takes tokens looks them up"
     return probe.geometry(), embeddings.weight.shape[0]
+
+
+def _check_direction(kind: ModelKind, geometry: KVGeometry, architecture: str) -> None:
+    """Refuse to generate with a model whose tokens see those after them, and what is neither the one nor the other."""
+    if geometry.is_causal:
+        return
+    if kind is not ModelKind.EMBEDDING:
+        raise UnsupportedModel(architecture, "its attention is not causal; such a model is served without a head only")
+    if any(layer.is_causal for layer in geometry.layers) or geometry.sliding_windows != {None}:
+        raise UnsupportedModel(architecture, "its attention is to both sides in some layers, or within a window, only")
 
 
 def _check_windows(text: PretrainedConfig, geometry: KVGeometry, architecture: str, max_model_len: int) -> None:

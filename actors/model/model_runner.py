@@ -283,7 +283,14 @@ class ModelRunner:
     @property
     def max_model_len(self) -> int:
         """Prompt plus output tokens of the longest possible request."""
-        return self._model.max_model_len
+        if self.is_causal:
+            return self._model.max_model_len
+        return min(self._model.max_model_len, self._scheduler_config.max_num_batched_tokens)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether tokens see only those before them. If not, a prompt has to be computed in one step."""
+        return self._model.geometry.is_causal
 
     @property
     def vocab_size(self) -> int:

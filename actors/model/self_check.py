@@ -3,7 +3,7 @@
 Reading configs can only find what somebody thought of. So every loaded model first computes the output (logits, or the
 hidden states of a model without a language head) of two random sequences both ways: with transformers' eager attention
 and its own masks, and through our attention in three mixed steps (prefill, a chunk on a cached prefix beside another
-prefill, decode). If they differ, it is refused.
+prefill, decode); a model whose tokens see all of a prompt, in one. If they differ, it is refused.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ def check_forward(forward: FlatForward, geometry: KVGeometry, *, vocab_size: int
     num_tokens = _choose_num_tokens(forward, geometry, max_tokens)
     generator = torch.Generator().manual_seed(0)
     sequences = torch.randint(vocab_size, (2, num_tokens), generator=generator).to(forward.model.device)
+    if forward.padding_idx is not None:
+        # Such a model gives padding no position.
+        sequences.masked_fill_(sequences == forward.padding_idx, forward.padding_idx + 1)
     paged = _paged_logits(forward, geometry, sequences)
     stock = _stock_logits(forward, sequences)
     error = _relative_error(paged, stock)
@@ -93,6 +96,8 @@ def _paged_logits(forward: FlatForward, geometry: KVGeometry, sequences: Tensor)
         ([num_tokens * 2 // 3, num_tokens - 1], [0, half - 1]),
         ([num_tokens - 1, num_tokens], [half - 1, half]),
     ]
+    if not geometry.is_causal:
+        steps = [([0, num_tokens], [0, half])]
     logits: list[list[Tensor]] = [[], []]
     for edges in steps:
         for sequence, part in _run_step(forward, backend, sequences, block_tables, edges):

@@ -145,6 +145,27 @@ def test_a_model_without_a_head_embeds_a_prompt_of_full_length_and_does_not_gene
         pair.assert_whole()
 
 
+@pytest.mark.parametrize("family", ["bert", "xlm-roberta"])
+def test_an_encoder_sees_a_whole_prompt_in_one_step(family: str, tmp_path: Path) -> None:
+    directory = make_checkpoint(family, tmp_path, auto_class=AutoModel)
+    prompts = {
+        name: random_prompt(length, seed=length) for name, length in zip(EMBEDDINGS, (40, 1, 64, 25), strict=True)
+    }
+    config = engine_config(directory, block_size=8, max_num_batched_tokens=64, overlap=True)
+    with EnginePair(config, config) as pair:
+        for _ in range(2):
+            for name, params in EMBEDDINGS.items():
+                ask(pair, name, prompts[name], params)
+            pair.run()
+            for name, params in EMBEDDINGS.items():
+                assert vector_of(pair, name) == expected_embedding(directory, prompts[name], params), name
+                assert pair.answers[name].timings("prefill").num_cached_tokens == 0
+        ask(pair, "too long", random_prompt(65), EMBEDDINGS["mean"])
+        pair.run()
+        assert "max_model_len is 64" in (pair.answers["too long"].last["prefill"].error or "")
+        pair.assert_whole()
+
+
 def test_a_classification_head_gives_scores_or_logits(tmp_path: Path) -> None:
     labels = {0: "bad", 1: "fair", 2: "good"}
     directory = make_checkpoint("qwen2", tmp_path, auto_class=AutoModelForSequenceClassification, id2label=labels)

@@ -39,12 +39,14 @@ class AttentionLayer:
     scaling:        the scores' factor
     softcap:        scores become softcap * tanh(score / softcap), if set
     sliding_window: a token sees this many tokens, itself included, if set
+    is_causal:      a token sees those before it and itself; if not, all of its request, which then is in one step
     """
 
     index: int
     scaling: float
     softcap: float | None
     sliding_window: int | None
+    is_causal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class BatchAttention(Protocol):
     """
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Store this step's keys and values, then attend causally over each request's own tokens.
+        """Store this step's keys and values, then attend over each request's own tokens.
 
         query: [num_heads, num_tokens, head_dim]; key, value: [num_kv_heads, num_tokens, head_dim]
         Returns [num_tokens, num_heads, head_dim].
@@ -106,20 +108,21 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """transformers' calling convention: [1, heads, tokens, head_dim] in, [1, tokens, heads, head_dim] out.
 
-    Raises UnsupportedModel if the module asks for anything but plain causal attention.
+    Raises UnsupportedModel if the module asks for anything but plain attention, causal or to both sides.
     """
-    _refuse_what_is_not_causal_attention(module, attention_mask, dropout, kwargs)
+    _refuse_what_is_not_plain_attention(module, attention_mask, dropout, kwargs)
     batch: BatchAttention = kwargs[BATCH_ARGUMENT]  # type: ignore[assignment]  # model_runner put it there
     layer = AttentionLayer(
         index=module.layer_idx,  # type: ignore[arg-type]  # nn.Module's attributes are untyped; checked below
         scaling=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         softcap=softcap,
         sliding_window=sliding_window,
+        is_causal=bool(getattr(module, "is_causal", True)) and kwargs.get("is_causal") is not False,
     )
     return batch.attend(layer, query[0], key[0], value[0])[None], None
 
 
-def _refuse_what_is_not_causal_attention(
+def _refuse_what_is_not_plain_attention(
     module: torch.nn.Module, attention_mask: Tensor | None, dropout: float, kwargs: dict[str, object]
 ) -> None:
     name = type(module).__name__
@@ -132,7 +135,5 @@ def _refuse_what_is_not_causal_attention(
         raise UnsupportedModel(name, "it builds an attention mask of its own")
     if dropout:
         raise UnsupportedModel(name, "it applies dropout at inference")
-    if not getattr(module, "is_causal", True) or kwargs.get("is_causal") is False:
-        raise UnsupportedModel(name, "its attention is not causal")
     if not isinstance(getattr(module, "layer_idx", None), int):
         raise UnsupportedModel(name, "its attention layers do not know their index")

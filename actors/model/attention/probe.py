@@ -34,6 +34,11 @@ class KVGeometry:
         return len(self.layers)
 
     @property
+    def is_causal(self) -> bool:
+        """Whether tokens see only those before them, in every layer."""
+        return all(layer.is_causal for layer in self.layers)
+
+    @property
     def sliding_windows(self) -> frozenset[int | None]:
         """The distinct windows; None stands for full attention."""
         return frozenset(layer.sliding_window for layer in self.layers)

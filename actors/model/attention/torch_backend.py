@@ -94,12 +94,13 @@ class TorchBatch:
         if segment.tiles is None:
             keys, values = key[None, :, tokens], value[None, :, tokens]
         else:
+            assert layer.is_causal, "a prompt whose tokens see all of it is in one step"
             keys, values = self._backend.gather(segment.tiles, layer.index, 1)
         return _attend(layer, queries, keys, values, segment.mask)[0]
 
 
 def _attend(layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """[n, num_heads, q, head_dim] against [n, num_kv_heads, k, head_dim]; no mask means plain causal, with q == k."""
+    """[n, num_heads, q, head_dim] against [n, num_kv_heads, k, head_dim]; no mask: causal, or all of it, and q == k."""
     if layer.softcap is not None:
         return _attend_with_softcap(layer, query, key, value, mask)
     return functional.scaled_dot_product_attention(
@@ -107,7 +108,7 @@ def _attend(layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, ma
         key,
         value,
         attn_mask=mask,
-        is_causal=mask is None,
+        is_causal=mask is None and layer.is_causal,
         scale=layer.scaling,
         enable_gqa=query.shape[1] != key.shape[1],
     )
@@ -122,10 +123,10 @@ def _attend_with_softcap(
     grouped = query.reshape(num_sequences, num_kv_heads, -1, query.shape[2], head_dim)
     scores = torch.matmul(grouped, key[:, :, None].transpose(-1, -2)) * layer.scaling
     scores = torch.tanh(scores / layer.softcap) * layer.softcap
-    if mask is None:
+    if mask is not None:
+        scores = scores + (mask[:, :, None] if mask.ndim == 4 else mask)
+    elif layer.is_causal:
         causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
         scores = scores.masked_fill(causal, float("-inf"))
-    else:
-        scores = scores + (mask[:, :, None] if mask.ndim == 4 else mask)
     weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     return torch.matmul(weights, value[:, :, None]).reshape(query.shape)

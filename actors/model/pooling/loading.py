@@ -26,7 +26,7 @@ _NUM_PROBE_TOKENS = 4
 
 @torch.inference_mode()
 def load_pooling(
-    directory: Path, config: PretrainedConfig, kind: ModelKind, forward: FlatForward
+    directory: Path, config: PretrainedConfig, kind: ModelKind, forward: FlatForward, *, is_causal: bool
 ) -> tuple[PoolingFacts | None, ClassificationHead | None]:
     """What the model can be asked besides tokens, and its classification head if it has one.
 
@@ -39,7 +39,7 @@ def load_pooling(
             "the model gives no embeddings: its hidden states cannot be had", extra={"architecture": architecture}
         )
         return None, None
-    facts = read_pooling_facts(directory, config, kind, hidden_size)
+    facts = read_pooling_facts(directory, config, kind, hidden_size, is_causal=is_causal)
     if kind is ModelKind.CLASSIFICATION:
         head = ClassificationHead(forward.model, facts.activation)
         tokens = torch.arange(_NUM_PROBE_TOKENS, device=forward.model.device)
