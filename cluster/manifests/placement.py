@@ -85,8 +85,10 @@ class PodGroup:
 
 def settle(config: ClusterConfig) -> ClusterConfig:
     """The settings that this cluster runs with in Kubernetes. Raises InvalidConfig."""
-    if config.ingress.port == 0:
-        raise InvalidConfig("kubernetes", ["ingress.port = 0: Services need to know the port; give it a number"])
+    for name, port in client_ports(config).items():
+        if port == 0:
+            setting = "ingress.port" if name == "grpc" else f"ingress.{name}.port"
+            raise InvalidConfig("kubernetes", [f"{setting} = 0: Services need to know the port; give it a number"])
     if config.ray.address is not None:
         raise InvalidConfig("kubernetes", ["ray.address: the manifests bring a Ray cluster of their own; leave it out"])
     if config.ingress.tls is not None or config.ingress.tokens is not None:
@@ -111,6 +113,14 @@ def settle(config: ClusterConfig) -> ClusterConfig:
     if "start_timeout_s" not in config.model_fields_set:
         updates["start_timeout_s"] = _START_TIMEOUT_S
     return config.model_copy(update=updates)
+
+
+def client_ports(config: ClusterConfig) -> dict[str, int]:
+    """Of each ingress, by name."""
+    ports = {"grpc": config.ingress.port}
+    if config.ingress.http is not None:
+        ports["http"] = config.ingress.http.port
+    return ports
 
 
 def _ingress(config: ClusterConfig) -> IngressConfig:

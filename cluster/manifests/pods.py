@@ -19,7 +19,7 @@ from cluster.manifests.objects import (
     environment,
     quantity,
 )
-from cluster.manifests.placement import CONFIG_DIRECTORY, HEAD, INGRESS, PodGroup
+from cluster.manifests.placement import CONFIG_DIRECTORY, HEAD, INGRESS, PodGroup, client_ports
 from cluster.manifests.settings import GPU_PRODUCTS, KubernetesConfig
 
 NODE_IP_VARIABLE: Final = "RAYPD_NODE_IP"
@@ -68,7 +68,7 @@ def worker_template(config: ClusterConfig, image: str, group: PodGroup) -> Manif
     container = _container("ray-worker", config, image, group)
     ports = {"metrics": METRICS_PORT}
     if group.name == INGRESS:
-        ports = {"grpc": config.ingress.port, **ports}
+        ports = client_ports(config) | ports
         # Kubernetes' gRPC probe knows no TLS; the port is open from the start of serving to the end of draining.
         kind = "grpc" if kubernetes.tls is None else "tcpSocket"
         container["readinessProbe"] = {

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from cluster.config import ClusterConfig
 from cluster.json_types import JSON
 from cluster.manifests.objects import (
     DASHBOARD_PORT,
     METRICS_PORT,
     RAY_CLUSTER_LABEL,
+    RAY_GROUP_LABEL,
     SUBMITTER_LABEL,
     Manifest,
     group_selector,
     manifest,
 )
-from cluster.manifests.placement import HEAD, INGRESS, worker_groups
+from cluster.manifests.placement import HEAD, INGRESS, OPERATOR_FILE, client_ports, worker_groups
+from cluster.manifests.settings import KubernetesConfig
+
+_ENCRYPTED: Final = {"grpc": "https", "http": "https"}
 
 
 def services(config: ClusterConfig) -> list[Manifest]:
-    """gRPC, its headless twin for clients that balance by themselves, and the metrics of every pod."""
+    """gRPC, its headless twin for clients that balance by themselves, HTTP, and Ray's metrics of every pod."""
     kubernetes = config.kubernetes
-    port = config.ingress.port
     # h2c is HTTP/2 without TLS.
-    protocol = "kubernetes.io/h2c" if kubernetes.tls is None else "https"
-    grpc: JSON = [{"name": "grpc", "port": port, "targetPort": port, "appProtocol": protocol}]
+    protocols = {"grpc": "kubernetes.io/h2c", "http": "http"} if kubernetes.tls is None else _ENCRYPTED
+    ports: dict[str, JSON] = {
+        name: [{"name": name, "port": port, "targetPort": port, "appProtocol": protocols[name]}]
+        for name, port in client_ports(config).items()
+    }
+    grpc = ports["grpc"]
     metrics: JSON = [{"name": "metrics", "port": METRICS_PORT, "targetPort": METRICS_PORT}]
     ingresses = group_selector(kubernetes, INGRESS)
-    service: Manifest = {"type": kubernetes.service_type, "selector": ingresses, "ports": grpc}
+    balanced = {
+        name: {"type": kubernetes.service_type, "selector": ingresses, "ports": port} for name, port in ports.items()
+    }
     # A long-lived HTTP/2 connection stays with the pod that it was made to: dns:///… with round_robin needs them all.
     headless: Manifest = {"clusterIP": "None", "selector": ingresses, "ports": grpc}
     all_pods: Manifest = {
@@ -35,7 +46,7 @@ def services(config: ClusterConfig) -> list[Manifest]:
         "ports": metrics,
     }
     return [
-        manifest("v1", "Service", f"{kubernetes.name}-grpc", kubernetes, spec=service),
+        *(manifest("v1", "Service", f"{kubernetes.name}-{name}", kubernetes, spec=balanced[name]) for name in ports),
         manifest("v1", "Service", f"{kubernetes.name}-grpc-headless", kubernetes, spec=headless),
         manifest("v1", "Service", f"{kubernetes.name}-metrics", kubernetes, spec=all_pods),
     ]
@@ -56,7 +67,11 @@ def network_policies(config: ClusterConfig) -> list[Manifest]:
     policies = [
         # Ray's ports, the engines' and the KV links' are free ones: within the cluster all are open.
         policy("inside", every_pod, {"from": [{"podSelector": every_pod}]}),
-        policy("clients", ingresses, {"ports": [{"protocol": "TCP", "port": config.ingress.port}]}),
+        policy(
+            "clients",
+            ingresses,
+            {"ports": [{"protocol": "TCP", "port": port} for port in client_ports(config).values()]},
+        ),
         policy("submit", head, {"from": [submitters], "ports": [{"protocol": "TCP", "port": DASHBOARD_PORT}]}),
     ]
     if (monitoring := kubernetes.monitoring) is not None:
@@ -85,28 +100,45 @@ def disruption_budgets(config: ClusterConfig) -> list[Manifest]:
 
 
 def pod_monitors(config: ClusterConfig) -> list[Manifest]:
-    """For the Prometheus operator: every pod of the cluster, Ray's metrics and raypd's."""
+    """For the Prometheus operator: Ray's metrics of every pod, and raypd's, which ingresses tell by HTTP."""
     kubernetes = config.kubernetes
     if kubernetes.monitoring is None:
         return []
-    cluster_name: JSON = [
+    monitors = [
+        _pod_monitor(kubernetes, "worker", {"ray.io/node-type": "worker"}, [{"port": "metrics"}]),
+        _pod_monitor(
+            kubernetes,
+            HEAD,
+            {"ray.io/node-type": HEAD},
+            [{"port": port} for port in ("metrics", "as-metrics", "dash-metrics")],
+        ),
+    ]
+    if config.ingress.http is not None:
+        endpoint: Manifest = {"port": "http", "path": "/metrics"}
+        if kubernetes.tls is not None:
+            authority: Manifest = {"secret": {"name": kubernetes.tls.secret, "key": "ca.crt"}}
+            server = f"{kubernetes.name}-grpc.{kubernetes.namespace}.svc"
+            endpoint |= {"scheme": "https", "tlsConfig": {"ca": authority, "serverName": server}}
+        if kubernetes.tokens is not None:
+            endpoint["authorization"] = {"credentials": {"name": kubernetes.tokens.secret, "key": OPERATOR_FILE}}
+        monitors.append(_pod_monitor(kubernetes, INGRESS, {RAY_GROUP_LABEL: INGRESS}, [endpoint]))
+    return monitors
+
+
+def _pod_monitor(kubernetes: KubernetesConfig, name: str, selected: Manifest, endpoints: list[Manifest]) -> Manifest:
+    relabelings: JSON = [
         {"sourceLabels": ["__meta_kubernetes_pod_label_ray_io_cluster"], "targetLabel": "ray_io_cluster"},
         {"sourceLabels": ["__meta_kubernetes_pod_label_ray_io_group"], "targetLabel": "ray_io_group"},
     ]
-    monitors = []
-    for node_type, ports in (("worker", ["metrics"]), (HEAD, ["metrics", "as-metrics", "dash-metrics"])):
-        labels: Manifest = {RAY_CLUSTER_LABEL: kubernetes.name, "ray.io/node-type": node_type}
-        spec: Manifest = {
-            "selector": {"matchLabels": labels},
-            "podMetricsEndpoints": [{"port": port, "relabelings": cluster_name} for port in ports],
-        }
-        monitor = manifest(
-            "monitoring.coreos.com/v1", "PodMonitor", f"{kubernetes.name}-{node_type}", kubernetes, spec=spec
-        )
-        metadata = monitor["metadata"]
-        assert isinstance(metadata, dict)
-        labels_of_monitor = metadata["labels"]
-        assert isinstance(labels_of_monitor, dict)
-        labels_of_monitor |= kubernetes.monitoring.labels
-        monitors.append(monitor)
-    return monitors
+    spec: Manifest = {
+        "selector": {"matchLabels": {RAY_CLUSTER_LABEL: kubernetes.name, **selected}},
+        "podMetricsEndpoints": [{**endpoint, "relabelings": relabelings} for endpoint in endpoints],
+    }
+    monitor = manifest("monitoring.coreos.com/v1", "PodMonitor", f"{kubernetes.name}-{name}", kubernetes, spec=spec)
+    metadata = monitor["metadata"]
+    assert isinstance(metadata, dict)
+    labels = metadata["labels"]
+    assert isinstance(labels, dict)
+    assert kubernetes.monitoring is not None
+    labels |= kubernetes.monitoring.labels
+    return monitor

@@ -90,7 +90,7 @@ def test_the_installation_works_in_an_empty_environment(tmp_path: Path) -> None:
         check=True,
         cwd=tmp_path,
     )
-    assert said.stdout == "13 objects, nothing wrong\n"
+    assert said.stdout == "14 objects, nothing wrong\n"
     version = subprocess.run([installed / "ray", "--version"], capture_output=True, text=True, timeout=120, check=True)
     assert version.stdout.startswith("ray, version 2.60")
     # Every protocol file and the demo model have come along.

@@ -30,7 +30,8 @@ class _Deployment:
     def __init__(self, overlay: str, directory: Path) -> None:
         chosen = settings(overlay).model_dump(exclude_unset=True, exclude={"model"})
         # The demo model, and little memory, instead of what only a GPU could hold.
-        ingress = {**chosen.get("ingress", {}), "port": free_port(), "count": 1}
+        ports = {"port": free_port(), "http": {"port": free_port()}}
+        ingress = {**chosen.get("ingress", {}), **ports, "count": 1}
         chosen |= {"cache": {"kv_cache_memory_gib": 0.05}, "ingress": ingress, "drain_timeout_s": 10.0}
         chosen |= {"model": {"model": str(DEMO_MODEL), "dtype": "float32", "device": "cpu"}}
         self.config = ClusterConfig.model_validate(chosen)

@@ -30,7 +30,7 @@ def test_a_cluster_is_printed_as_the_command_line_says() -> None:
 def test_checking_says_how_much_there_is() -> None:
     result = CliRunner().invoke(app, [*_ISSUE, "--check"])
 
-    assert (result.exit_code, result.output) == (0, "14 objects, nothing wrong\n")
+    assert (result.exit_code, result.output) == (0, "15 objects, nothing wrong\n")
 
 
 def test_files_of_others_are_checked_too(tmp_path: Path) -> None:

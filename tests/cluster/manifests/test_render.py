@@ -150,7 +150,7 @@ def test_clients_reach_ingresses_only_and_ray_is_reached_from_inside() -> None:
         open_to_all += [(spec["podSelector"], rule["ports"]) for rule in spec["ingress"] if "from" not in rule]
     ingresses = {"matchLabels": {"ray.io/cluster": "raypd", "ray.io/group": "ingress"}}
 
-    assert open_to_all == [(ingresses, [{"protocol": "TCP", "port": 50051}])]
+    assert open_to_all == [(ingresses, [{"protocol": "TCP", "port": 50051}, {"protocol": "TCP", "port": 8000}])]
     assert of_kind(policies, "NetworkPolicy", "raypd-submit")["spec"]["ingress"][0]["from"] == [
         {"podSelector": {"matchLabels": {"raypd.io/submitter": "true"}}}
     ]
@@ -168,6 +168,30 @@ def test_services_select_ingresses_with_http2_and_one_names_each_of_them() -> No
             {"name": "grpc", "port": 50051, "targetPort": 50051, "appProtocol": "kubernetes.io/h2c"}
         ]
     assert (grpc["type"], headless["clusterIP"]) == ("ClusterIP", "None")
+    http = of_kind(rendered("cpu-demo"), "Service", "raypd-http")["spec"]
+    assert http["ports"] == [{"name": "http", "port": 8000, "targetPort": 8000, "appProtocol": "http"}]
+
+
+def test_without_an_http_door_nothing_speaks_of_one() -> None:
+    config = ClusterConfig.model_validate({"ingress": {"http": None}, "kubernetes": {"monitoring": {}}})
+    objects = render(config)
+
+    assert [one["metadata"]["name"] for one in objects if one["kind"] == "Service"] == [  # type: ignore[index, call-overload]
+        "raypd-grpc",
+        "raypd-grpc-headless",
+        "raypd-metrics",
+    ]
+    assert "8000" not in yaml.safe_dump(objects)
+
+
+def test_prometheus_is_told_where_raypds_own_metrics_are_and_how_to_ask() -> None:
+    spec = of_kind(rendered("gpu-xpyd-tp"), "PodMonitor", "raypd-ingress")["spec"]
+    [endpoint] = spec["podMetricsEndpoints"]
+    ports = worker_groups(rendered("gpu-xpyd-tp"))["ingress"]["template"]["spec"]["containers"][0]["ports"]
+
+    assert (endpoint["port"], endpoint["path"], endpoint["scheme"]) == ("http", "/metrics", "https")
+    assert endpoint["authorization"] == {"credentials": {"name": "raypd-tokens", "key": "operator"}}
+    assert {"name": "http", "containerPort": 8000} in ports
 
 
 def test_the_autoscaler_may_go_as_far_as_the_settings_say() -> None:
@@ -274,6 +298,7 @@ def test_the_settings_of_the_page_are_the_projects() -> None:
     ("mistaken", "expected"),
     [
         ({"ingress": {"port": 0}}, "ingress.port = 0: Services need to know the port"),
+        ({"ingress": {"http": {"port": 0}}}, "ingress.http.port = 0: Services need to know the port"),
         ({"ray": {"address": "10.0.0.1:6379"}}, "ray.address: the manifests bring a Ray cluster of their own"),
         ({"ingress": {"tokens": "/tokens"}}, "here the files come from Secrets; set kubernetes.tls, kubernetes.tokens"),
         ({"prefill": {"num_gpus": 0.5}}, "prefill.num_gpus = 0.5: a pod holds one engine, and whole GPUs"),

@@ -1,0 +1,158 @@
+"""Rules and dashboard ask for metrics that there are, with labels that they have, in valid PromQL."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from actors.core.stats import SchedulerStats
+from cluster.metrics import ServingMetrics, exposition
+from cluster.status import ClusterView, EngineView, RequestView
+from kv_transfer.stats import TransferStats
+
+_DEPLOY = Path(__file__).parents[2] / "deploy"
+_RULES = yaml.safe_load((_DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"]
+_DASHBOARD = json.loads((_DEPLOY / "grafana" / "raypd.json").read_text())
+_ADDED_BY_PROMETHEUS = {"ray_io_cluster", "ray_io_group", "job", "instance"}
+_OF_PROMETHEUS = {"up": set[str]()}
+
+
+@cache
+def _metrics() -> dict[str, set[str]]:
+    """The labels of each metric that an ingress tells, by the name of its samples."""
+    metrics = ServingMetrics()
+    metrics.on_end("stop", 1.0)
+    metrics.on_http("/v1/models", 200)
+    stats = SchedulerStats(transfer_stats=TransferStats(oldest_pin_at_s=1.0))
+    engine = EngineView("decode-0", 1, "decode", "ready", stats=stats)
+    view = ClusterView("model", 2.0, 1, (engine,), (RequestView("a", 1.0, "decode"),))
+    text = exposition(metrics, view).decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return {sample.name: set(sample.labels) for sample in samples}
+
+
+def _rules(kind: str) -> list[Any]:
+    return [rule for group in _RULES for rule in group["rules"] if kind in rule]
+
+
+def _panels() -> list[Any]:
+    return [panel for panel in _DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def _queries() -> dict[str, str]:
+    """By where it stands."""
+    queries = {
+        f"rule {rule.get('record', rule.get('alert'))}": rule["expr"] for group in _RULES for rule in group["rules"]
+    }
+    for panel in _panels():
+        for target in panel["targets"]:
+            # Grafana's variable for a range that suits the panel's width.
+            queries[f"panel {panel['title']} {target['refId']}"] = target["expr"].replace("$__rate_interval", "5m")
+    return queries
+
+
+def _nodes(query: str) -> list[Any]:
+    nodes: list[Any] = []
+    promql_parser.walk(promql_parser.parse(query), nodes.append)
+    return nodes
+
+
+def _selectors(query: str) -> Iterator[tuple[str, set[str]]]:
+    """Each metric that is asked for, and the labels that it is chosen by."""
+    for node in _nodes(query):
+        if isinstance(node, promql_parser.VectorSelector):
+            yield str(node.name), {matcher.name for matcher in node.matchers.matchers}
+
+
+def _labels_of_record(name: str) -> set[str]:
+    [rule] = [rule for rule in _rules("record") if rule["record"] == name]
+    return {label for node in _nodes(rule["expr"]) for label in _grouping(node)}
+
+
+def _grouping(node: Any) -> list[str]:
+    is_grouping = isinstance(node, promql_parser.AggregateExpr) and node.modifier is not None
+    return list(node.modifier.labels) if is_grouping else []
+
+
+def _known_labels(name: str) -> set[str] | None:
+    """None if there is no such metric."""
+    if name in {rule["record"] for rule in _rules("record")}:
+        return _labels_of_record(name) | _ADDED_BY_PROMETHEUS
+    labels = _metrics().get(name, _OF_PROMETHEUS.get(name))
+    return None if labels is None else labels | _ADDED_BY_PROMETHEUS
+
+
+@pytest.mark.parametrize("place", _queries())
+def test_a_query_asks_for_metrics_that_there_are(place: str) -> None:
+    query = _queries()[place]
+    selectors = list(_selectors(query))
+
+    assert selectors
+    assert [name for name, _ in selectors if _known_labels(name) is None] == []
+    for name, chosen_by in selectors:
+        assert chosen_by - (_known_labels(name) or set()) == set(), f"{name} has no such label"
+    available = set().union(*(_known_labels(name) or set() for name, _ in selectors))
+    assert {label for node in _nodes(query) for label in _grouping(node)} <= available
+
+
+def test_every_metric_of_an_ingress_is_shown_or_watched() -> None:
+    asked = {name for query in _queries().values() for name, _ in _selectors(query)}
+    unseen = {name for name in _metrics() if name not in asked and not name.endswith(("_sum", "_count", "_created"))}
+
+    assert unseen == set()
+
+
+def test_each_alert_says_what_to_do_and_what_the_issue_wants_is_watched() -> None:
+    alerts = {rule["alert"]: rule for rule in _rules("alert")}
+
+    assert len(alerts) == len(_rules("alert"))
+    for rule in alerts.values():
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["description"]
+    assert alerts.keys() >= {
+        "RaypdErrorBudgetBurnsFast",
+        "RaypdTransfersAreStuck",
+        "RaypdBlocksPinnedTooLong",
+        "RaypdEngineQuarantined",
+        "RaypdPoolUnderPressure",
+    }
+
+
+def test_labels_in_an_alerts_text_are_those_of_its_query() -> None:
+    for rule in _rules("alert"):
+        used = set(re.findall(r"\$labels\.(\w+)", " ".join(rule["annotations"].values())))
+        grouped = {label for node in _nodes(rule["expr"]) for label in _grouping(node)}
+        for name, _ in _selectors(rule["expr"]):
+            grouped |= _labels_of_record(name) if name.startswith("raypd:") else set()
+        assert used <= grouped, rule["alert"]
+
+
+def test_the_operators_form_has_the_same_rules() -> None:
+    resource = yaml.safe_load((_DEPLOY / "prometheus" / "prometheusrule.yaml").read_text())
+
+    assert resource["spec"]["groups"] == _RULES
+
+
+def test_a_dashboards_panels_lie_beside_each_other_and_take_the_chosen_cluster() -> None:
+    places: set[tuple[int, int]] = set()
+    for panel in _panels():
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not places & cells
+        places |= cells
+        assert at["x"] + at["w"] <= 24
+        for target in panel["targets"]:
+            selectors = list(_selectors(target["expr"].replace("$__rate_interval", "5m")))
+            assert target["expr"].count('ray_io_cluster=~"$cluster"') == len(selectors)
+    numbers = [panel["id"] for panel in _DASHBOARD["panels"]]
+    assert len(numbers) == len(set(numbers))
