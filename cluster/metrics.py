@@ -161,13 +161,13 @@ def _of_cluster(view: ClusterView) -> Iterator[Metric]:
         engines.add_metric([role, state], count)
     yield engines
     yield GaugeMetricFamily("raypd_controller_up", "Whether the controller answers.", float(not view.controller.error))
-    yield from _of_engines([engine for engine in view.engines if engine.stats is not None])
+    yield from _of_engines([engine for engine in view.engines if engine.stats is not None], view.now_s)
 
 
 _ENGINE_LABELS: Final = ["engine", "role"]
 
 
-def _of_engines(engines: Sequence[EngineView]) -> Iterator[Metric]:
+def _of_engines(engines: Sequence[EngineView], now_s: float) -> Iterator[Metric]:
     requests = GaugeMetricFamily("raypd_engine_requests", "Requests.", labels=[*_ENGINE_LABELS, "state"])
     usage = _gauge("raypd_engine_kv_cache_usage_ratio", "Of the KV cache's blocks, those that requests hold.")
     blocks = _gauge("raypd_engine_kv_cache_blocks", "Blocks of the KV cache.")
@@ -189,10 +189,10 @@ def _of_engines(engines: Sequence[EngineView]) -> Iterator[Metric]:
         queried.add_metric(labels, stats.prefix_cache_stats.queries)
         cached.add_metric(labels, stats.prefix_cache_stats.hits)
     yield from (requests, usage, blocks, prompt, output, preempted, queried, cached)
-    yield from _of_transfers(engines)
+    yield from _of_transfers(engines, now_s)
 
 
-def _of_transfers(engines: Sequence[EngineView]) -> Iterator[Metric]:
+def _of_transfers(engines: Sequence[EngineView], now_s: float) -> Iterator[Metric]:
     transfers = CounterMetricFamily("raypd_transfers", "KV transfers.", labels=[*_ENGINE_LABELS, "outcome"])
     size = CounterMetricFamily("raypd_transfer_bytes", "KV bytes.", labels=[*_ENGINE_LABELS, "direction"])
     active = _gauge("raypd_transfers_active", "KV transfers under way.")
@@ -201,6 +201,9 @@ def _of_transfers(engines: Sequence[EngineView]) -> Iterator[Metric]:
     exposed = _counter("raypd_transfer_exposed_seconds", "Of that, what was not hidden behind prefill.")
     timed = _counter("raypd_timed_transfers", "Transfers that these times are of.")
     lost = _counter("raypd_links_lost", "Links that ended with transfers on them.")
+    stalls = _counter("raypd_transfer_stalls", "Chunks that did not move before their deadline.")
+    corrupt = _counter("raypd_transfer_corrupt_chunks", "Chunks whose checksum was another than the producer's.")
+    oldest = _gauge("raypd_transfer_oldest_pin_seconds", "Since when the oldest of these transfers has kept blocks.")
     for engine in engines:
         stats = None if engine.stats is None else engine.stats.transfer_stats
         labels = [engine.engine_id, engine.role]
@@ -216,7 +219,10 @@ def _of_transfers(engines: Sequence[EngineView]) -> Iterator[Metric]:
         exposed.add_metric(labels, stats.exposed_s)
         timed.add_metric(labels, stats.num_timed_transfers)
         lost.add_metric(labels, stats.num_links_lost)
-    yield from (transfers, size, active, pinned, seconds, exposed, timed, lost)
+        stalls.add_metric(labels, stats.num_stalls)
+        corrupt.add_metric(labels, stats.num_corrupt_chunks)
+        oldest.add_metric(labels, now_s - stats.oldest_pin_at_s if stats.oldest_pin_at_s is not None else 0.0)
+    yield from (transfers, size, active, pinned, seconds, exposed, timed, lost, stalls, corrupt, oldest)
 
 
 def _requests_of(stats: SchedulerStats) -> dict[str, int]:
