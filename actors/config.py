@@ -137,8 +137,10 @@ class SchedulerConfig(_Settings):
     priority_ageing_s: float | None = Field(
         None, gt=0, description="With policy priority, so many seconds of waiting lift a request by one level."
     )
-    fairness: Literal["none", "tenant"] = Field(
-        "none", description="tenant: share what is served between the tenants that have requests waiting."
+    fairness: Literal["none", "ingress", "tenant"] = Field(
+        "ingress",
+        description="Who shares what is served, while requests wait: the ingresses that they came through; or tenants, "
+        "and the ingresses within each; none: first come, first served, whoever comes.",
     )
     tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict, description="Shares, by tenant; 1 for those that are not named."

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actors.config import CacheConfig, SchedulerConfig
+from actors.core.fair_queue import create_request_queue
 from actors.core.lora_slots import LoraSlots
 from actors.core.request import Request, RequestStatus
-from actors.core.request_queue import RequestQueue, create_request_queue
+from actors.core.request_queue import RequestQueue
 from actors.core.running_rows import RunningRows
 
 

@@ -24,6 +24,7 @@ from actors.core.door import Ability, engine_abilities, find_refusal
 from actors.core.draft_control import make_draft_control, take_drafts
 from actors.core.encoder_cache_manager import EncoderCacheManager
 from actors.core.encoder_scheduling import EncoderStep
+from actors.core.fair_queue import create_request_queue
 from actors.core.grammar_wait import GrammarWait
 from actors.core.intake import Intake
 from actors.core.integrity import check_places
@@ -36,7 +37,7 @@ from actors.core.preparation import Preparation
 from actors.core.remote_kv import RemoteKV
 from actors.core.removable_heap import RemovableHeap
 from actors.core.request import Request, RequestStatus
-from actors.core.request_queue import RequestQueue, create_request_queue
+from actors.core.request_queue import RequestQueue
 from actors.core.running_rows import RunningRows
 from actors.core.stats import SchedulerStats, SpecDecodingStats
 from actors.core.step import Step

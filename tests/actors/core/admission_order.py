@@ -10,7 +10,10 @@ from actors.core.request import Request
 
 def check_admission_order(config: SchedulerConfig, requests: Iterable[Request]) -> None:
     """requests: in the order in which they came. Only who waits for something else than room may be overtaken."""
-    if config.policy != "fcfs" or config.fairness != "none":
+    requests = list(requests)
+    num_ingresses = len({request.client_index for request in requests})
+    is_shared = config.fairness == "tenant" or (config.fairness == "ingress" and num_ingresses > 1)
+    if config.policy != "fcfs" or is_shared:
         return
     overtaken = None
     for request in filter(_waits_for_room_only, requests):

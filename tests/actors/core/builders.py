@@ -48,7 +48,7 @@ def make_scheduler(
     speculative: SpeculativeConfig | None = None,
     num_lookahead_tokens: int = 0,
     priority_ageing_s: float | None = None,
-    fairness: Literal["none", "tenant"] = "none",
+    fairness: Literal["none", "ingress", "tenant"] = "ingress",
     encoder_budget: int = 16,
     encoder_cache_size: int = 16,
     enable_kv_events: bool = False,

@@ -6,14 +6,20 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from actors.config import SchedulerConfig
+from actors.core.fair_queue import FairRequestQueue, create_request_queue
 from actors.core.request import Request
-from actors.core.request_queue import RequestQueue, TenantRequestQueue, create_request_queue, order_of
+from actors.core.request_queue import RequestQueue, order_of
 from tests.actors.core.builders import make_request
 
-FCFS = SchedulerConfig()
-PRIORITY = SchedulerConfig(policy="priority")
+FCFS = SchedulerConfig(fairness="none")
+PRIORITY = SchedulerConfig(policy="priority", fairness="none")
 FAIR = SchedulerConfig(fairness="tenant", tenant_weights={"double": 2.0})
-ALL = pytest.mark.parametrize("config", [FCFS, PRIORITY, FAIR], ids=["fcfs", "priority", "fair"])
+BY_INGRESS = SchedulerConfig(fairness="ingress")
+ALL = pytest.mark.parametrize(
+    "config",
+    [FCFS, PRIORITY, FAIR, BY_INGRESS, SchedulerConfig(policy="priority", fairness="ingress")],
+    ids=["fcfs", "priority", "fair", "by ingress", "priority by ingress"],
+)
 
 
 def ids(queue: RequestQueue) -> list[str]:
@@ -200,10 +206,10 @@ def test_what_many_tenants_leave_behind_is_forgotten() -> None:
         add(queue, f"x{number}", "x")
         add(queue, f"r{number}", f"tenant-{number}")
     served(queue, 3000)
-    assert isinstance(queue, TenantRequestQueue)
-    assert queue.num_remembered_tenants <= 2001
+    assert isinstance(queue, FairRequestQueue)
+    assert queue.num_remembered_flows <= 2001
     served(queue, 1000)
-    assert queue.num_remembered_tenants == 0
+    assert queue.num_remembered_flows == 0
 
 
 def test_of_equal_tenants_the_one_that_has_waited_longest_is_next() -> None:
@@ -213,15 +219,64 @@ def test_of_equal_tenants_the_one_that_has_waited_longest_is_next() -> None:
     assert ids(queue) == served(queue, 3) == ["z", "y", "x"]
 
 
+def come(queue: RequestQueue, request_id: str, ingress: int, *, tenant: str = "", priority: int = 0) -> Request:
+    request = make_request(request_id, 10, tenant=tenant, client_index=ingress, priority=priority)
+    queue.add_request(request)
+    return request
+
+
+def test_a_flood_through_one_ingress_does_not_delay_another_unless_told_otherwise() -> None:
+    queue = create_request_queue(SchedulerConfig())
+    for index in range(1000):
+        come(queue, f"flood-{index}", ingress=1)
+    assert served(queue, 3) == ["flood-0", "flood-1", "flood-2"]
+    come(queue, "single", ingress=2)
+    assert "single" in served(queue, 2)
+
+
+def test_a_tenant_gets_no_more_by_using_several_ingresses_and_its_ingresses_share_what_it_gets() -> None:
+    queue = create_request_queue(SchedulerConfig(fairness="tenant"))
+    for index in range(20):
+        come(queue, f"a1-{index}", ingress=1, tenant="a")
+    for index in range(20):
+        come(queue, f"a2-{index}", ingress=2, tenant="a")
+        come(queue, f"b1-{index}", ingress=1, tenant="b")
+    first = served(queue, 24)
+    assert [sum(name.startswith(whose) for name in first) for whose in ("a1", "a2", "b1")] == [6, 6, 12]
+
+
+def test_what_is_urgent_comes_first_through_whichever_ingress_and_the_others_share() -> None:
+    queue = create_request_queue(SchedulerConfig(policy="priority", fairness="ingress"))
+    for index in range(4):
+        come(queue, f"late-{index}", ingress=1, priority=5)
+    come(queue, "other", ingress=2, priority=5)
+    last = come(queue, "urgent", ingress=1, priority=0)
+    assert ids(queue) == ["urgent", "other", "late-0", "late-1", "late-2", "late-3"]
+    queue.remove_request(last)
+    queue.restore_request(last)
+    preempted = make_request("preempted", 10, client_index=2, priority=3)
+    queue.prepend_request(preempted)
+    assert ids(queue) == served(queue, 7)
+
+
 # -- against a sorted list -------------------------------------------------------------------------------------------
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """FCFS and priority, with ageing or not, against a list that is sorted anew each time."""
+    """FCFS and priority, with ageing or not, against a list that is sorted anew each time.
 
-    @initialize(policy=st.sampled_from(["fcfs", "priority"]), ageing_s=st.sampled_from([None, 3.0]))
-    def start(self, policy: str, ageing_s: float | None) -> None:
-        self.config = SchedulerConfig.model_validate({"policy": policy, "priority_ageing_s": ageing_s})
+    Fairness between ingresses changes nothing while there is one.
+    """
+
+    @initialize(
+        policy=st.sampled_from(["fcfs", "priority"]),
+        ageing_s=st.sampled_from([None, 3.0]),
+        fairness=st.sampled_from(["none", "ingress"]),
+    )
+    def start(self, policy: str, ageing_s: float | None, fairness: str) -> None:
+        self.config = SchedulerConfig.model_validate(
+            {"policy": policy, "priority_ageing_s": ageing_s, "fairness": fairness}
+        )
         self.queue = create_request_queue(self.config)
         self.model: list[tuple[tuple[float, float, str], Request]] = []
         self.aside: list[tuple[tuple[float, float, str], Request]] = []
@@ -274,11 +329,13 @@ TestQueue.settings = settings(max_examples=60, stateful_step_count=30, deadline=
 class FairMachine(RuleBasedStateMachine):
     """Start-time fair queueing with plain lists that are searched anew each time, and tags that are never forgotten."""
 
-    @initialize(policy=st.sampled_from(["fcfs", "priority"]))
-    def start(self, policy: str) -> None:
+    @initialize(policy=st.sampled_from(["fcfs", "priority"]), fairness=st.sampled_from(["tenant", "ingress"]))
+    def start(self, policy: str, fairness: str) -> None:
         self.config = SchedulerConfig.model_validate(
-            {"policy": policy, "fairness": "tenant", "tenant_weights": {"b": 2.0}}
+            {"policy": policy, "fairness": fairness, "tenant_weights": {"b": 2.0}}
         )
+        self.weights = {"b": 2.0} if fairness == "tenant" else {}
+        self.has_levels = (policy, fairness) == ("priority", "ingress")
         self.queue = create_request_queue(self.config)
         self.entries: list[tuple[bool, tuple[float, float, str], Request]] = []
         self.aside: list[tuple[bool, tuple[float, float, str], Request]] = []
@@ -291,14 +348,18 @@ class FairMachine(RuleBasedStateMachine):
     @rule(tenant=st.sampled_from("abc"), size=st.integers(1, 5), priority=st.integers(0, 2), comes_back=st.booleans())
     def add(self, tenant: str, size: int, priority: int, comes_back: bool) -> None:
         self.num_made += 1
-        request = make_request(f"r{self.num_made:04}", size, priority=priority, max_tokens=1, tenant=tenant)
+        # Either name of a flow: each ingress has a tenant of its own.
+        ingress = "abc".index(tenant)
+        request = make_request(
+            f"r{self.num_made:04}", size, priority=priority, max_tokens=1, tenant=tenant, client_index=ingress
+        )
         if comes_back:
             self.queue.prepend_request(request)
         else:
             self.queue.add_request(request)
         place = (float(-self.num_made if comes_back else self.num_made), 0.0, "")
         order = place if self.config.policy == "fcfs" else order_of(request, self.config)
-        self._enter((comes_back, order, request), is_new=True)
+        self._enter((comes_back and not self.has_levels, order, request), is_new=True)
 
     @precondition(lambda self: self.entries)
     @rule()
@@ -308,9 +369,9 @@ class FairMachine(RuleBasedStateMachine):
         assert self.queue.pop_request() is expected[2]
         if not expected[0]:
             tenant = expected[2].tenant
-            self.virtual_time, _ = self.start_tags[tenant]
-            weight = 2.0 if tenant == "b" else 1.0
-            self.finish_tags[tenant] = self.virtual_time + expected[2].max_num_tokens / weight
+            start_tag, _ = self.start_tags[tenant]
+            self.virtual_time = max(self.virtual_time, start_tag)
+            self.finish_tags[tenant] = start_tag + expected[2].max_num_tokens / self.weights.get(tenant, 1.0)
             self.num_turns += 1
             self.start_tags[tenant] = (self.finish_tags[tenant], self.num_turns)
         self._leave(expected)
@@ -350,8 +411,12 @@ class FairMachine(RuleBasedStateMachine):
         front = [entry for entry in self.entries if entry[0]]
         if front:
             return min(front, key=lambda entry: entry[1])
-        tenant = min(self.start_tags, key=lambda name: (self.start_tags[name], name))
-        return min((entry for entry in self.entries if entry[2].tenant == tenant), key=lambda entry: entry[1])
+        firsts = {
+            tenant: min((entry for entry in self.entries if entry[2].tenant == tenant), key=lambda entry: entry[1])
+            for tenant in self.start_tags
+        }
+        levels = {tenant: entry[1][0] if self.has_levels else 0.0 for tenant, entry in firsts.items()}
+        return firsts[min(firsts, key=lambda tenant: (levels[tenant], self.start_tags[tenant], tenant))]
 
     def teardown(self) -> None:
         if hasattr(self, "queue"):

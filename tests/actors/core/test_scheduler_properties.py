@@ -100,7 +100,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_loras=st.integers(1, 3),
         encoder_size=st.integers(4, 9),
         ageing_s=st.sampled_from([None, 2.0]),
-        fairness=st.sampled_from(["none", "tenant"]),
+        fairness=st.sampled_from(["none", "ingress", "tenant"]),
         num_host_blocks=st.sampled_from([0, 0, 3, 20]),
         stores_all=st.sampled_from([False, False, True]),
     )
