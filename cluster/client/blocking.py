@@ -45,9 +45,9 @@ class BlockingClient:
             overload_timeout_s=overload_timeout_s,
         )
         self._thread = LoopThread("raypd-client")
-        self._thread.run(self._client.open())
         # Also when it is forgotten, and at the interpreter's end.
         self._close = weakref.finalize(self, self._thread.close, self._client.close)
+        self._thread.run(self._client.open())
 
     def close(self) -> None:
         """Abort what is under way, in whichever thread it is waited for, and hang up. Idempotent."""
@@ -110,6 +110,22 @@ class BlockingClient:
     def get_model(self, timeout_s: float | None = None) -> model_pb2.GetModelResponse:
         """As GenerateClient.get_model()."""
         return self._run(self._client.get_model(timeout_s))
+
+    def list_models(self, timeout_s: float | None = None) -> list[model_pb2.GetModelResponse]:
+        """As GenerateClient.list_models()."""
+        return self._run(self._client.list_models(timeout_s))
+
+    def tokenize(self, prompt: str | Sequence[ChatTurn], timeout_s: float | None = None) -> list[int]:
+        """As GenerateClient.tokenize()."""
+        return self._run(self._client.tokenize(prompt, timeout_s))
+
+    def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, timeout_s: float | None = None
+    ) -> str:
+        """As GenerateClient.detokenize()."""
+        return self._run(
+            self._client.detokenize(token_ids, skip_special_tokens=skip_special_tokens, timeout_s=timeout_s)
+        )
 
     def status(self, timeout_s: float | None = None) -> admin_pb2.GetStatusResponse:
         """As GenerateClient.status()."""

@@ -14,7 +14,7 @@ from cluster.client.answers import Answer
 from cluster.client.credentials import Credentials
 from cluster.client.errors import CallFailed, as_call_failed
 from cluster.client.ingresses import Ingress, Ingresses, parse_addresses
-from cluster.client.options import ChatTurn, Options, Prompt, make_request
+from cluster.client.options import ChatTurn, Options, Prompt, make_request, set_prompt
 from cluster.client.patience import Deadline, Patience
 from cluster.client.stream import stream_once, stream_resuming
 from cluster.client.vectors import (
@@ -57,14 +57,16 @@ class GenerateClient:
         self._spread = spread
         self._credentials = credentials
         self._patience = Patience(recovery_timeout_s, overload_timeout_s)
+        self._opened: Ingresses | None = None
 
     async def open(self) -> None:
         """Belong to the running event loop from now on; `async with` does it."""
-        self._ingresses = Ingresses(self._addresses, spread=self._spread, credentials=self._credentials)
+        self._opened = Ingresses(self._addresses, spread=self._spread, credentials=self._credentials)
 
     async def close(self) -> None:
         """Abort what is under way, and hang up; `async with` does it."""
-        await self._ingresses.close()
+        if self._opened is not None:
+            await self._opened.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -165,6 +167,29 @@ class GenerateClient:
         """Describe the served model. Raises CallFailed."""
         return await self._read(lambda ingress: ingress.model.GetModel, model_pb2.GetModelRequest(), timeout_s)
 
+    async def list_models(self, timeout_s: float | None = None) -> list[model_pb2.GetModelResponse]:
+        """Describe everything that requests may name as their model. Raises CallFailed."""
+        request = model_pb2.ListModelsRequest()
+        return list((await self._read(lambda ingress: ingress.model.ListModels, request, timeout_s)).models)
+
+    async def tokenize(self, prompt: str | Sequence[ChatTurn], timeout_s: float | None = None) -> list[int]:
+        """The tokens that text, or a conversation by the model's chat template, is for the model. Raises CallFailed."""
+        message = generate_pb2.Prompt()
+        set_prompt(message, prompt)
+        request = model_pb2.TokenizeRequest()
+        if isinstance(prompt, str):
+            request.text = message.text
+        else:
+            request.chat.CopyFrom(message.chat)
+        return list((await self._read(lambda ingress: ingress.model.Tokenize, request, timeout_s)).token_ids)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, timeout_s: float | None = None
+    ) -> str:
+        """The text of tokens. Raises CallFailed."""
+        request = model_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        return (await self._read(lambda ingress: ingress.model.Detokenize, request, timeout_s)).text
+
     async def status(self, timeout_s: float | None = None) -> admin_pb2.GetStatusResponse:
         """Describe the cluster. Raises CallFailed."""
         return await self._read(lambda ingress: ingress.admin.GetStatus, admin_pb2.GetStatusRequest(), timeout_s)
@@ -235,6 +260,12 @@ class GenerateClient:
         """Tell what an engine does for so long, by torch's profiler. Raises CallFailed."""
         request = admin_pb2.ProfileRequest(engine_id=engine_id, duration_seconds=duration_s, with_trace=with_trace)
         return await self._change(lambda ingress: ingress.admin.Profile, request, timeout_s)
+
+    @property
+    def _ingresses(self) -> Ingresses:
+        if self._opened is None:
+            raise RuntimeError("the client is not open yet: use `async with`, or await open()")
+        return self._opened
 
     # -- calls of one answer -------------------------------------------------------------------------------------
 

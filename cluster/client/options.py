@@ -13,8 +13,8 @@ Content = str | Sequence[str | bytes]
 ChatTurn = tuple[str, Content]
 """(role, content), such as ("user", "Hello")."""
 
-Prompt = str | Sequence[int] | Sequence[ChatTurn]
-"""Text, token ids, or a conversation."""
+Prompt = str | Sequence[int] | Sequence[ChatTurn] | generate_pb2.PromptEmbeds
+"""Text, token ids, a conversation, or embeddings."""
 
 
 class Sampling(TypedDict, total=False):
@@ -107,6 +107,9 @@ def set_prompt(message: generate_pb2.GenerateRequest | generate_pb2.Prompt, prom
     """Write a prompt into a message."""
     if isinstance(prompt, str):
         message.text = prompt
+        return
+    if isinstance(prompt, generate_pb2.PromptEmbeds):
+        message.prompt_embeds.CopyFrom(prompt)
         return
     message.token_ids.SetInParent()  # So that the server names an empty prompt; chat messages replace it.
     for item in prompt:

@@ -9,11 +9,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
 
-from cluster.client import BlockingClient, CallFailed, GenerateClient, generate_blocking
+from cluster.client import BlockingClient, CallFailed, Credentials, GenerateClient, generate_blocking
+from cluster.errors import InvalidConfig
 from tests.cluster.client.scripted_ingress import ScriptedIngress
 
 _TIMEOUT_S = 10.0
@@ -142,6 +144,13 @@ def test_a_client_that_is_forgotten_ends_its_thread(ingress: ScriptedIngress) ->
     gc.collect()
     thread.join(_TIMEOUT_S)
     assert not thread.is_alive()
+
+
+def test_a_client_that_cannot_open_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="cannot be read"):
+        BlockingClient("127.0.0.1:1", credentials=Credentials(ca=tmp_path / "none.pem"))
+    gc.collect()
+    assert "raypd-client" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_client_cannot_wait_for_itself(client: BlockingClient) -> None:

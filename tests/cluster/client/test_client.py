@@ -33,3 +33,19 @@ async def test_an_unknown_parameter_is_a_mistake_of_the_program() -> None:
     async with GenerateClient("127.0.0.1:1") as client:
         with pytest.raises(ValueError, match="temprature"):
             await anext(client.generate("hello", temprature=1.0))  # type: ignore[call-arg]  # it is the mistake
+
+
+async def test_a_client_that_was_not_opened_says_so() -> None:
+    with pytest.raises(RuntimeError, match="use `async with`"):
+        await GenerateClient("127.0.0.1:1").status()
+
+
+async def test_text_becomes_tokens_and_tokens_text() -> None:
+    server = make_ingress_server(make_pair().serving)
+    async with GenerateClient(f"127.0.0.1:{await server.start()}") as client:
+        assert await client.tokenize("hé") == list("hé".encode())
+        assert await client.detokenize(list(b"ok")) == "ok"
+        assert [model.model for model in await client.list_models()] == [(await client.get_model()).model]
+        with pytest.raises(CallFailed, match="no chat template"):
+            await client.tokenize([("user", "hi")])
+    await server.drain(grace_s=0)

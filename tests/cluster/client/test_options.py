@@ -13,8 +13,9 @@ def test_every_sampling_parameter_of_the_api_can_be_given() -> None:
 
 
 def test_every_field_of_a_request_can_be_given() -> None:
-    fields = {field.name for field in generate_pb2.GenerateRequest.DESCRIPTOR.fields}
-    of_request = fields - {"text", "token_ids", "chat", "sampling_params"}
+    descriptor = generate_pb2.GenerateRequest.DESCRIPTOR
+    prompts = {field.name for field in descriptor.oneofs_by_name["prompt"].fields}
+    of_request = {field.name for field in descriptor.fields} - prompts - {"sampling_params"}
     assert set(Options.__annotations__) - set(Sampling.__annotations__) == of_request | {"timeout_s", "resume"}
 
 
@@ -38,6 +39,8 @@ def test_a_request_has_what_was_given_and_nothing_else() -> None:
 def test_a_prompt_is_text_or_tokens_or_a_conversation() -> None:
     assert make_request([1, 2], {}).token_ids.ids == [1, 2]
     assert make_request([("user", "hi")], {}).chat.messages[0].content == "hi"
+    embeds = generate_pb2.PromptEmbeds(data=bytes(4), num_tokens=1, hidden_size=1)
+    assert make_request(embeds, {}).prompt_embeds == embeds
     assert make_request([], {}).WhichOneof("prompt") == "token_ids"
 
 
