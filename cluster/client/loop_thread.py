@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -44,18 +46,25 @@ class LoopThread:
             tasks.append(self._loop.create_task(coroutine))
             tasks[0].add_done_callback(lambda task: _hand_over(task, result))
 
-        with self._lock:
-            if self._is_closed:
+        def stop() -> None:
+            if tasks:
+                tasks[0].cancel()
+            else:  # begin() would have come first: the interruption was before it was called for.
                 coroutine.close()
-                raise RuntimeError("the client is closed")
-            self._loop.call_soon_threadsafe(begin)
+                result.set_exception(concurrent.futures.CancelledError())
+
         try:
+            with self._lock:
+                if self._is_closed:
+                    coroutine.close()
+                    raise RuntimeError("the client is closed")
+                self._loop.call_soon_threadsafe(begin)
             return result.result()
-        except BaseException:
-            if not result.done():
-                # Looked up there: it may not have begun yet.
-                self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
-                concurrent.futures.wait([result], _END_TIMEOUT_S)
+        except BaseException as error:
+            is_interruption = not (result.done() or isinstance(error, RuntimeError))
+            if is_interruption:
+                self._loop.call_soon_threadsafe(stop)
+                _wait_undisturbed(result)
             raise
 
     def finish(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -101,6 +110,14 @@ class LoopThread:
         await self._loop.shutdown_asyncgens()
         assert self._last is not None, "nothing else stops the loop"
         await self._last()
+
+
+def _wait_undisturbed(result: concurrent.futures.Future[_T]) -> None:
+    """Wait for what ends soon, whoever presses Ctrl-C meanwhile."""
+    give_up_s = time.monotonic() + _END_TIMEOUT_S
+    while not result.done() and time.monotonic() < give_up_s:
+        with contextlib.suppress(KeyboardInterrupt):
+            concurrent.futures.wait([result], give_up_s - time.monotonic())
 
 
 def _hand_over(task: asyncio.Task[_T], result: concurrent.futures.Future[_T]) -> None:
