@@ -9,6 +9,7 @@ function; what is left of the step is printed as "rest".
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from actors.core.scheduler import Scheduler
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor
 from actors.model import model_runner as model_runner_module
+from actors.model.attention import cascade
 from actors.model.attention.torch_backend import TorchAttention, TorchBatch
 from actors.model.input_batch import InputBatch
 from actors.model.model_runner import ModelRunner
@@ -80,8 +82,12 @@ def run(
     steps: Annotated[int, typer.Option()] = 40,
     threads: Annotated[int, typer.Option()] = 1,
     overlap: Annotated[bool, typer.Option(help="Schedule a step while the one before it runs.")] = False,
+    common: Annotated[int, typer.Option(help="Tokens of the context that all requests begin with.")] = 0,
+    read_once: Annotated[bool, typer.Option(help="Read the common tokens' keys once where it pays.")] = True,
 ) -> None:
     """Decode and print the breakdown of the median step."""
+    if not read_once:
+        cascade._MIN_TOKENS = sys.maxsize
     core = _engine(model, dtype, batch, context + steps + 8, threads, overlap=overlap)
     parts = Parts()
     parts.wrap(Scheduler, "schedule", "schedule")
@@ -96,9 +102,11 @@ def run(
     parts.wrap(InputBatch, "append", "input batch: append")
     parts.wrap(model_runner_module, "_collect", "collect")
     for index in range(batch):
-        prompt = torch.randint(3, 2000, (context,), generator=torch.Generator().manual_seed(index)).tolist()
+        prompt = [*_tokens(common, batch), *_tokens(context - common, index)]
         params = SamplingParams(temperature=0.0, max_tokens=steps + 4, ignore_eos=True)
         core.submit(EngineCoreRequest(request_id=str(index), prompt_token_ids=prompt, sampling_params=params))
+        if common and index == 0:
+            core.step()  # The others find it in the prefix cache.
     while core.scheduler.get_request_counts() != (batch, 0) or any(
         request.num_output_tokens == 0 for request in core.scheduler.running
     ):
@@ -115,6 +123,11 @@ def run(
     Console().print(
         _table(parts, f"decode step, batch {batch}, context {context}, {dtype}, {threads} thread(s), overlap {overlap}")
     )
+
+
+def _tokens(count: int, seed: int) -> list[int]:
+    tokens: list[int] = torch.randint(3, 2000, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return tokens
 
 
 def _engine(model: Path, dtype: str, batch: int, max_model_len: int, threads: int, *, overlap: bool) -> EngineCore:

@@ -112,8 +112,10 @@ class InputBatch:
         rows, positions, block_ids = scheduler_output.batch.grown
         self._block_tables[rows, positions] = block_ids
 
-    def prepare(self, batch: StepBatch, drafts: Mapping[str, Sequence[int]] | None = None) -> StepInputs:
-        """The arrays of one step. drafts: guesses to check, by request id."""
+    def prepare(
+        self, batch: StepBatch, drafts: Mapping[str, Sequence[int]] | None = None, num_common_blocks: int = 0
+    ) -> StepInputs:
+        """The arrays of one step. drafts: guesses to check, by request id; num_common_blocks: see BatchShape."""
         rows, query_lens, num_computed = batch.rows, batch.num_new_tokens, batch.num_computed_tokens
         num_tokens = self._num_tokens[rows]
         assert (num_tokens == self._num_prompt[rows] + batch.num_output_tokens).all(), (
@@ -144,7 +146,12 @@ class InputBatch:
         return StepInputs(
             token_ids=self._token_ids[token_rows, positions].astype(np.int64),
             positions=positions,
-            shape=BatchShape(query_starts, num_computed, self._block_tables[rows, :num_blocks].astype(np.int64)),
+            shape=BatchShape(
+                query_starts,
+                num_computed,
+                self._block_tables[rows, :num_blocks].astype(np.int64),
+                num_common_blocks,
+            ),
             sampled=sampled,
             sampled_rows=rows[sampled],
             logits_indices=logits_indices,

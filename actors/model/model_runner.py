@@ -165,7 +165,11 @@ class ModelRunner:
         pooled = self._pooler.begin_step(scheduler_output.batch)
         take_states = None if pooled is None else pooled.take_states
         with self._embeds.in_place(scheduler_output.batch):
-            inputs = batch.prepare(scheduler_output.batch, scheduler_output.scheduled_spec_decode_tokens)
+            inputs = batch.prepare(
+                scheduler_output.batch,
+                scheduler_output.scheduled_spec_decode_tokens,
+                scheduler_output.num_common_prefix_blocks[0],
+            )
             if self._images is not None:
                 inputs = self._images.put_into(inputs, scheduler_output.batch)
             if self.adapters is not None:

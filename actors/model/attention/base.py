@@ -56,11 +56,13 @@ class BatchShape:
     query_starts: [num_requests + 1] int64
     num_computed: [num_requests] int64, tokens whose KV is in the cache before this step
     block_tables: [num_requests, max_blocks] int64, each row's blocks in order; what follows a request's last is unread
+    num_common_blocks: so many from the start are the same for all requests, and filled
     """
 
     query_starts: np.ndarray
     num_computed: np.ndarray
     block_tables: np.ndarray
+    num_common_blocks: int = 0
 
     @property
     def query_lens(self) -> np.ndarray:

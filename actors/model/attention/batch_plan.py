@@ -8,13 +8,14 @@ index_copy or index_select, with the layer as a constant offset:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from actors.model.attention.base import BatchShape
+from actors.model.attention.cascade import count_shared_blocks
 
 # Decoding sequences share one padded gather while the longest has at most this many times the shortest's blocks.
 _MAX_BUCKET_RATIO = 1.5
@@ -39,11 +40,13 @@ class DecodeBucket:
     tokens: [n] where they are in the flattened batch
     tiles:  [n * num_kv_heads * num_blocks] tiles of layer 0's keys
     mask:   [n, 1, 1, num_blocks * block_size] additive
+    prefix_tiles: [num_kv_heads * num_prefix_blocks] tiles that all of them begin with, before those of tiles; or None
     """
 
     tokens: Tensor
     tiles: Tensor
     mask: Tensor
+    prefix_tiles: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +97,35 @@ def plan_window(shape: BatchShape, cache: CacheShape, sliding_window: int | None
     if sliding_window is not None:
         first_keys = np.maximum(first_queries - sliding_window + 1, 0)
     first_blocks = first_keys // cache.block_size
-    num_blocks = -(-shape.seq_lens // cache.block_size) - first_blocks
     query_lens = shape.query_lens
+    decoding = np.flatnonzero(query_lens == 1)
+    prefix_tiles = None
+    if sliding_window is None and shape.num_common_blocks:
+        prefix_tiles = _plan_prefix(shape, decoding, first_blocks, cache)
+    num_blocks = -(-shape.seq_lens // cache.block_size) - first_blocks
     decodes = [
-        _plan_decodes(bucket, shape, first_blocks, num_blocks, (cache, sliding_window))
-        for bucket in _buckets(np.flatnonzero(query_lens == 1), num_blocks)
+        replace(
+            _plan_decodes(bucket, shape, first_blocks, num_blocks, (cache, sliding_window)), prefix_tiles=prefix_tiles
+        )
+        for bucket in _buckets(decoding, num_blocks)
     ]
     prefills = [
         _plan_prefill(int(request), shape, int(first_blocks[request]), (cache, sliding_window))
         for request in np.flatnonzero(query_lens > 1)
     ]
     return WindowPlan(decodes, prefills)
+
+
+def _plan_prefix(shape: BatchShape, decoding: np.ndarray, first_blocks: np.ndarray, cache: CacheShape) -> Tensor | None:
+    """Tiles of the blocks to read once, if that pays; first_blocks of the decoding requests are then those after."""
+    num_shared = count_shared_blocks(shape, len(decoding), cache.block_size, cache.device)
+    if not num_shared:
+        return None
+    blocks = shape.block_tables[decoding, :num_shared]
+    assert (blocks == blocks[0]).all(), "the requests do not begin with the same blocks"
+    assert (shape.num_computed[decoding] >= num_shared * cache.block_size).all(), "a shared block is not filled"
+    first_blocks[decoding] = num_shared
+    return _tiles(blocks[:1], cache)
 
 
 def _buckets(requests: np.ndarray, num_blocks: np.ndarray) -> list[np.ndarray]:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from actors.model.attention.base import AttentionLayer, BatchShape
 from actors.model.attention.batch_plan import CacheShape, DecodeBucket, PrefillSegment, plan_window, plan_writes
+from actors.model.attention.cascade import attend_with_shared_prefix
 
 
 class TorchAttention:
@@ -26,19 +27,25 @@ class TorchAttention:
         self.tiles = kv_cache.view(-1, block_size * head_dim)
         self.shape = CacheShape(num_kv_heads, num_layers, block_size, kv_cache.dtype, kv_cache.device)
         self._sliding_windows = sliding_windows
-        self._buffers = [kv_cache.new_empty(0), kv_cache.new_empty(0)]
+        self._buffers = [kv_cache.new_empty(0) for _ in range(4)]
 
     def prepare(self, shape: BatchShape) -> TorchBatch:
         """Plan one step. The plan is valid until the next call."""
         return TorchBatch(self, shape, self._sliding_windows)
 
-    def gather(self, tiles: Tensor, layer: int, num_sequences: int) -> tuple[Tensor, Tensor]:
-        """Copy keys and values into the reused buffers: two of [num_sequences, num_kv_heads, num_keys, head_dim]."""
-        return self._gather(tiles, 2 * layer, num_sequences), self._gather(tiles, 2 * layer + 1, num_sequences)
+    def gather(self, tiles: Tensor, layer: int, num_sequences: int, *, beside: bool = False) -> tuple[Tensor, Tensor]:
+        """Copy keys and values into the reused buffers: two of [num_sequences, num_kv_heads, num_keys, head_dim].
 
-    def _gather(self, tiles: Tensor, offset: int, num_sequences: int) -> Tensor:
+        beside: into others than the next call without it uses
+        """
+        first = 2 * beside
+        return (
+            self._gather(tiles, 2 * layer, num_sequences, first),
+            self._gather(tiles, 2 * layer + 1, num_sequences, first + 1),
+        )
+
+    def _gather(self, tiles: Tensor, offset: int, num_sequences: int, which: int) -> Tensor:
         tile_size = self.tiles.shape[1]
-        which = offset % 2
         if self._buffers[which].numel() < tiles.shape[0] * tile_size:
             # Grow by a half more than needed: a decode batch asks for a little more at almost every step.
             self._buffers[which] = self.kv_cache.new_empty(tiles.shape[0] * tile_size * 3 // 2)
@@ -83,7 +90,12 @@ class TorchBatch:
         keys, values = self._backend.gather(bucket.tiles, layer.index, num_sequences)
         queries = query.index_select(1, bucket.tokens).transpose(0, 1)
         folded = queries.reshape(num_sequences, num_kv_heads, -1, query.shape[-1])
-        return _attend(layer, folded, keys, values, bucket.mask).reshape(num_sequences, -1, query.shape[-1])
+        if bucket.prefix_tiles is None:
+            attended = _attend(layer, folded, keys, values, bucket.mask)
+        else:
+            prefix = self._backend.gather(bucket.prefix_tiles, layer.index, 1, beside=True)
+            attended = attend_with_shared_prefix(layer, folded, prefix, (keys, values), bucket.mask)
+        return attended.reshape(num_sequences, -1, query.shape[-1])
 
     def _prefill(
         self, layer: AttentionLayer, segment: PrefillSegment, query: Tensor, key: Tensor, value: Tensor
