@@ -40,7 +40,8 @@ class AdapterDirectory:
         self._config = config
         self._registered: dict[str, Adapter] = {}
         self._found: OrderedDict[str, _Found] = OrderedDict()
-        self._lock = asyncio.Lock()
+        self._looking: dict[str, asyncio.Task[_Found | None]] = {}
+        """By name: all that ask for it meanwhile wait for the one look at its files."""
 
     def register(self, adapters: Iterable[Adapter]) -> None:
         """These, and no others, are registered from now on."""
@@ -65,13 +66,12 @@ class AdapterDirectory:
         config = self._config
         if config is None or not is_adapter_name(name):
             raise self._not_found(name, field)
-        async with self._lock:
-            try:
-                found = await asyncio.to_thread(_look_for, name, config, self._found.get(name))
-            except AdapterRefused as refused:
-                self._found.pop(name, None)
-                violation = FieldViolation(field, repr(name), f"an adapter that can be served: {refused}")
-                raise InvalidRequest(violation) from refused
+        try:
+            found = await self._look_for(name, config)
+        except AdapterRefused as refused:
+            self._found.pop(name, None)
+            violation = FieldViolation(field, repr(name), f"an adapter that can be served: {refused}")
+            raise InvalidRequest(violation) from refused
         if found is None:
             self._found.pop(name, None)
             raise self._not_found(name, field)
@@ -80,6 +80,20 @@ class AdapterDirectory:
         if len(self._found) > _MAX_FOUND:
             self._found.popitem(last=False)
         return found.adapter
+
+    async def _look_for(self, name: str, config: LoraConfig) -> _Found | None:
+        """Raises AdapterRefused."""
+        if (looking := self._looking.get(name)) is None:
+            look = asyncio.to_thread(_look_for, name, config, self._found.get(name))
+            looking = self._looking[name] = asyncio.create_task(look)
+            looking.add_done_callback(lambda look: self._end_look(name, look))
+        # Who leaves does not take it from the others.
+        return await asyncio.shield(looking)
+
+    def _end_look(self, name: str, look: asyncio.Task[_Found | None]) -> None:
+        del self._looking[name]
+        if not look.cancelled():
+            look.exception()  # Seen, also if all that asked have left.
 
     def _not_found(self, name: str, field: str) -> AdapterNotFound:
         return AdapterNotFound(field, name, [adapter.name for adapter in self.known()], is_enabled=bool(self._config))

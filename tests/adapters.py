@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,6 +61,8 @@ def merged_checkpoint(checkpoint: Path, adapter: Path) -> Path:
     with _quiet():
         model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
         PeftModel.from_pretrained(model, str(adapter)).merge_and_unload().save_pretrained(str(directory))
+    for file in checkpoint.glob("*token*"):
+        shutil.copy(file, directory)
     return directory
 
 

@@ -64,7 +64,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         return input_processor
 
     def _describe(self, input_processor: InputProcessor) -> model_pb2.GetModelResponse:
-        model = input_processor.model
+        model, allowed = input_processor.model, current_caller().adapters
         return model_pb2.GetModelResponse(
             model=model.name,
             max_model_len=model.max_model_len,
@@ -75,8 +75,9 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             limits=_limits(input_processor.limits),
             model_versions=self._serving.served_versions(),
             adapters=[
-                model_pb2.AdapterDescription(name=one.name, directory=one.directory, digest=one.digest)
+                model_pb2.AdapterDescription(name=one.name, digest=one.digest)
                 for one in input_processor.adapters.known()
+                if allowed is None or one.name in allowed
             ],
         )
 

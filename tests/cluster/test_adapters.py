@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from actors.adapter_files import describe_adapter
 from actors.core.adapter import Adapter
 from actors.lora_config import LoraConfig
+from cluster import adapters as adapters_module
 from cluster.adapters import AdapterDirectory
 from cluster.errors import AdapterNotFound, InvalidRequest
 
@@ -90,3 +92,22 @@ async def test_a_registered_adapter_keeps_its_weights_whatever_becomes_of_its_fi
 async def test_a_cluster_without_adapters_says_so() -> None:
     with pytest.raises(AdapterNotFound, match="serves no adapters"):
         await AdapterDirectory().find("sql")
+
+
+async def test_all_that_ask_at_once_wait_for_one_look_and_who_leaves_takes_it_from_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_adapter(tmp_path / "sql")
+    looks: list[str] = []
+
+    def describe(name: str, directory: str, limits: LoraConfig) -> Adapter:
+        looks.append(name)
+        return describe_adapter(name, directory, limits)
+
+    monkeypatch.setattr(adapters_module, "describe_adapter", describe)
+    adapters = AdapterDirectory(LoraConfig(allowed_directories=(str(tmp_path),)))
+    asking = [asyncio.create_task(adapters.find("sql")) for _ in range(3)]
+    await asyncio.sleep(0)
+    asking[0].cancel()
+    assert await asking[1] == await asking[2]
+    assert looks == ["sql"]

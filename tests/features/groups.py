@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from actors.config import EngineConfig, GrammarConfig, SchedulerConfig, SpeculativeConfig
-from actors.lora_config import LoraConfig
 from cluster.generation import (
     ChatMessage,
     ChatPrompt,
@@ -18,9 +17,10 @@ from cluster.generation import (
     TokenPrompt,
 )
 from kv_transfer.config import KVTransferConfig
-from tests.adapters import adapted_tokens, make_adapter
 from tests.engine_pair import engine_config
 from tests.features.feature import CheckpointOf, Generated, Group, Setup
+from tests.features.lora import ROWS as LORA_ROWS
+from tests.features.lora import prepare_lora
 from tests.features.prompt_embeds import PROMPT_EMBEDS, prompt_embeds_of
 from tests.features.samples import SAMPLES, samples_of
 from tests.features.vectors import CLASSES, EMBEDDINGS, prepare_classes, prepare_embeddings
@@ -46,11 +46,6 @@ _PROMISES: Final = {
     "frequency": "frequency penalty",
     "resumed": "going on from a client's tokens",
 }
-_ADAPTERS: Final[dict[str, dict[str, Any]]] = {
-    "every linear layer": {"r": 8},
-    "some layers, scaled by the root of the rank": {"r": 4, "target_modules": ["q_proj", "v_proj"], "use_rslora": True},
-}
-_NUM_ADAPTED_TOKENS: Final = 16
 _NUM_STRUCTURED_TOKENS: Final = 80
 _NUM_SPECULATED_TOKENS: Final = 24
 _NUM_IMAGE_TOKENS: Final = 24
@@ -97,19 +92,7 @@ def _prepare_speculation(checkpoint: CheckpointOf, method: str) -> Setup:
 
 def _prepare_lora(checkpoint: CheckpointOf) -> Setup:
     directory = checkpoint("llama")
-    adapters = Path(f"{directory}-adapters")
-    sampling = SamplingOptions(temperature=0.0, max_tokens=_NUM_ADAPTED_TOKENS, ignore_eos=True)
-    prompt = random_prompt(30)
-    features = []
-    for seed, (name, settings) in enumerate(_ADAPTERS.items()):
-        adapter = adapters / f"adapter-{seed}"
-        if not adapter.exists():
-            make_adapter(directory, adapter, seed=seed, **settings)
-        request = GenerateRequest(prompt=TokenPrompt(prompt), sampling=sampling, lora_name=adapter.name)
-        expected = adapted_tokens(directory, adapter, prompt, _NUM_ADAPTED_TOKENS)
-        features.append(Generated(f"LoRA: {name}", request, partial(_assert_tokens, expected)))
-    config = _small_engines(directory)
-    return Setup(config.model_copy(update={"lora": LoraConfig(allowed_directories=(str(adapters),))}), features)
+    return prepare_lora(_with_grammars(_small_engines(directory)), directory)
 
 
 def _prepare_images(checkpoint: CheckpointOf, family: str) -> Setup:
@@ -155,7 +138,7 @@ def _with_scheduler(config: EngineConfig, scheduler: SchedulerConfig) -> EngineC
 
 GROUPS: Final = (
     Group("sampling", (*_PROMISES.values(), SAMPLES, PROMPT_EMBEDS), _prepare_promises),
-    Group("lora", tuple(f"LoRA: {name}" for name in _ADAPTERS), _prepare_lora),
+    Group("lora", LORA_ROWS, _prepare_lora),
     Group("structured output", tuple(f"structured output: {name}" for name in KINDS), _prepare_structured_output),
     *(
         Group(method, (f"speculative decoding: {method}",), partial(_prepare_speculation, method=method))

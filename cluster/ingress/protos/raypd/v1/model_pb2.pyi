@@ -81,14 +81,12 @@ class GetModelResponse(_message.Message):
     def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., server_version: _Optional[str] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ..., model_versions: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDescription, _Mapping]]] = ...) -> None: ...
 
 class AdapterDescription(_message.Message):
-    __slots__ = ("name", "directory", "digest")
+    __slots__ = ("name", "digest")
     NAME_FIELD_NUMBER: _ClassVar[int]
-    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     name: str
-    directory: str
     digest: str
-    def __init__(self, name: _Optional[str] = ..., directory: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class RequestLimits(_message.Message):
     __slots__ = ("default_max_tokens", "max_prompt_chars", "max_chat_messages", "max_stop_strings", "max_stop_string_chars", "max_stop_token_ids", "max_logprobs", "max_logit_bias", "max_grammar_chars", "max_choices", "max_schema_depth", "max_samples", "max_samples_per_call", "max_prompt_logprobs", "max_request_id_chars", "max_cache_salt_bytes", "max_inputs")
