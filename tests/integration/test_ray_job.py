@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
 
 _READY_TIMEOUT_S = 240.0
 _GONE_TIMEOUT_S = 60.0
+_NUM_LONG_TOKENS = 200
 _BIN = Path(sys.executable).parent
 
 
@@ -168,8 +169,22 @@ async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(head: RayHe
     assert responses[-1].timings.transfer.kv_bytes > 0
     assert sorted(_alive_actors(head)) == ["Controller", "EngineActor", "EngineActor", "IngressActor"]
 
-    head.run("ray", "job", "stop", job)
+    assert await _num_tokens_across(address, lambda: head.run("ray", "job", "stop", job)) == _NUM_LONG_TOKENS
     _wait_until_gone(head)
+
+
+async def _num_tokens_across(address: str, stop: Callable[[], object]) -> int:
+    """Of an answer that has begun when the cluster is told to stop, and that nobody tries again."""
+    async with GenerateClient(address) as client:
+        answer = client.generate(
+            "def f(n):", resume=False, max_tokens=_NUM_LONG_TOKENS, temperature=0.0, ignore_eos=True
+        )
+        num_tokens = len((await anext(answer)).token_ids)
+        stopping = asyncio.create_task(asyncio.to_thread(stop))
+        async for response in answer:
+            num_tokens += len(response.token_ids)
+        await stopping
+    return num_tokens
 
 
 @contextmanager
