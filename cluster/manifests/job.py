@@ -56,16 +56,36 @@ def serve_job(config: ClusterConfig, image: str) -> Manifest:
     kubernetes = config.kubernetes
     head = f"http://{kubernetes.name}-head-svc.{kubernetes.namespace}.svc:{DASHBOARD_PORT}"
     labels: Manifest = {**common_labels(kubernetes), SUBMITTER_LABEL: "true"}
-    container: Manifest = {
-        "name": "submit",
-        "image": image,
-        "command": ["/bin/sh", "-c", submit_script(config)],
-        "env": [
-            *environment({"RAY_ADDRESS": head, "RAY_AUTH_MODE": "token", "HOME": "/tmp"}),
+    pod = submitter_pod(
+        config,
+        image,
+        command=["/bin/sh", "-c", submit_script(config)],
+        env=[
+            *environment({"RAY_ADDRESS": head, "RAY_AUTH_MODE": "token"}),
             *environment(credential_variables(kubernetes)),
             # KubeRay makes this Secret; its name is the RayCluster's.
             from_secret("RAY_AUTH_TOKEN", kubernetes.name, "auth_token"),
         ],
+    )
+    spec: Manifest = {
+        "backoffLimit": _TRIES,
+        "activeDeadlineSeconds": _IMAGE_PULL_S + _TRIES * math.ceil(config.start_timeout_s),
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    return manifest("batch/v1", "Job", f"{kubernetes.name}-serve", kubernetes, spec=spec)
+
+
+def submitter_pod(config: ClusterConfig, image: str, **container_parts: JSON) -> Manifest:
+    """A pod that asks the head for something. container_parts: further fields of its container."""
+    kubernetes = config.kubernetes
+    home: Manifest = {"name": "HOME", "value": "/tmp"}
+    given = container_parts.pop("env", [])
+    assert isinstance(given, list)
+    container: Manifest = {
+        "name": "submit",
+        "image": image,
+        **container_parts,
+        "env": [home, *given],
         "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}},
         "securityContext": container_security(),
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}, *credential_mounts(kubernetes)],
@@ -79,12 +99,7 @@ def serve_job(config: ClusterConfig, image: str) -> Manifest:
     }
     if kubernetes.image_pull_secret is not None:
         pod["imagePullSecrets"] = [{"name": kubernetes.image_pull_secret}]
-    spec: Manifest = {
-        "backoffLimit": _TRIES,
-        "activeDeadlineSeconds": _IMAGE_PULL_S + _TRIES * math.ceil(config.start_timeout_s),
-        "template": {"metadata": {"labels": labels}, "spec": pod},
-    }
-    return manifest("batch/v1", "Job", f"{kubernetes.name}-serve", kubernetes, spec=spec)
+    return pod
 
 
 def submit_script(config: ClusterConfig) -> str:

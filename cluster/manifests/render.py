@@ -7,10 +7,11 @@ from cluster.engine_connection import EngineRole
 from cluster.manifests.job import config_map, nccl_config_map, serve_job
 from cluster.manifests.objects import Manifest, manifest
 from cluster.manifests.placement import settle
-from cluster.manifests.ray_cluster import ray_cluster, trial_job
+from cluster.manifests.ray_cluster import ray_cluster
 from cluster.manifests.redis import redis_manifests
 from cluster.manifests.services import disruption_budgets, network_policies, pod_monitors, services
 from cluster.manifests.settings import KubernetesConfig
+from cluster.manifests.trial import trial_job
 
 
 def render(config: ClusterConfig) -> list[Manifest]:

@@ -77,6 +77,8 @@ def _pods(objects: Any) -> list[Any]:
     pods = []
     for one in objects:
         spec = one.get("spec", {})
+        if "submitterPodTemplate" in spec:
+            pods.append(spec["submitterPodTemplate"]["spec"])
         spec = spec.get("rayClusterSpec", spec)
         if "template" in spec:
             pods.append(spec["template"]["spec"])

@@ -1,0 +1,55 @@
+"""A RayJob that tries a cluster out."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cluster.config import ClusterConfig
+from cluster.json_types import JSON
+from cluster.manifests.job import submitter_pod
+from cluster.manifests.objects import Manifest, manifest
+from cluster.manifests.placement import CONFIG_FILE
+from cluster.manifests.ray_cluster import ray_cluster_spec
+
+_KEPT_S: Final = 600
+_DEADLINE_S: Final = 1800
+
+
+def trial_job(config: ClusterConfig, image: str) -> Manifest:
+    """A RayJob with a cluster of its own that runs `raypd demo`, and is gone when it has ended.
+
+    KubeRay submits it once every pod is ready: so no pod of it may have a probe that the job itself would satisfy.
+    """
+    spec = ray_cluster_spec(config, image)
+    for group in _as_list(spec["workerGroupSpecs"]):
+        containers = _as_list(_as_object(_as_object(_as_object(group)["template"])["spec"])["containers"])
+        for container in containers:
+            _as_object(container).pop("readinessProbe", None)
+            # Nobody is served by it.
+            _as_object(container).pop("lifecycle", None)
+    kubernetes = config.kubernetes
+    return manifest(
+        "ray.io/v1",
+        "RayJob",
+        f"{kubernetes.name}-trial",
+        kubernetes,
+        spec={
+            "entrypoint": f"raypd demo --config {CONFIG_FILE}",
+            "shutdownAfterJobFinishes": True,
+            "ttlSecondsAfterFinished": _KEPT_S,
+            "activeDeadlineSeconds": _DEADLINE_S,
+            # KubeRay's own would not be admitted under the restricted standard; the command is KubeRay's.
+            "submitterPodTemplate": {"spec": submitter_pod(config, image)},
+            "rayClusterSpec": spec,
+        },
+    )
+
+
+def _as_object(value: JSON) -> Manifest:
+    assert isinstance(value, dict)
+    return value
+
+
+def _as_list(value: JSON) -> list[JSON]:
+    assert isinstance(value, list)
+    return value
