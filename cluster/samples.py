@@ -98,7 +98,12 @@ def split(request: GenerateManyRequest, limits: InputLimits) -> list[Sample]:
                 each,
                 prompt=prompt,
                 request_id=each.request_id if is_one else f"{each.request_id}.{prompt_index}.{sample_index}",
-                sampling=replace(sampling, seed=sample_seed(seed, sample_index)),
+                sampling=replace(
+                    sampling,
+                    seed=sample_seed(seed, sample_index),
+                    # They are the prompt's, and who asks for them has all of it computed.
+                    prompt_logprobs=sampling.prompt_logprobs if sample_index == 0 else None,
+                ),
             )
             samples.append(Sample(prompt_index, sample_index, own, shared))
     return samples
@@ -135,6 +140,16 @@ class SharedPrompt:
         self._home: EngineKey | None = None
         self._processed: tuple[int, EngineCoreRequest] | None = None
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether there is an engine that has its KV, as far as is known: what is left of it is less than a block."""
+        return self._home is not None
+
+    @property
+    def model_version(self) -> int | None:
+        """That of the samples so far; None before the first."""
+        return None if self._processed is None else self._processed[0]
+
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
         """Wait until a sample may begin, and let it be the leader if there is none."""
@@ -159,17 +174,14 @@ class SharedPrompt:
             self._end_lead()
 
     async def process(self, model: ModelVersion, request: GenerateRequest) -> EngineCoreRequest:
-        """A sample as the engines get it: its prompt is tokenized for the first of them, and has prompt_logprobs there.
-
-        Raises what InputProcessor.process() raises.
-        """
+        """A sample as the engines get it. Its prompt is tokenized once. Raises what InputProcessor.process() raises."""
         if self._processed is None or self._processed[0] != model.version:
             first = await model.input_processor.process(request)
             self._processed = model.version, first
             return first
-        first, seed = self._processed[1], request.sampling.seed
-        assert seed is not None, "each sample has one"
-        params = replace(first.sampling_params, seed=seed, prompt_logprobs=None)
+        first, sampling = self._processed[1], request.sampling
+        assert sampling.seed is not None, "each sample has one"
+        params = replace(first.sampling_params, seed=sampling.seed, prompt_logprobs=sampling.prompt_logprobs)
         return replace(first, request_id=draw_engine_request_id(request.request_id), sampling_params=params)
 
     def router(self, router: Router) -> Router:

@@ -119,7 +119,8 @@ class Serving:
         """Stream a request's output. prompt: if others have the same."""
         with admitted as in_flight:
             while True:
-                engines = in_flight.engines = self._choose_version(request, self._engines)
+                preferred = None if prompt is None else prompt.model_version
+                engines = in_flight.engines = self._choose_version(request, self._engines, preferred)
                 try:
                     async with aclosing(self._generate_on(engines, request, in_flight, prompt)) as chunks:
                         first = await anext(chunks)
@@ -151,9 +152,10 @@ class Serving:
             router = prompt.router(router)
         in_flight.num_image_bytes = self._image_budget.exchange(in_flight.num_image_bytes, engine_request)
         allowance = request.caller.allowance
-        if in_flight.recovery is None:
+        is_computed = prompt is not None and prompt.is_computed
+        num_tokens = 1 if is_computed else len(engine_request.prompt_token_ids) + len(engine_request.output_token_ids)
+        if in_flight.recovery is None and not is_computed:
             allowance.charge(len(engine_request.prompt_token_ids))
-        num_tokens = len(engine_request.prompt_token_ids) + len(engine_request.output_token_ids)
         in_flight.place.queue(num_tokens, in_flight.time_left_s())
         tokenizer = model.input_processor.tokenizer
         output_processor = OutputProcessor(tokenizer.backend, engine_request, request.sampling)
@@ -219,11 +221,18 @@ class Serving:
                     in_flight.place.begin()
                     return vectors
 
-    def _choose_version(self, request: _RequestT, engines: EnginePool) -> EnginesOfVersion:
+    def _choose_version(
+        self, request: _RequestT, engines: EnginePool, preferred: int | None = None
+    ) -> EnginesOfVersion:
+        """preferred: goes before others if it has engines."""
         if request.model_version:
             return self._engines_of(engines, request.model_version, request.request_id)
-        versions_in_flight = (one.engines.model.version for one in self._in_flight.values() if one.engines is not None)
-        model = self._versions.choose(engines.snapshot(), versions_in_flight)
+        snapshot = engines.snapshot()
+        is_there = preferred is not None and preferred in {engine.descriptor.model_version for engine in snapshot}
+        model = self._versions.get(preferred) if preferred is not None and is_there else None
+        if model is None:
+            in_flight = (one.engines.model.version for one in self._in_flight.values() if one.engines is not None)
+            model = self._versions.choose(snapshot, in_flight)
         has_begun = isinstance(request, GenerateRequest) and bool(request.output_token_ids)
         return EnginesOfVersion(engines, self._versions, model, is_bound=has_begun)
 

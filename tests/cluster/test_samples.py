@@ -15,10 +15,11 @@ from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidRequest, Overloaded
 from cluster.generation import GenerateRequest, SamplingOptions, TextPrompt
 from cluster.input_limits import InputLimits
+from cluster.model_versions import ModelVersions
 from cluster.samples import GenerateManyRequest, SampleChunk, sample_seed, side_by_side, split
 from cluster.serving import Serving
 from kv_transfer.params import TransferRole
-from tests.cluster.serving_setup import assert_nothing_is_left, make_pair, make_serving
+from tests.cluster.serving_setup import assert_nothing_is_left, make_pair, make_serving, make_version
 from tests.fakes import FakeEngine
 
 EACH = GenerateRequest(prompt=None, request_id="r", sampling=SamplingOptions(seed=3, max_tokens=3))
@@ -113,6 +114,27 @@ async def test_whose_engine_is_gone_goes_where_the_router_says() -> None:
     assert second.prompt is first.prompt
 
 
+async def test_all_are_of_the_first_ones_model_version() -> None:
+    engines = [FakeEngine(f"d{version}", EngineRole.DECODE, model_version=version) for version in (1, 2)]
+    versions = ModelVersions(make_version(1))
+    versions.put(make_version(2))
+    serving = make_serving(*engines, versions=versions)
+    asking = asyncio.create_task(collect(serving, many("hello", n=3)))
+    waits = [asyncio.create_task(engine.next_request()) for engine in engines]
+    [first], others = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    home = engines[waits.index(first)]
+    home.send(first.result(), 0, "a")
+    answer(home, await home.next_request(), "bcd")
+    answer(home, await home.next_request(), "efg")
+    home.send(first.result(), 1, "bc", finish_reason=FinishReason.LENGTH)
+
+    await asking
+
+    assert [len(engine.submitted) for engine in engines if engine is not home] == [0]
+    for other in others:
+        other.cancel()
+
+
 async def test_leaving_aborts_all_of_them() -> None:
     pair = make_pair()
     chunks = pair.serving.generate_many(many("hello", n=3))
@@ -196,6 +218,8 @@ def test_seeds_are_the_requests_own_and_others_made_from_it() -> None:
     assert (alone.request.request_id, alone.request.sampling) == ("r", EACH.sampling)
     drawn = split(many("x", "y", n=2, each=replace(EACH, sampling=SamplingOptions())), InputLimits())
     assert len({sample.request.sampling.seed for sample in drawn}) == 4
+    with_prompts = split(many("x", n=2, each=replace(EACH, sampling=SamplingOptions(prompt_logprobs=1))), InputLimits())
+    assert [sample.request.sampling.prompt_logprobs for sample in with_prompts] == [1, None]
 
 
 async def test_a_stream_that_fails_fails_the_whole() -> None:

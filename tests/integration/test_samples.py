@@ -171,6 +171,22 @@ async def test_all_samples_go_on_when_their_decode_engine_dies(checkpoint: Check
         await cluster.until_idle()
 
 
+async def test_all_samples_begin_although_the_prefill_engine_dies_under_the_first(checkpoint: CheckpointOf) -> None:
+    async with recovering_cluster(engines_config(checkpoint("llama")), ["prefill-0", "decode-0"]) as cluster:
+        await cluster.join("prefill-0", "decode-0")
+        cluster.gates["prefill-0"].close(0)
+        request = many()
+        asking = asyncio.create_task(collect_many(cluster.serving, request))
+        await asyncio.wait_for(cluster.gates["prefill-0"].is_reached.wait(), 20)
+        await cluster.kill("prefill-0")
+        samples = await asking
+        assert len(samples) == _N
+        num_own_tokens = NUM_PROMPT_TOKENS - _NUM_FULL_BLOCKS * _BLOCK_SIZE
+        assert num_computed(cluster, "decode-0") == NUM_PROMPT_TOKENS + (_N - 1) * num_own_tokens
+        await assert_are_as_alone(cluster.serving, request, samples)
+        await cluster.until_idle()
+
+
 @pytest.mark.parametrize("num_chunks", [1, 8])
 async def test_nothing_is_left_of_samples_that_nobody_waits_for(num_chunks: int, checkpoint: CheckpointOf) -> None:
     async with recovering_cluster(engines_config(checkpoint("llama")), ["prefill-0", "decode-0"]) as cluster:
