@@ -217,11 +217,7 @@ class Attempt:
         """
         while not self._ready:
             self._fail_if_nothing_can_follow()
-            try:
-                async with asyncio.timeout_at(self._deadline_s):
-                    stream, output = await self._next_of_any()
-            except TimeoutError:
-                raise DeadlineExceeded(self._request.request_id) from None
+            stream, output = await self._next_in_time()
             if stream is not self._decode and stream not in self._streams:
                 continue  # Another one was quicker.
             if output is None:
@@ -232,6 +228,16 @@ class Attempt:
             elif self.can_move:
                 self._ready.append(output)
         return self._ready.popleft()
+
+    async def _next_in_time(self) -> tuple[EngineStream, EngineCoreOutput | None]:
+        """As _next_of_any(). Raises DeadlineExceeded."""
+        if self._deadline_s is None:
+            return await self._next_of_any()  # Without a timer's price, for each token.
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                return await self._next_of_any()
+        except TimeoutError:
+            raise DeadlineExceeded(self._request.request_id) from None
 
     async def _next_of_any(self) -> tuple[EngineStream, EngineCoreOutput | None]:
         """The next word of any engine, None for "no more"."""

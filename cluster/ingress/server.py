@@ -48,9 +48,14 @@ SERVICES: Final = (
 _WITHOUT_ENGINES: Final = ("raypd.v1.ModelService", ADMIN_SERVICE)
 """Services that work without any."""
 _LAST_WORDS_S = 1.0
+_MAX_PENDING_CALLS: Final = 16_384
 _OPTIONS: Final = (
     # Two servers on one port would share its connections silently: a clash must fail.
     ("grpc.so_reuseport", 0),
+    # Of calls that come at once gRPC cancels those above 1000, without a word. Serving refuses them with a delay.
+    ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
+    ("grpc.max_concurrent_streams", _MAX_PENDING_CALLS),
     # A stream can be silent for as long as a prompt is in the queue; clients that ping meanwhile must not be cut off.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

@@ -13,7 +13,7 @@ from actors.core.outputs import TokenLogprobs
 from actors.core.request import FinishReason
 from cluster.client import CallFailed, GenerateClient
 from cluster.errors import AddressUnavailable
-from cluster.ingress.protos.raypd.v1 import generate_pb2
+from cluster.ingress.protos.raypd.v1 import generate_pb2, model_pb2, model_pb2_grpc
 from cluster.serving import Serving
 from tests.cluster.serving_setup import (
     Pair,
@@ -412,3 +412,11 @@ async def test_the_served_model_is_described() -> None:
         model = await client.get_model(timeout_s=10)
 
     assert (model.model, model.max_model_len, model.vocab_size, model.has_chat_template) == ("tiny", 64, 257, False)
+
+
+async def test_calls_that_come_all_at_once_are_all_answered() -> None:
+    async with _serving_at(make_pair().serving) as address, grpc.aio.insecure_channel(address) as channel:
+        get_model = model_pb2_grpc.ModelServiceStub(channel).GetModel
+        calls = [get_model(model_pb2.GetModelRequest()) for _ in range(1500)]
+        models = await asyncio.gather(*calls)
+    assert len(models) == 1500

@@ -1,0 +1,132 @@
+"""An engine that costs nothing: a Serving on it shows what an ingress costs by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+
+from actors.core.outputs import EngineCoreOutput
+from actors.core.request import EngineCoreRequest, FinishReason
+from cluster.config import DEMO_MODEL
+from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineRole
+from cluster.input_processor import InputProcessor, ModelDescription
+from cluster.model_tokenizer import ModelTokenizer
+from cluster.model_versions import ModelVersion, ModelVersions
+from cluster.pool.request_stream import RequestStream
+from cluster.router.prefix_aware import PrefixAwarePair
+from cluster.serving import Serving
+
+TICK_S = 0.005
+_WORDS = "the quick brown fox jumps over a lazy dog and then returns to its den by way of the river "
+
+
+class TokenSource:
+    """An EngineConnection that gives its requests tokens in turn, so many per second in all. Lives on one event loop.
+
+    emitted_s: when each token was given, by request, on the monotonic clock
+    """
+
+    def __init__(self, token_ids: Sequence[int], tokens_per_s: float) -> None:
+        self._descriptor = EngineDescriptor("source", 1, EngineRole.BOTH, "nowhere:1")
+        self._token_ids = token_ids
+        self._tokens_per_s = tokens_per_s
+        self._turns: deque[tuple[EngineCoreRequest, RequestStream]] = deque()
+        self._running: set[str] = set()
+        self.emitted_s: dict[str, array[float]] = {}
+        self.submitted_s: list[float] = []
+
+    @property
+    def descriptor(self) -> EngineDescriptor:
+        """As in EngineConnection."""
+        return self._descriptor
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """As in EngineConnection."""
+        return len(self._running)
+
+    def submit(self, request: EngineCoreRequest) -> AsyncIterator[EngineCoreOutput]:
+        """As in EngineConnection."""
+        self.submitted_s.append(time.monotonic())
+        stream = RequestStream(request)
+        self._turns.append((request, stream))
+        self._running.add(request.request_id)
+        # The engine's id is the client's with an ending.
+        self.emitted_s[request.request_id.rpartition("-")[0]] = array("d")
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """As in EngineConnection."""
+        self._running.discard(request_id)
+
+    async def run(self, num_streams: int) -> None:
+        """Give tokens once so many streams are there, until cancelled."""
+        while len(self._running) < num_streams:  # noqa: ASYNC110  # a benchmark
+            await asyncio.sleep(TICK_S)
+        began_s, num_given = time.monotonic(), 0
+        while True:
+            num_due = int((time.monotonic() - began_s) * self._tokens_per_s)
+            for _ in range(min(num_due - num_given, len(self._turns))):
+                self._give()
+            num_given = num_due
+            await asyncio.sleep(TICK_S)
+
+    def _give(self) -> None:
+        request, stream = self._turns.popleft()
+        if request.request_id not in self._running:
+            return
+        emitted_s = self.emitted_s[request.request_id.rpartition("-")[0]]
+        position = len(emitted_s)
+        emitted_s.append(time.monotonic())
+        is_last = position + 1 == request.sampling_params.max_tokens
+        stream.put(
+            EngineCoreOutput(
+                request_id=request.request_id,
+                attempt=request.attempt,
+                new_token_ids=[self._token_ids[position % len(self._token_ids)]],
+                first_position=position,
+                finish_reason=FinishReason.LENGTH if is_last else None,
+            )
+        )
+        if is_last:
+            self._running.discard(request.request_id)
+        else:
+            self._turns.append((request, stream))
+
+
+class OneEngine:
+    """An EnginePool of one."""
+
+    def __init__(self, engine: EngineConnection) -> None:
+        self._engines = [engine]
+        self._change = asyncio.Event()
+
+    def snapshot(self) -> Sequence[EngineConnection]:
+        """As in EnginePool."""
+        return self._engines
+
+    def next_change(self) -> asyncio.Event:
+        """As in EnginePool; there is none."""
+        return self._change
+
+
+def make_serving(tokens_per_s: float, max_requests: int) -> tuple[Serving, TokenSource]:
+    """A Serving with the demo model's tokenizer, on a source. To be called on its event loop."""
+    tokenizer = ModelTokenizer.from_directory(DEMO_MODEL)
+    source = TokenSource(tokenizer.encode(_WORDS * 4), tokens_per_s)
+    model = ModelDescription("demo", 131_072, tokenizer.backend.get_vocab_size(), (0,))
+    version = ModelVersion(1, InputProcessor(model, tokenizer), PrefixAwarePair(16))
+    serving = Serving(
+        ModelVersions(version), OneEngine(source), max_requests_in_flight=max_requests, max_waiting_tokens=10**9
+    )
+    return serving, source
+
+
+def prompt_of(num_tokens: int) -> str:
+    """Text of about so many tokens."""
+    tokenizer = ModelTokenizer.from_directory(DEMO_MODEL)
+    num_each = len(tokenizer.encode(_WORDS * 10)) / 10
+    return _WORDS * round(num_tokens / num_each)
