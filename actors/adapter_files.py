@@ -28,6 +28,12 @@ class AdapterFiles:
     digest: str
 
 
+def check_adapter(directory: str, limits: LoraConfig) -> None:
+    """Look at an adapter's files without reading its weights. Raises AdapterRefused."""
+    AdapterConfig.parse(_read_config(directory, limits), limits.max_lora_rank)
+    _weights_path(directory, limits)
+
+
 def describe_adapter(name: str, directory: str, limits: LoraConfig) -> Adapter:
     """Look at an adapter's files and name them by their digest. Blocks for as long as reading them takes.
 

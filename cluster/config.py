@@ -22,7 +22,7 @@ from cluster.gateway.config import HttpConfig
 from cluster.images.config import ImageConfig
 from cluster.input_limits import InputLimits
 from cluster.manifests.settings import KubernetesConfig
-from cluster.model_check import find_model_mistakes
+from cluster.model_check import find_adapter_mistakes, find_model_mistakes
 from kv_transfer.config import KVTransferConfig
 
 DEMO_MODEL: Final = Path(__file__).parent / "demo_model"
@@ -279,9 +279,17 @@ def load_cluster_config(path: Path | None, overrides: dict[str, Any], *, looks_a
         config = ClusterConfig.model_validate(settings)
     except ValidationError as error:
         raise InvalidConfig(source, [_describe(mistake) for mistake in error.errors()]) from error
-    if looks_at_model and (mistakes := find_model_mistakes(Path(config.model.model), config.tensor_parallel_sizes)):
+    if looks_at_model and (mistakes := find_checkpoint_mistakes(config)):
         raise InvalidConfig(source, mistakes)
     return config
+
+
+def find_checkpoint_mistakes(config: ClusterConfig) -> list[str]:
+    """Why the model, or an adapter, cannot be served as it is configured, by their files on this machine."""
+    return [
+        *find_model_mistakes(Path(config.model.model), config.tensor_parallel_sizes),
+        *find_adapter_mistakes(config.lora),
+    ]
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from cluster.doctor.findings import GIB, Finding, Verdict, failure
 from cluster.doctor.node import NodeFacts, judge_node, look_at_node
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
-from cluster.model_check import find_model_mistakes
+from cluster.model_check import find_adapter_mistakes, find_model_mistakes
 
 _COLOURS: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
 
@@ -55,6 +55,8 @@ def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, list[Findi
         findings.append(check_tokenizer(directory))
         mistakes = find_model_mistakes(directory, config.tensor_parallel_sizes)
         findings += [failure("model settings", mistake, "choose another number of ranks") for mistake in mistakes]
+    mistakes = find_adapter_mistakes(config.lora)
+    findings += [failure("LoRA adapters", mistake, "leave it out, or see docs/lora.md") for mistake in mistakes]
     return checkpoint, findings
 
 

@@ -86,9 +86,9 @@ class AdapterNotFound(ClusterError):
 
     def __init__(self, field: str, name: str, known: list[str], *, is_enabled: bool) -> None:
         """field: of the request; is_enabled: whether any are served"""
-        allowed = f"empty, or one of {', '.join(known) or 'none so far'}"
+        allowed = f"one of those that are known here: {', '.join(known) or 'none so far'}"
         if not is_enabled:
-            allowed = "empty: this cluster serves no adapters (its setting lora is not set)"
+            allowed = "none: this cluster serves no adapters (its setting lora is not set)"
         self.violations = (FieldViolation(field, repr(name), allowed),)
         super().__init__(str(self.violations[0]))
 

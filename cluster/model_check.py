@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says at the door, before any engine has to die of it."""
+"""What the files of a checkpoint, and of adapters, say at the door, before any engine has to die of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from actors.adapter_files import check_adapter
+from actors.lora_config import LoraConfig
+from actors.peft_config import AdapterRefused
 from kv_transfer.layout import rank_kv_heads
 
 
@@ -26,6 +29,19 @@ def find_model_mistakes(directory: Path, tensor_parallel_sizes: Mapping[str, int
         return [f"model.model: {str(directory / 'config.json')!r} is not JSON: {error}"]
     mistakes = ((name, _find_head_mistake(config, size)) for name, size in tensor_parallel_sizes.items())
     return [f"{name} = {tensor_parallel_sizes[name]}: {mistake}" for name, mistake in mistakes if mistake]
+
+
+def find_adapter_mistakes(lora: LoraConfig | None) -> list[str]:
+    """Why configured LoRA adapters cannot be served; whether they fit the model is for the engines to say."""
+    if lora is None:
+        return []
+    mistakes = []
+    for name, directory in lora.adapters.items():
+        try:
+            check_adapter(directory, lora)
+        except AdapterRefused as refused:
+            mistakes.append(f"lora.adapters.{name}: {refused}")
+    return mistakes
 
 
 def _find_head_mistake(config: Any, tp_size: int) -> str | None:  # JSON

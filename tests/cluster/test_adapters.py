@@ -85,7 +85,9 @@ async def test_a_registered_adapter_keeps_its_weights_whatever_becomes_of_its_fi
     adapters.register([registered])
     assert await adapters.find("sql") == registered
     adapters.register([])
-    with pytest.raises(AdapterNotFound, match="lora_name is 'sql'; allowed: empty, or one of none so far"):
+    with pytest.raises(
+        AdapterNotFound, match="lora_name is 'sql'; allowed: one of those that are known here: none so far"
+    ):
         await adapters.find("sql")
 
 

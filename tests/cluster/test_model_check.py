@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.model_check import find_model_mistakes
+from actors.lora_config import LoraConfig
+from cluster.model_check import find_adapter_mistakes, find_model_mistakes
 
 NAME = "parallel.tensor_parallel_size"
 
@@ -41,3 +42,13 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     [mistake] = find_model_mistakes(tmp_path, {})
     assert "is not JSON" in mistake
+
+
+def test_an_adapter_is_looked_at_before_any_engine_starts(tmp_path: Path) -> None:
+    lora = LoraConfig(adapters={"sql": str(tmp_path), "chat": str(tmp_path / "nothing")}, max_lora_rank=8)
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 9, "target_modules": ["q_proj"]}')
+    high, missing = find_adapter_mistakes(lora)
+    assert high == "lora.adapters.sql: its rank is 9; max_lora_rank is 8"
+    assert missing.startswith("lora.adapters.chat: ")
+    assert missing.endswith("nothing/adapter_config.json cannot be read: No such file or directory")
+    assert find_adapter_mistakes(None) == []

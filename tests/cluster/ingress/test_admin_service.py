@@ -84,6 +84,21 @@ async def test_a_model_is_updated_unless_it_cannot_be_seen() -> None:
     assert admin.asked == [("update", "model-2")]
 
 
+async def test_an_adapter_is_loaded_and_taken_away() -> None:
+    admin = FakeAdmin()
+    async with client_of(admin) as client:
+        assert await client.load_adapter("sql", "/adapters/sql") == "d1"
+        await client.unload_adapter("sql")
+        with pytest.raises(CallFailed, match="load adapter: '/etc' is not there") as refused:
+            await client.load_adapter("sql", "/etc")
+        with pytest.raises(CallFailed, match="name is 'c'; allowed: one of those that are known here: sql") as unknown:
+            await client.unload_adapter("c")
+    assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert unknown.value.code is grpc.StatusCode.NOT_FOUND
+    assert list(unknown.value.violations) == ["name"]
+    assert admin.asked == [("load_adapter", "sql", "/adapters/sql"), ("unload_adapter", "sql")]
+
+
 async def test_prefix_caches_are_reset_where_nothing_holds_them() -> None:
     admin = FakeAdmin()
     async with client_of(admin) as client:

@@ -1,4 +1,7 @@
+from dataclasses import replace
+
 from actors.config import ModelFacts
+from actors.core.adapter import Adapter
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.pool.membership import Membership, ServedModel
 from tests.kv_transfer.connected_workers import LAYOUT
@@ -82,3 +85,10 @@ def test_what_is_known_of_a_model_may_change() -> None:
 def test_without_engines_nothing_is_forgotten() -> None:
     members = Membership(0, ()).with_model(model(1)).with_engine(engine("a"))
     assert members.without_engine("a", 1).models == (model(1),)
+
+
+def test_adapters_stay_whatever_becomes_of_engines() -> None:
+    adapters = (Adapter("sql", "/adapters/sql", "1"), Adapter("chat", "/adapters/chat", "2"))
+    members = Membership(0, ()).with_adapters(adapters).with_engine(engine("a")).with_draining("a", 1)
+    assert members.without_engine("a", 1).with_model(model(1)).adapters == adapters
+    assert members.with_adapters(adapters[:1]) == replace(members, version=4, adapters=adapters[:1])
