@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from transformers import AutoModel, AutoModelForSequenceClassification
 
+from actors.config import EngineConfig, SpeculativeConfig
 from actors.core.request import EngineCoreRequest, FinishReason
 from actors.core.sampling_params import PoolingParams, SamplingParams
+from actors.engine_builder import build_engine_core
+from kv_transfer.loopback import LoopbackHub
+from kv_transfer.params import EngineAddress
 from tests.actors.test_multi_rank_engine import RunningEngine, running
 from tests.checkpoints import make_checkpoint
 from tests.engine_pair import Answer, EnginePair, engine_config
@@ -53,6 +59,15 @@ def vector_of(pair: EnginePair, request_id: str) -> list[float]:
 def expected_embedding(directory: Path, prompt: list[int], params: PoolingParams) -> object:
     vector = embedding_of(directory, prompt, params.pooling, normalize=params.normalize, dimensions=params.dimensions)
     return pytest.approx(vector, abs=2e-5)
+
+
+@contextmanager
+def one_engine(config: EngineConfig) -> Iterator[EnginePair]:
+    """The prefill engine of a pair whose other one is not needed."""
+    wake, address = threading.Event(), EngineAddress("prefill-0", 1, "prefill-0")
+    core = build_engine_core(config, address, LoopbackHub().control(address), wake.set)
+    with EnginePair.of({"prefill": core}, {"prefill": address}, wake) as pair:
+        yield pair
 
 
 def pool(engine: RunningEngine, prompt: list[int], params: PoolingParams) -> list[float]:
@@ -117,11 +132,29 @@ def test_a_cached_prefix_is_read_only_where_its_hidden_states_are_not_wanted(che
         assert pair.answers["after"].token_ids == greedy_tokens(directory, tuple(other), GREEDY.max_tokens)
 
 
+def test_prompts_that_want_a_vector_beside_guesses(checkpoint: CheckpointOf) -> None:
+    directory, prompt = checkpoint("llama"), random_prompt(9) * 4
+    config = engine_config(directory, max_num_batched_tokens=32)
+    speculative = SpeculativeConfig(num_tokens=3, min_acceptance=0.01, prompt_lookup_min=1)
+    scheduler = config.scheduler.model_copy(update={"speculative": speculative})
+    with one_engine(config.model_copy(update={"scheduler": scheduler})) as pair:
+        pair.submit("prefill", "guessing", prompt, GREEDY, None)
+        for name, params in EMBEDDINGS.items():
+            ask(pair, name, prompt, params)
+        pair.run()
+        assert pair.answers["guessing"].token_ids == greedy_tokens(directory, tuple(prompt), GREEDY.max_tokens)
+        for name, params in EMBEDDINGS.items():
+            assert vector_of(pair, name) == expected_embedding(directory, prompt, params), name
+        stats = pair.engines["prefill"].make_stats().spec_decoding_stats
+        assert stats is not None
+        assert stats.num_draft_tokens
+
+
 @pytest.mark.parametrize("family", ["gemma2", "gpt2", "opt", "mixtral"])
 def test_every_kind_of_layer_gives_its_last_hidden_states(family: str, checkpoint: CheckpointOf) -> None:
     directory, prompt = checkpoint(family), random_prompt(40)
     config = engine_config(directory, max_num_batched_tokens=32)
-    with EnginePair(config, config) as pair:
+    with one_engine(config) as pair:
         for name, params in EMBEDDINGS.items():
             ask(pair, name, prompt, params)
         pair.run()
@@ -133,7 +166,7 @@ def test_a_model_without_a_head_embeds_a_prompt_of_full_length_and_does_not_gene
     directory = make_checkpoint("qwen3", tmp_path, auto_class=AutoModel, max_position_embeddings=64)
     prompt = random_prompt(64)
     config = engine_config(directory, block_size=16, num_blocks=4, max_num_batched_tokens=40)
-    with EnginePair(config, config) as pair:
+    with one_engine(config) as pair:
         ask(pair, "full", prompt, EMBEDDINGS["mean"])
         ask(pair, "too long", [*prompt, 5], EMBEDDINGS["mean"])
         pair.submit("prefill", "tokens", prompt[:8], GREEDY, None)
@@ -152,7 +185,7 @@ def test_an_encoder_sees_a_whole_prompt_in_one_step(family: str, tmp_path: Path)
         name: random_prompt(length, seed=length) for name, length in zip(EMBEDDINGS, (40, 1, 64, 25), strict=True)
     }
     config = engine_config(directory, block_size=8, max_num_batched_tokens=64, overlap=True)
-    with EnginePair(config, config) as pair:
+    with one_engine(config) as pair:
         for _ in range(2):
             for name, params in EMBEDDINGS.items():
                 ask(pair, name, prompts[name], params)
@@ -171,7 +204,7 @@ def test_a_classification_head_gives_scores_or_logits(tmp_path: Path) -> None:
     directory = make_checkpoint("qwen2", tmp_path, auto_class=AutoModelForSequenceClassification, id2label=labels)
     config = engine_config(directory, max_num_batched_tokens=32)
     prompts = [random_prompt(length, seed=length) for length in (1, 20, 45)]
-    with EnginePair(config, config) as pair:
+    with one_engine(config) as pair:
         for index, prompt in enumerate(prompts):
             ask(pair, f"scores-{index}", prompt, PoolingParams(task="classify"))
             ask(pair, f"logits-{index}", prompt, PoolingParams(task="classify", activate=False))
