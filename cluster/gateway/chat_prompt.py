@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Sequence
 
-from cluster.gateway.requests import ChatCompletionRequest, Message, TokenizeRequest, Tool, ToolCall
-from cluster.generation import ChatMessage, ChatPrompt
+from cluster.errors import FieldViolation, InvalidRequest
+from cluster.gateway.requests import (
+    ChatCompletionRequest,
+    ImagePart,
+    Message,
+    TextPart,
+    TokenizeRequest,
+    Tool,
+    ToolCall,
+)
+from cluster.generation import ChatMessage, ChatPrompt, ImageInput
 from cluster.json_types import JSON
 
 
@@ -39,8 +49,7 @@ def _prompt(
 
 
 def _message(message: Message) -> ChatMessage:
-    content = message.content or ""
-    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+    text, parts = _content(message)
     # Models know "system"; OpenAI's newer word for it means the same.
     role = "system" if message.role == "developer" else message.role
     fields: dict[str, JSON] = {}
@@ -49,7 +58,24 @@ def _message(message: Message) -> ChatMessage:
             fields[name] = value
     if message.tool_calls:
         fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
-    return ChatMessage(role, text, fields)
+    return ChatMessage(role, text, fields, parts)
+
+
+def _content(message: Message) -> tuple[str, list[str | ImageInput]]:
+    """Text, or texts and images if there are any."""
+    content = message.content or ""
+    if isinstance(content, str):
+        return content, []
+    if any(isinstance(part, ImagePart) for part in content):
+        return "", [part.text if isinstance(part, TextPart) else _image(part) for part in content]
+    return "\n".join(part.text for part in content if isinstance(part, TextPart)), []
+
+
+def _image(part: ImagePart) -> ImageInput:
+    url = part.image_url.url
+    if not url.startswith("data:"):
+        raise InvalidRequest(FieldViolation("messages", reprlib.repr(url), "a data URI: no image is fetched from here"))
+    return ImageInput(data_uri=url)
 
 
 def _tool_call(call: ToolCall) -> JSON:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -25,6 +26,7 @@ from cluster.gateway.completions import CompletionAnswer, prompts_from
 from cluster.gateway.config import HttpConfig
 from cluster.gateway.embeddings import embed_request, embedding_list
 from cluster.gateway.errors import renamed
+from cluster.gateway.openapi import Operation, openapi, page
 from cluster.gateway.requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -33,7 +35,17 @@ from cluster.gateway.requests import (
     GenerationBody,
     TokenizeRequest,
 )
-from cluster.gateway.responses import Detokenized, Health, Model, ModelList, Tokenized
+from cluster.gateway.responses import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    Detokenized,
+    EmbeddingList,
+    Health,
+    Model,
+    ModelList,
+    Tokenized,
+)
 from cluster.gateway.sampling import NAMES
 from cluster.gateway.streams import EventStream, events_of
 from cluster.gateway.token_text import TokenTexts
@@ -46,6 +58,34 @@ from cluster.serving import Serving
 from cluster.status import ClusterView
 
 _EMBEDDING_NAMES: Final = dict(NAMES) | {"text": "input", "token_ids": "input", "inputs": "input"}
+
+_COMPLETIONS: Final = Operation(
+    "/v1/completions", "POST", "Go on from prompts.", CompletionRequest, Completion, Completion
+)
+_CHAT: Final = Operation(
+    "/v1/chat/completions",
+    "POST",
+    "Give the next turn of a conversation.",
+    ChatCompletionRequest,
+    ChatCompletion,
+    ChatCompletionChunk,
+)
+_EMBEDDINGS: Final = Operation("/v1/embeddings", "POST", "Give vectors for texts.", EmbeddingRequest, EmbeddingList)
+_MODELS: Final = Operation("/v1/models", "GET", "List the model and its adapters.", None, ModelList)
+_MODEL: Final = Operation(
+    "/v1/models/{model}", "GET", "Describe a model.", None, Model, None, (401, 403, 404, 429, 500, 503), ("model",)
+)
+_TOKENIZE: Final = Operation("/tokenize", "POST", "Give the tokens of a prompt.", TokenizeRequest, Tokenized)
+_DETOKENIZE: Final = Operation("/detokenize", "POST", "Give the text of tokens.", DetokenizeRequest, Detokenized)
+_HEALTH: Final = Operation("/health", "GET", "Tell whether this process lives.", None, Health, None, ())
+_READY: Final = Operation("/ready", "GET", "Tell whether requests would be served.", None, Health, None, (503,))
+_METRICS: Final = Operation("/metrics", "GET", "Tell metrics in Prometheus' format.", None, None)
+_OPENAPI: Final = Operation("/openapi.json", "GET", "This document.", None, None, None, ())
+_PAGE: Final = Operation("/docs", "GET", "This document for people.", None, None, None, ())
+OPERATIONS: Final = (
+    *(_COMPLETIONS, _CHAT, _EMBEDDINGS, _MODELS, _MODEL, _TOKENIZE, _DETOKENIZE),
+    *(_HEALTH, _READY, _METRICS),
+)
 
 
 class Gateway:
@@ -73,22 +113,25 @@ class Gateway:
         """The ASGI application."""
         door = Door(access, gate, self._config, self._serving.metrics.on_http)
 
-        def route(path: str, method: str, handler: Handler, *, needs_token: bool = True, is_work: bool = True) -> Route:
+        def route(operation: Operation, handler: Handler, *, needs_token: bool = True, is_work: bool = True) -> Route:
             endpoint = Endpoint(handler, door, needs_token=needs_token, is_work=is_work)
-            return Route(path, endpoint, methods=[method])
+            path = operation.path.replace("{model}", "{model:path}")
+            return Route(path, endpoint, methods=[operation.method])
 
         return make_app(
             [
-                route("/v1/completions", "POST", self.complete),
-                route("/v1/chat/completions", "POST", self.chat),
-                route("/v1/embeddings", "POST", self.embed),
-                route("/v1/models", "GET", self.models),
-                route("/v1/models/{model:path}", "GET", self.model),
-                route("/tokenize", "POST", self.tokenize),
-                route("/detokenize", "POST", self.detokenize),
-                route("/health", "GET", self.health, needs_token=False, is_work=False),
-                route("/ready", "GET", self.ready, needs_token=False),
-                route("/metrics", "GET", self.metrics, is_work=False),
+                route(_COMPLETIONS, self.complete),
+                route(_CHAT, self.chat),
+                route(_EMBEDDINGS, self.embed),
+                route(_MODELS, self.models),
+                route(_MODEL, self.model),
+                route(_TOKENIZE, self.tokenize),
+                route(_DETOKENIZE, self.detokenize),
+                route(_HEALTH, self.health, needs_token=False, is_work=False),
+                route(_READY, self.ready, needs_token=False),
+                route(_METRICS, self.metrics, is_work=False),
+                route(_OPENAPI, self.describe, needs_token=False, is_work=False),
+                route(_PAGE, self.page, needs_token=False, is_work=False),
             ]
         )
 
@@ -182,6 +225,16 @@ class Gateway:
         """/metrics, in Prometheus' text format"""
         del call
         return Response(exposition(self._serving.metrics, await self._view()), 200, media_type=CONTENT_TYPE_LATEST)
+
+    async def describe(self, call: Call) -> Response:
+        """/openapi.json"""
+        del call
+        return Response(json.dumps(openapi(OPERATIONS)), 200, media_type="application/json")
+
+    async def page(self, call: Call) -> Response:
+        """/docs"""
+        del call
+        return Response(page(openapi(OPERATIONS)), 200, media_type="text/html")
 
     async def _generate(self, head: AnswerHead, answer: Answer, *, is_stream: bool) -> Response:
         chunks = chunks_of(self._serving, answer.request)

@@ -136,6 +136,23 @@ class TextPart(Body):
     text: str
 
 
+class ImageUrl(Body):
+    """An image in itself: a data URI. Nothing is fetched. detail: a model's own matter"""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ImagePart(Body):
+    """Part of a message's content."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
 class FunctionCall(Body):
     """What the model had asked for."""
 
@@ -156,7 +173,7 @@ class Message(Body):
     """A turn of a conversation. Fields that answers have, and that say nothing to a model, have to be null."""
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ import httpx2
 import openai
 
 from actors.core.request import EngineCoreRequest, FinishReason
+from actors.pooling_facts import PoolingFacts
 from cluster.access.control import AccessControl
 from cluster.gateway.config import HttpConfig
 from cluster.gateway.server import GatewayServer
@@ -54,10 +56,11 @@ def template(messages: list[dict[str, JSON]], variables: dict[str, JSON]) -> str
     return tools + "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
 
-def chat_pair() -> Pair:
-    """Fake engines of a model that chats."""
+def chat_pair(pooling: PoolingFacts | None = None) -> Pair:
+    """Fake engines of a model that chats, and maybe gives vectors."""
     pair = make_pair()
-    processor = InputProcessor(MODEL, ModelTokenizer(byte_tokenizer(), template))
+    model = dataclasses.replace(MODEL, pooling=pooling)
+    processor = InputProcessor(model, ModelTokenizer(byte_tokenizer(), template))
     versions = ModelVersions(ModelVersion(1, processor, LeastLoadedPair()))
     return Pair(pair.prefill, pair.decode, make_serving(pair.prefill, pair.decode, versions=versions))
 
@@ -94,10 +97,13 @@ async def gateway(
 
 @asynccontextmanager
 async def gateway_setup(
-    config: HttpConfig | None = None, access: AccessControl | None = None, slow_reader_timeout_s: float = 60.0
+    config: HttpConfig | None = None,
+    access: AccessControl | None = None,
+    slow_reader_timeout_s: float = 60.0,
+    pooling: PoolingFacts | None = None,
 ) -> AsyncIterator[Setup]:
     """A running door and its clients."""
-    pair = chat_pair()
+    pair = chat_pair(pooling)
     async with gateway(pair.serving, config, access, slow_reader_timeout_s) as (server, port):
         url = f"http://127.0.0.1:{port}"
         # Looking for certificates takes longer than all the rest.

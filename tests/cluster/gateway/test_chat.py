@@ -255,11 +255,17 @@ async def test_openais_parse_gets_its_model() -> None:
     assert json.loads(structured.value)["required"] == ["x", "y"]
 
 
+def _picture(url: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, None),
+        ({"messages": [{"role": "user", "content": [{"type": "audio", "audio": {}}]}]}, None),
+        ({"messages": _picture("http://169.254.169.254/")}, "messages"),
+        ({"messages": _picture("data:image/png;base64,AAAA")}, None),
         ({"tools": [F]}, "tool_choice"),
         ({"tool_choice": "required"}, "tools"),
         ({"tools": [F, F], "tool_choice": "required"}, "tools"),
