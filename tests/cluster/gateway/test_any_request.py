@@ -107,7 +107,7 @@ def test_any_request_is_answered_as_the_document_says(case: schemathesis.Case[An
 
 @pytest.mark.slow
 @hypothesis.settings(max_examples=200)
-@DOCUMENT.parametrize()
+@DOCUMENT.exclude(path="/tokenize").parametrize()  # of which schemathesis cannot make so many wrong bodies
 def test_many_requests_are_answered_as_the_document_says(case: schemathesis.Case[Any], url: str) -> None:
     case.call_and_validate(base_url=url, checks=_CHECKS)
 
