@@ -197,7 +197,11 @@ class EngineSession:
 
 def _messages(submissions: list[RequestStream]) -> Iterator[list[RequestStream]]:
     """As few messages as are surely small enough: who brings megabytes goes alone."""
-    if together := [stream for stream in submissions if stream.request.prompt_embeds is None]:
+    if together := [stream for stream in submissions if not _is_large(stream.request)]:
         yield together
     if len(together) < len(submissions):
-        yield from ([stream] for stream in submissions if stream.request.prompt_embeds is not None)
+        yield from ([stream] for stream in submissions if _is_large(stream.request))
+
+
+def _is_large(request: EngineCoreRequest) -> bool:
+    return request.prompt_embeds is not None or bool(request.encoder_inputs)

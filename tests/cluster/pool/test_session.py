@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from actors import session_server
+from actors.core.multimodal import EncoderInput, PackedArray
 from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
 from actors.core.request import EngineCoreRequest, FinishReason, PromptEmbeds
 from actors.core.sampling_params import SamplingParams
@@ -104,10 +105,13 @@ async def test_large_requests_do_not_add_up_to_a_message_that_nobody_takes() -> 
     async with serving() as served:  # It takes 4 MiB.
         session = EngineSession(served.descriptor)
         await session.open()
-        embeds = PromptEmbeds(bytes(3 * 2**20), num_tokens=1, hidden_size=3 * 2**18, dtype="float32", digest=b"")
-        for request_id in ("a", "b", "c", "d"):
-            is_large = request_id in ("b", "d")
-            session.submit(replace(request(request_id), prompt_embeds=embeds if is_large else None))
+        data = bytes(3 * 2**20)
+        embeds = PromptEmbeds(data, num_tokens=1, hidden_size=3 * 2**18, dtype="float32", digest=b"")
+        image = EncoderInput("hash", {"pixel_values": PackedArray("uint8", (len(data),), data)})
+        session.submit(request("a"))
+        session.submit(replace(request("b"), prompt_embeds=embeds))
+        session.submit(request("c"))
+        session.submit(replace(request("d"), encoder_inputs=(image,)))
         assert [(await served.engine.next_command())[1] for _ in range(4)] == ["a", "c", "b", "d"]
         await session.close()
 
