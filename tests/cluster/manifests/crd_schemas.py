@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import yaml
 CRDS: Final = Path(__file__).parents[4] / "shared" / "reference" / "crds"
 
 
+@cache
 def validator(kind: str) -> jsonschema.Draft7Validator:
     """For ray.io/v1 objects of this kind."""
     definition = yaml.load((CRDS / f"ray.io_{kind.lower()}s.yaml").read_text(), Loader=yaml.CSafeLoader)

@@ -30,6 +30,15 @@ def test_the_committed_files_are_what_their_settings_give() -> None:
     assert {path.name for path in (KUBERAY / "overlays").iterdir()} == set(OVERLAYS)
 
 
+def _load_all(text: str) -> list[Any]:
+    return list(yaml.load_all(text, Loader=yaml.CSafeLoader))
+
+
+def _load(text: str) -> Any:
+    [document] = _load_all(text)
+    return document
+
+
 def _by_name(objects: Any) -> dict[tuple[str, str], Any]:
     return {(one["kind"], one["metadata"]["name"]): one for one in objects}
 
@@ -39,7 +48,7 @@ def _built(directory: str) -> dict[tuple[str, str], Any]:
         ["kubectl", "kustomize", str(KUBERAY / directory)], capture_output=True, text=True, timeout=60, check=False
     )
     assert result.returncode == 0, result.stderr
-    return _by_name(yaml.safe_load_all(result.stdout))
+    return _by_name(_load_all(result.stdout))
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl here; the next test does not need it")
@@ -56,21 +65,21 @@ def test_kubectl_builds_the_trial() -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_patches_lead_from_the_base_to_the_overlay(overlay: str) -> None:
     directory = KUBERAY / "overlays" / overlay
-    objects = _by_name(yaml.safe_load_all((KUBERAY / "base" / "manifests.yaml").read_text()))
-    kustomization = yaml.safe_load((directory / "kustomization.yaml").read_text())
+    objects = _by_name(_load_all((KUBERAY / "base" / "manifests.yaml").read_text()))
+    kustomization = _load((directory / "kustomization.yaml").read_text())
     for patch in kustomization.get("patches", []):
         target = patch["target"]
         key = target["kind"], target["name"]
         assert objects[key]["apiVersion"] == "/".join(filter(None, [target.get("group"), target["version"]]))
-        objects[key] = _patched(objects[key], yaml.safe_load((directory / patch["path"]).read_text()))
+        objects[key] = _patched(objects[key], _load((directory / patch["path"]).read_text()))
     if "more.yaml" in kustomization["resources"]:
-        objects |= _by_name(yaml.safe_load_all((directory / "more.yaml").read_text()))
+        objects |= _by_name(_load_all((directory / "more.yaml").read_text()))
     [image] = kustomization["images"]
     text = yaml.safe_dump([*objects.values()]).replace(
         f"image: {image['name']}\n", f"image: {image['newName']}:{image['newTag']}\n"
     )
 
-    assert _by_name(yaml.safe_load(text)) == _by_name(rendered(overlay))
+    assert _by_name(_load(text)) == _by_name(rendered(overlay))
 
 
 _json = st.recursive(
