@@ -324,7 +324,9 @@ class _InFlight:
         model_version = 0 if self.engines is None else self.engines.model.version
         attempt = None if self.recovery is None else self.recovery.attempt
         if self.recovery is None or attempt is None:
-            return RequestView(self.request_id, self.arrived_at_s, "admitted", model_version=model_version)
+            # One that wants vectors has no recovery of its own: each of its prompts has.
+            phase = "prefill" if self.place.is_waiting else "admitted"
+            return RequestView(self.request_id, self.arrived_at_s, phase, model_version=model_version)
         prefill, decode = attempt.prefill_report, attempt.decode_report
         return RequestView(
             request_id=self.request_id,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from actors.core.sampling_params import Pooling
+from actors.pooling_facts import PoolingFacts
 from cluster.generation import Usage
 from cluster.ingress.conversions import prompt_from_proto
-from cluster.ingress.protos.raypd.v1 import embed_pb2, generate_pb2
+from cluster.ingress.protos.raypd.v1 import embed_pb2, generate_pb2, model_pb2
 from cluster.vectors.requests import (
     ClassifyRequest,
     ClassifyResult,
@@ -16,10 +18,10 @@ from cluster.vectors.requests import (
     ScoreResult,
 )
 
-_POOLINGS: Final[dict[int, str]] = {
-    embed_pb2.POOLING_LAST: "last",
-    embed_pb2.POOLING_MEAN: "mean",
-    embed_pb2.POOLING_CLS: "cls",
+_NUMBERS: Final[dict[Pooling, embed_pb2.Pooling]] = {
+    "last": embed_pb2.POOLING_LAST,
+    "mean": embed_pb2.POOLING_MEAN,
+    "cls": embed_pb2.POOLING_CLS,
 }
 
 
@@ -28,7 +30,8 @@ def embed_request_from_proto(message: embed_pb2.EmbedRequest, timeout_s: float |
     pooling: str | None = None
     if message.pooling != embed_pb2.POOLING_UNSPECIFIED:
         # A number that is none of ours is the client's mistake, and is named to it.
-        pooling = _POOLINGS.get(message.pooling, str(message.pooling))
+        names = {number: name for name, number in _NUMBERS.items()}
+        pooling = names.get(message.pooling, str(message.pooling))
     return EmbedRequest(
         inputs=[prompt_from_proto(prompt) for prompt in message.inputs],
         pooling=pooling,
@@ -85,6 +88,17 @@ def score_result_to_proto(request_id: str, result: ScoreResult) -> embed_pb2.Sco
         scores=result.scores,
         usage=_usage(result.usage),
         model_version=result.model_version,
+    )
+
+
+def vectors_to_proto(facts: PoolingFacts) -> model_pb2.VectorDescription:
+    """Write what a model can be asked."""
+    return model_pb2.VectorDescription(
+        embedding_size=facts.embedding_size,
+        pooling=_NUMBERS[facts.pooling],
+        normalize=facts.normalize,
+        matryoshka_dimensions=facts.matryoshka_dimensions,
+        labels=facts.labels,
     )
 
 

@@ -9,6 +9,7 @@ import grpc.aio
 from cluster.access.caller import current_caller
 from cluster.errors import FieldViolation, InvalidRequest
 from cluster.ingress.conversions import prompt_from_proto
+from cluster.ingress.embed_conversions import vectors_to_proto
 from cluster.ingress.protos.raypd.v1 import model_pb2, model_pb2_grpc
 from cluster.ingress.version import server_version
 from cluster.input_limits import InputLimits
@@ -79,6 +80,8 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
                 for one in input_processor.adapters.known()
                 if allowed is None or one.name in allowed
             ],
+            generates=model.generates,
+            vectors=None if model.pooling is None else vectors_to_proto(model.pooling),
         )
 
 

@@ -10,10 +10,11 @@ import grpc
 import grpc.aio
 import pytest
 
+from actors.core.request import FinishReason
 from actors.core.sampling_params import PoolingParams
 from cluster.client import CallFailed, GenerateClient
 from cluster.engine_connection import EngineRole
-from cluster.ingress.protos.raypd.v1 import embed_pb2, embed_pb2_grpc, generate_pb2
+from cluster.ingress.protos.raypd.v1 import embed_pb2, embed_pb2_grpc, generate_pb2, model_pb2
 from cluster.serving import Serving
 from tests.cluster.serving_setup import make_ingress_server
 from tests.cluster.vectors.vector_setup import CLASSIFIES, SCORES, Answering, answer, serving_of
@@ -53,6 +54,30 @@ async def test_inputs_of_every_kind_get_their_embeddings() -> None:
         defaults = await client.embed("hello")
         assert prefill.submitted[-1].pooling_params == PoolingParams(pooling="mean")
         assert len(defaults.request_id) == 32
+
+
+async def test_a_model_says_what_it_can_be_asked() -> None:
+    async with client_of(serving_of(prefill_engine(), facts=CLASSIFIES)) as client:
+        vectors = (await client.get_model()).vectors
+        assert (vectors.embedding_size, list(vectors.labels)) == (0, ["bad", "good"])
+    async with client_of(serving_of(prefill_engine())) as client:
+        model = await client.get_model()
+        assert model.generates
+        assert model.vectors == model_pb2.VectorDescription(
+            embedding_size=2, pooling=embed_pb2.POOLING_MEAN, normalize=True
+        )
+
+
+async def test_a_call_in_flight_is_seen() -> None:
+    prefill = prefill_engine()
+    serving = serving_of(prefill)
+    async with client_of(serving) as client:
+        embedding = asyncio.create_task(client.embed("hello", request_id="mine"))
+        request = await prefill.next_request()
+        [view] = serving.requests_in_flight()
+        assert (view.request_id, view.phase, view.model_version) == ("mine", "prefill", 1)
+        prefill.send(request, 0, [], finish_reason=FinishReason.STOP, pooling_output=[1.0, 0.0])
+        await embedding
 
 
 async def test_classes_are_named_and_the_best_one_is_said() -> None:

@@ -1,4 +1,5 @@
 # mypy: disable-error-code="type-arg"
+from cluster.ingress.protos.raypd.v1 import embed_pb2 as _embed_pb2
 from cluster.ingress.protos.raypd.v1 import generate_pb2 as _generate_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
@@ -59,7 +60,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("model", "max_model_len", "vocab_size", "eos_token_ids", "has_chat_template", "server_version", "limits", "model_versions", "adapters")
+    __slots__ = ("model", "max_model_len", "vocab_size", "eos_token_ids", "has_chat_template", "server_version", "limits", "model_versions", "adapters", "generates", "vectors")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +70,8 @@ class GetModelResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    GENERATES_FIELD_NUMBER: _ClassVar[int]
+    VECTORS_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_model_len: int
     vocab_size: int
@@ -78,7 +81,23 @@ class GetModelResponse(_message.Message):
     limits: RequestLimits
     model_versions: _containers.RepeatedScalarFieldContainer[int]
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterDescription]
-    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., server_version: _Optional[str] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ..., model_versions: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDescription, _Mapping]]] = ...) -> None: ...
+    generates: bool
+    vectors: VectorDescription
+    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., server_version: _Optional[str] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ..., model_versions: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDescription, _Mapping]]] = ..., generates: _Optional[bool] = ..., vectors: _Optional[_Union[VectorDescription, _Mapping]] = ...) -> None: ...
+
+class VectorDescription(_message.Message):
+    __slots__ = ("embedding_size", "pooling", "normalize", "matryoshka_dimensions", "labels")
+    EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    MATRYOSHKA_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    embedding_size: int
+    pooling: _embed_pb2.Pooling
+    normalize: bool
+    matryoshka_dimensions: _containers.RepeatedScalarFieldContainer[int]
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, embedding_size: _Optional[int] = ..., pooling: _Optional[_Union[_embed_pb2.Pooling, str]] = ..., normalize: _Optional[bool] = ..., matryoshka_dimensions: _Optional[_Iterable[int]] = ..., labels: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AdapterDescription(_message.Message):
     __slots__ = ("name", "digest")
