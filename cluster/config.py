@@ -108,6 +108,15 @@ class IngressConfig(_Settings):
     images: ImageConfig = ImageConfig()
 
     @model_validator(mode="after")
+    def _ports_do_not_meet(self) -> Self:
+        if self.admin_port and self.port and abs(self.admin_port - self.port) < self.count:
+            raise ValueError(
+                f"admin_port is {self.admin_port} and port {self.port}: of {self.count} ingresses on one node each "
+                f"takes the next ones, and they would meet; keep the two at least {self.count} apart"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _is_not_open_by_mistake(self) -> Self:
         if self.tls is None and not self.insecure and not is_loopback(self.host):
             raise ValueError(
