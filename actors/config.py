@@ -147,6 +147,9 @@ class SchedulerConfig(_Settings):
     )
     max_num_encoder_input_tokens: int = Field(2048, ge=0, description="Embeddings that encoders make in one step.")
     encoder_cache_size: int = Field(2048, ge=0, description="Embeddings that an engine keeps.")
+    encode_timeout_s: float = Field(
+        5.0, gt=0, description="How long an encode engine has for an image; then the engine that prefills encodes it."
+    )
     max_loras: int = Field(4, ge=1, le=64, description="LoRA adapters in one batch; requests for others wait.")
     grammar_timeout_s: float = Field(
         30.0, gt=0, description="How long a request waits for its grammar: for a compiler, and for the compiling."

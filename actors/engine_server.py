@@ -15,6 +15,7 @@ import grpc
 
 from actors.config import EngineConfig, ModelFacts
 from actors.core.adapter import Adapter
+from actors.core.multimodal import EncoderInput, PackedArray
 from actors.core.request import EngineCoreRequest
 from actors.core.stats import SchedulerStats
 from actors.engine_builder import build_engine_core
@@ -25,6 +26,7 @@ from actors.errors import ProfileUnderWay
 from actors.process_ranks import ProcessRanks
 from actors.profiling import EngineProfiler
 from actors.rank_launcher import RankLauncher
+from actors.remote_encoding import EncodeService, RemoteEncoders
 from actors.session_messages import MAX_MESSAGE_BYTES
 from actors.session_server import SessionServer
 from kv_transfer.grpc_control import GrpcControl
@@ -63,13 +65,18 @@ class EngineServer:
         self._profiling = threading.Lock()
         self._core: EngineCore | None = None
         self._thread: EngineThread | None = None
+        self._encoding: dict[tuple[int, str, int], asyncio.Task[None]] = {}
+        """Requests whose images are being encoded elsewhere, by client, id and attempt."""
 
     async def start(self, host: str) -> str:
         """Load, warm up and listen on a free port of `host`; returns host:port."""
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         self._sessions = sessions = SessionServer(self, self._engine_id, self._incarnation)
         self._control = GrpcControl(asyncio.get_running_loop())
-        self._server.add_generic_rpc_handlers((sessions.handler(), self._control.handler()))
+        self._encoders = RemoteEncoders(self._config.scheduler.encode_timeout_s)
+        self.encode_service = EncodeService(self._encode)
+        handlers = (sessions.handler(), self._control.handler(), self.encode_service.handler())
+        self._server.add_generic_rpc_handlers(handlers)
         address = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
         identity = EngineAddress(self._engine_id, self._incarnation, address)
         self._core = await asyncio.to_thread(
@@ -87,19 +94,42 @@ class EngineServer:
             await self._server.stop(grace=0)
             await asyncio.to_thread(self._thread.stop)
             await self._control.close()
+            await self._encoders.close()
         self._say("stopped")
 
     def submit(self, requests: list[EngineCoreRequest], client_index: int) -> None:
         """Queue requests of one session."""
-        assert self._core is not None
         for request in requests:
-            self._core.submit(request, client_index)
+            if request.encoder is None or not request.encoder_inputs:
+                self._submit(request, client_index)
+            else:
+                key = client_index, request.request_id, request.attempt
+                task = self._encoding[key] = asyncio.create_task(self._submit_encoded(request, client_index))
+                task.add_done_callback(lambda _, key=key: self._encoding.pop(key))  # type: ignore[misc]  # mypy infers no lambda with a default
+
+    def _submit(self, request: EngineCoreRequest, client_index: int) -> None:
+        assert self._core is not None
+        self._core.submit(request, client_index)
         self._wake.set()
+
+    async def _submit_encoded(self, request: EngineCoreRequest, client_index: int) -> None:
+        """Queue a request once an encode engine has made its images' embeddings."""
+        self._submit(await self._encoders.embed(request), client_index)
+
+    async def _encode(self, image: EncoderInput) -> PackedArray:
+        """For another engine."""
+        core = self._core
+        assert core is not None, "the server starts when the core is there"
+        embeddings = await self._ask(lambda: core.executor.encode(image))
+        assert isinstance(embeddings, PackedArray)
+        return embeddings
 
     def abort(self, requests: list[tuple[str, int]], client_index: int) -> None:
         """Queue the end of one session's requests, as (request_id, attempt)."""
         assert self._core is not None
         for request_id, attempt in requests:
+            if (encoding := self._encoding.get((client_index, request_id, attempt))) is not None:
+                encoding.cancel()
             self._core.abort(request_id, client_index, attempt)
         self._wake.set()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from actors.config import ModelFacts
+from actors.core.multimodal import EncoderInput, PackedArray
 from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
 from actors.worker import Worker
 
@@ -27,6 +28,9 @@ class Executor(Protocol):
 
     def start(self, scheduler_output: SchedulerOutput) -> RunningStep:
         """Give a step to the workers; it runs after those before it."""
+
+    def encode(self, image: EncoderInput) -> PackedArray:
+        """Make an image's embeddings for another engine. Raises UnsupportedModel if the model takes none."""
 
     def shutdown(self) -> None:
         """Release memory, links and threads."""
@@ -62,6 +66,12 @@ class InProcessExecutor:
         if self._thread is not None:
             return self._thread.submit(self._worker.execute_model, scheduler_output)
         return _FinishedStep(self._worker.execute_model(scheduler_output))
+
+    def encode(self, image: EncoderInput) -> PackedArray:
+        """Make an image's embeddings, in the worker's thread if it has one."""
+        if self._thread is not None:
+            return self._thread.submit(self._worker.runner.encode, image).result()
+        return self._worker.runner.encode(image)
 
     def shutdown(self) -> None:
         """Let the step that runs end, then close the worker's links."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from actors.config import ModelFacts
+from actors.core.multimodal import EncoderInput, PackedArray
 from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
 from actors.executor import Executor, RunningStep
 from actors.model.errors import RankLost, RanksDisagree
@@ -67,6 +68,10 @@ class MultiRankExecutor:
             output.kv_connector_output = self._merge([output.kv_connector_output, *further])
         output.adapter_loads = self._adapter_loads.add([output, *others])
         return output
+
+    def encode(self, image: EncoderInput) -> PackedArray:
+        """Raises UnsupportedModel: models with images run on one rank."""
+        return self._local.encode(image)
 
     def shutdown(self) -> None:
         """End every rank; those that do not end in time are killed."""

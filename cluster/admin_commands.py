@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -15,12 +15,10 @@ from cluster.ingress.protos.raypd.v1 import admin_pb2
 _POLL_INTERVAL_S = 0.5
 
 
-async def scale(
-    address: str, console: Console, *, prefill: int | None, decode: int | None, both: int | None, timeout_s: float
-) -> None:
-    """Ask for other numbers of engines, and say which ones are wanted then. Raises ClusterError."""
+async def scale(address: str, console: Console, counts: Mapping[str, int | None], *, timeout_s: float) -> None:
+    """Ask for other numbers of engines, by role, and say which ones are wanted then. Raises ClusterError."""
     async with GenerateClient(address) as client:
-        engine_ids = await client.scale(prefill=prefill, decode=decode, both=both, timeout_s=timeout_s)
+        engine_ids = await client.scale(**counts, timeout_s=timeout_s)
     console.print(f"wanted from now on: {', '.join(engine_ids) or 'nothing'}")
 
 

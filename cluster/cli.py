@@ -86,6 +86,7 @@ def serve(
     prefill: Annotated[int | None, typer.Option(help="Number of prefill engines.")] = None,
     decode: Annotated[int | None, typer.Option(help="Number of decode engines.")] = None,
     both: Annotated[int | None, typer.Option(help="Number of engines that do both.")] = None,
+    encode: Annotated[int | None, typer.Option(help="Number of engines that encode images.")] = None,
     host: Annotated[str | None, typer.Option(help="Address for clients.")] = None,
     port: Annotated[int | None, typer.Option(help="Port for clients; 0 takes a free one.")] = None,
     http_port: Annotated[int | None, typer.Option(help="Port for OpenAI's API; 0 takes a free one.")] = None,
@@ -104,6 +105,7 @@ def serve(
         "prefill": {"count": prefill},
         "decode": {"count": decode},
         "both": {"count": both},
+        "encode": {"count": encode},
         "ingress": {
             "host": host,
             "port": port,
@@ -235,12 +237,14 @@ def scale(
     prefill: Annotated[int | None, typer.Option(min=0, help="Prefill engines that are wanted.")] = None,
     decode: Annotated[int | None, typer.Option(min=0, help="Decode engines that are wanted.")] = None,
     both: Annotated[int | None, typer.Option(min=0, help="Engines that do both.")] = None,
+    encode: Annotated[int | None, typer.Option(min=0, help="Engines that encode images.")] = None,
     timeout_s: _Timeout = 10.0,
 ) -> None:
     """Change how many engines a running cluster has. Those that leave end their work first."""
     from cluster.admin_commands import scale as ask
 
-    _run(lambda: asyncio.run(ask(address, Console(), prefill=prefill, decode=decode, both=both, timeout_s=timeout_s)))
+    counts = {"prefill": prefill, "decode": decode, "both": both, "encode": encode}
+    _run(lambda: asyncio.run(ask(address, Console(), counts, timeout_s=timeout_s)))
 
 
 @app.command()

@@ -175,6 +175,7 @@ class ClusterConfig(_Settings):
     prefill: EngineGroupConfig = EngineGroupConfig(count=1)
     decode: EngineGroupConfig = EngineGroupConfig(count=1)
     both: EngineGroupConfig = EngineGroupConfig(count=0)
+    encode: EngineGroupConfig = EngineGroupConfig(count=0)
     ingress: IngressConfig = IngressConfig()
     controller: ControllerConfig = ControllerConfig()
     restarts: RestartConfig = RestartConfig()
@@ -259,7 +260,8 @@ class ClusterConfig(_Settings):
 
     def group(self, role: EngineRole) -> EngineGroupConfig:
         """The settings of one role's engines."""
-        return {EngineRole.PREFILL: self.prefill, EngineRole.DECODE: self.decode, EngineRole.BOTH: self.both}[role]
+        groups = {EngineRole.PREFILL: self.prefill, EngineRole.DECODE: self.decode, EngineRole.BOTH: self.both}
+        return groups.get(role, self.encode)
 
     def engine_config(self, role: EngineRole) -> EngineConfig:
         """What an engine of this role is started with."""

@@ -28,6 +28,18 @@ class EngineRole(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     BOTH = "both"
+    ENCODE = "encode"
+    """It makes the embeddings of images for engines that prefill."""
+
+    @property
+    def computes_prompts(self) -> bool:
+        """Whether requests are prefilled there."""
+        return self in (EngineRole.PREFILL, EngineRole.BOTH)
+
+    @property
+    def generates(self) -> bool:
+        """Whether requests are decoded there."""
+        return self in (EngineRole.DECODE, EngineRole.BOTH)
 
 
 @dataclass(frozen=True, slots=True)

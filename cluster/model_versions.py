@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cluster.engine_connection import EngineConnection, EnginePool, EngineRole
+from cluster.engine_connection import EngineConnection, EnginePool
 from cluster.errors import ModelVersionLeft
 from cluster.input_processor import InputProcessor
 from cluster.router.base import EngineLoad, Router, candidates
@@ -97,7 +97,7 @@ class ModelVersions:
         decoding = {
             version: group
             for version, group in groups.items()
-            if any(engine.descriptor.role is not EngineRole.PREFILL for engine in group)
+            if any(engine.descriptor.role.generates for engine in group)
         }
         return decoding or groups
 

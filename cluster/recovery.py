@@ -26,6 +26,7 @@ from cluster.engine_connection import EngineConnection, EngineKey, EnginePool
 from cluster.errors import DeadlineExceeded, EngineFailed, ModelVersionLeft, NoEngineAvailable
 from cluster.moves import Moves, PreemptedRequest
 from cluster.router.base import Route, Router
+from cluster.router.encoders import choose_encoder
 from cluster.waiting import choose_in_time
 from kv_transfer.params import PrefixSource
 
@@ -196,7 +197,10 @@ class Recovery:
         return self._request
 
     def _choose(self) -> Route[EngineConnection]:
-        return self._router.choose(self._request, self._engines.snapshot())
+        engines = self._engines.snapshot()
+        if self._request.encoder_inputs:
+            self._request = replace(self._request, encoder=choose_encoder(self._request, engines))
+        return self._router.choose(self._request, engines)
 
     async def _choose_again(self, failure: EngineFailed) -> Route[EngineConnection]:
         """Choose engines to go on with; wait for them if there are none."""

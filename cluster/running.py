@@ -214,7 +214,8 @@ def _say_ready(config: ClusterConfig, console: Console, cluster: RunningCluster)
     http = "".join(f", http://{address}/v1" for address in cluster.http_addresses)
     console.print(
         f"[bold green]ready[/] model {config.model_name!r} at {', '.join(cluster.addresses)} (gRPC, raypd.v1){http}  "
-        f"prefill {config.prefill.count}, decode {config.decode.count}, both {config.both.count}",
+        f"prefill {config.prefill.count}, decode {config.decode.count}, both {config.both.count}"
+        + (f", encode {config.encode.count}" if config.encode.count else ""),
         soft_wrap=True,
     )
 

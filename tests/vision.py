@@ -29,6 +29,8 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from actors.core.multimodal import EncoderInput, MultiModalFeature, ProcessedImage
+from actors.engine_server import EngineServer
+from actors.model.multimodal.image_batch import ImageBatch
 from actors.model.multimodal.processing import ImageProcessing
 from cluster.images import door as door_module
 from cluster.images.config import ImageConfig
@@ -206,6 +208,16 @@ def processing_in_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(door_module, "ImageProcessors", ProcessorsInProcess)
         yield
+
+
+def num_encoded_by(engine: EngineServer) -> int:
+    """Images that an engine has encoded for its own requests."""
+    core = engine._core
+    assert core is not None
+    executor: Any = core.executor
+    images = getattr(executor, "_executor", executor)._worker.runner._images
+    assert isinstance(images, ImageBatch)
+    return images.num_encoded
 
 
 def encode_png(image: Image.Image) -> bytes:

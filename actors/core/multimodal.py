@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+EMBEDDINGS: Final = "embeddings"
+"""The name of what has been encoded already, among an EncoderInput's arrays."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from actors.core.status import TRANSITIONS
 from actors.core.status import FinishReason as FinishReason
 from actors.core.status import RequestStatus as RequestStatus
 from actors.errors import IllegalTransition
-from kv_transfer.params import KVTransferParams, PrefixSource, TransferRole
+from kv_transfer.params import EngineAddress, KVTransferParams, PrefixSource, TransferRole
 from kv_transfer.stats import TransferTimings
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class EngineCoreRequest:
     mm_features:      the prompt's multimodal items, in order
     encoder_inputs:   what to make their embeddings of; an engine that is given none can only take what it has, or what
                       comes from others
+    encoder:          an engine that makes their embeddings, in place of the one that prefills
     pooling_params:   a vector is wanted, no tokens
     output_token_ids: tokens that it already has (resume); the engine goes on at the next position
     eos_token_ids:    the model's end-of-sequence tokens
@@ -71,6 +72,7 @@ class EngineCoreRequest:
     prompt_embeds: PromptEmbeds | None = None
     mm_features: tuple[MultiModalFeature, ...] = ()
     encoder_inputs: tuple[EncoderInput, ...] = ()
+    encoder: EngineAddress | None = None
     pooling_params: PoolingParams | None = None
     kv_transfer_params: KVTransferParams | None = None
     prefix_source: PrefixSource | None = None

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from actors.core.door import Ability
+from actors.core.multimodal import EncoderInput, PackedArray
 from actors.core.outputs import (
     NO_TOKEN,
     DraftTokenIds,
@@ -35,7 +36,7 @@ from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks, make_lay
 from actors.model.loader import LoadedModel, load_model
 from actors.model.lora.store import AdapterStore
 from actors.model.memory import free_memory_bytes, peak_memory_bytes
-from actors.model.multimodal.image_batch import ImageBatch
+from actors.model.multimodal.image_batch import ImageBatch, encode_image, pack_embeddings
 from actors.model.pooling.pooler import Pooler
 from actors.model.prompt_embeds import PromptEmbedsBatch
 from actors.model.prompt_logprobs import PromptParts
@@ -339,6 +340,13 @@ class ModelRunner:
             dtype=self._model.dtype,
             model_fingerprint=self._model.fingerprint,
         )
+
+    @torch.inference_mode()
+    def encode(self, image: EncoderInput) -> PackedArray:
+        """Make an image's embeddings for another engine. Raises UnsupportedModel if the model takes none."""
+        if self._images is None:
+            raise UnsupportedModel(self.architecture, "it takes text only")
+        return pack_embeddings(encode_image(self._model.forward.model, image))
 
     def _forward_step(
         self, inputs: StepInputs, logits_indices: np.ndarray, take_states: TakeStates | None = None

@@ -137,10 +137,13 @@ class BlockingClient:
         prefill: int | None = None,
         decode: int | None = None,
         both: int | None = None,
+        encode: int | None = None,
         timeout_s: float | None = None,
     ) -> list[str]:
         """As GenerateClient.scale()."""
-        return self._run(self._client.scale(prefill=prefill, decode=decode, both=both, timeout_s=timeout_s))
+        return self._run(
+            self._client.scale(prefill=prefill, decode=decode, both=both, encode=encode, timeout_s=timeout_s)
+        )
 
     def drain(self, engine_id: str, *, for_good: bool = False, timeout_s: float | None = None) -> None:
         """As GenerateClient.drain()."""

@@ -200,10 +200,11 @@ class GenerateClient:
         prefill: int | None = None,
         decode: int | None = None,
         both: int | None = None,
+        encode: int | None = None,
         timeout_s: float | None = None,
     ) -> list[str]:
         """Want so many engines from now on; returns the ids of all that are wanted then. Raises CallFailed."""
-        request = admin_pb2.ScaleRequest(prefill=prefill, decode=decode, both=both)
+        request = admin_pb2.ScaleRequest(prefill=prefill, decode=decode, both=both, encode=encode)
         response = await self._change(lambda ingress: ingress.admin.Scale, request, timeout_s)
         return list(response.engine_ids)
 

@@ -108,6 +108,7 @@ def _counts(request: admin_pb2.ScaleRequest) -> dict[EngineRole, int]:
         EngineRole.PREFILL: request.prefill if request.HasField("prefill") else None,
         EngineRole.DECODE: request.decode if request.HasField("decode") else None,
         EngineRole.BOTH: request.both if request.HasField("both") else None,
+        EngineRole.ENCODE: request.encode if request.HasField("encode") else None,
     }
     counts = {role: count for role, count in given.items() if count is not None}
     if not counts:

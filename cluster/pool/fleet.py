@@ -246,7 +246,7 @@ class Fleet:
             and other.state is not EngineState.DEAD
             and find_refusal(other.descriptor, engine.descriptor) is None
         ]
-        if engine.role is EngineRole.BOTH or not partners:
+        if engine.role in (EngineRole.BOTH, EngineRole.ENCODE) or not partners:
             return None
         return partners[engine.slot.number % len(partners)]
 

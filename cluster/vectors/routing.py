@@ -22,7 +22,7 @@ class VectorEngines:
 
     def snapshot(self) -> Sequence[EngineConnection]:
         """The engines that compute prompts and serve now."""
-        return [engine for engine in self._engines.snapshot() if engine.descriptor.role is not EngineRole.DECODE]
+        return [engine for engine in self._engines.snapshot() if engine.descriptor.role.computes_prompts]
 
     def next_change(self) -> asyncio.Event:
         """An event that is set when engines have come since this call."""
@@ -34,7 +34,7 @@ def choose_engine(router: Router, request: EngineCoreRequest, engines: EnginePoo
 
     Raises NoEngineAvailable, ModelVersionLeft.
     """
-    present = [engine for engine in engines.snapshot() if engine.descriptor.role is not EngineRole.DECODE]
+    present = [engine for engine in engines.snapshot() if engine.descriptor.role.computes_prompts]
     if not present:
         raise NoEngineAvailable("computes prompts")
     prefill = [engine for engine in present if engine.descriptor.role is EngineRole.PREFILL]

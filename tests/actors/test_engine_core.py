@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from actors.config import ModelFacts
+from actors.core.multimodal import EncoderInput, PackedArray
 from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
 from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
@@ -46,6 +47,9 @@ class FakeExecutor:
     def start(self, scheduler_output: SchedulerOutput) -> RunningStep:
         self.started.append(scheduler_output)
         return LateStep(self, scheduler_output)
+
+    def encode(self, image: EncoderInput) -> PackedArray:
+        raise AssertionError("nobody asks")
 
     def shutdown(self) -> None:
         pass

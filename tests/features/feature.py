@@ -73,11 +73,13 @@ class Generated:
 class Setup:
     """Features that the same engines serve. The output of what is Generated has more than CUT tokens.
 
+    encoders: engines that encode images, beside those of the scenario
     check: raises AssertionError unless the engines did what this group is about
     """
 
     config: EngineConfig
     features: Sequence[Feature]
+    encoders: tuple[str, ...] = ()
     check: Callable[[RecoveringCluster], None] = lambda cluster: None
 
 

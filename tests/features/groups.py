@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -28,7 +29,7 @@ from tests.integration.promises import assert_same, engines_config, expected_ans
 from tests.integration.recovering_cluster import RecoveringCluster
 from tests.reference import greedy_tokens, random_prompt
 from tests.structured import KINDS, MAX_WHITESPACE, constrained_tokens
-from tests.vision import VisionReference, draw_image, encode_png
+from tests.vision import VisionReference, draw_image, encode_png, num_encoded_by
 
 _PROMISES: Final = {
     "greedy": "greedy sampling",
@@ -87,7 +88,7 @@ def _prepare_speculation(checkpoint: CheckpointOf, method: str) -> Setup:
     request = GenerateRequest(prompt=TokenPrompt(prompt), sampling=sampling)
     expected = greedy_tokens(directory, tuple(prompt), _NUM_SPECULATED_TOKENS)
     feature = Generated(f"speculative decoding: {method}", request, partial(_assert_tokens, expected))
-    return Setup(_with_scheduler(config, scheduler), [feature], _assert_guessed_right)
+    return Setup(_with_scheduler(config, scheduler), [feature], check=_assert_guessed_right)
 
 
 def _prepare_lora(checkpoint: CheckpointOf) -> Setup:
@@ -95,7 +96,19 @@ def _prepare_lora(checkpoint: CheckpointOf) -> Setup:
     return prepare_lora(_with_grammars(_small_engines(directory)), directory)
 
 
-def _prepare_images(checkpoint: CheckpointOf, family: str) -> Setup:
+def _prepare_images_elsewhere(checkpoint: CheckpointOf) -> Setup:
+    setup = _prepare_images(checkpoint, "qwen2_5_vl", "images: encoded by an engine of its own")
+    return replace(setup, encoders=("encode-0",), check=_assert_encoded_elsewhere)
+
+
+def _assert_encoded_elsewhere(cluster: RecoveringCluster) -> None:
+    num_encoded = cluster.engines["encode-0"].encode_service.num_encoded
+    assert num_encoded == 2
+    for name, engine in cluster.engines.items():
+        assert name == "encode-0" or num_encoded_by(engine) == 0
+
+
+def _prepare_images(checkpoint: CheckpointOf, family: str, name: str = "") -> Setup:
     directory = checkpoint(family)
     reference, images = VisionReference(directory, family), [draw_image(1), draw_image(2, 30, 50)]
     parts = ("Compare ", ImageInput(encode_png(images[0])), " with ", ImageInput(encode_png(images[1])), ".")
@@ -105,7 +118,7 @@ def _prepare_images(checkpoint: CheckpointOf, family: str) -> Setup:
     chat = ChatPrompt([ChatMessage("user", "", parts=parts)])
     expected = reference.greedy(prompt, images, _NUM_IMAGE_TOKENS)
     feature = Generated(
-        f"images: {family}", GenerateRequest(prompt=chat, sampling=sampling), partial(_assert_tokens, expected)
+        name or f"images: {family}", GenerateRequest(prompt=chat, sampling=sampling), partial(_assert_tokens, expected)
     )
     # Chunks end inside images.
     return Setup(
@@ -150,4 +163,5 @@ GROUPS: Final = (
         Group(family, (f"images: {family}",), partial(_prepare_images, family=family))
         for family in ("llava", "qwen2_5_vl")
     ),
+    Group("encoders", ("images: encoded by an engine of its own",), _prepare_images_elsewhere),
 )

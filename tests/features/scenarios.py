@@ -29,8 +29,11 @@ async def run_scenario(scenario: Scenario, setup: Setup) -> Outcomes:
     if not features:
         return {}
     config = _with_overlap(setup.config) if scenario is Scenario.OVERLAPPED else setup.config
-    async with recovering_cluster(config, _engines_of(scenario)) as cluster, asyncio.timeout(_TIMEOUT_S):
-        await cluster.join(*_members_of(scenario))
+    async with (
+        recovering_cluster(config, [*_engines_of(scenario), *setup.encoders]) as cluster,
+        asyncio.timeout(_TIMEOUT_S),
+    ):
+        await cluster.join(*_members_of(scenario), *setup.encoders)
         preemptions = [_Preemptions(cluster, name) for name in cluster.engines if scenario is Scenario.PREEMPTED]
         asking = asyncio.gather(*(feature.visit(cluster.serving) for feature in features), return_exceptions=True)
         if scenario is Scenario.RESUMED:

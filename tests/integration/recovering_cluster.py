@@ -137,6 +137,7 @@ class StepGate:
         self._executor = executor
         self.facts = executor.facts
         self.shutdown = executor.shutdown
+        self.encode = executor.encode
         self.is_reached = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._opened = threading.Event()

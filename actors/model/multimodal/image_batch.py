@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.core.multimodal import EncoderInput, MultiModalFeature, PackedArray
+from actors.core.multimodal import EMBEDDINGS, EncoderInput, MultiModalFeature, PackedArray
 from actors.core.outputs import NewRequestData, SchedulerOutput, StepBatch
 from actors.errors import IntegrityError
 from actors.model.input_batch import StepInputs
@@ -114,22 +114,35 @@ class ImageBatch:
         self._requests[new.req_id] = _Pictured(new.mm_features, inputs, positions)
 
     def _encode(self, feature: MultiModalFeature, inputs: dict[str, EncoderInput]) -> None:
-        embeddings = encode_image(self._model, inputs[feature.mm_hash])
+        image = inputs[feature.mm_hash]
+        embeddings = encode_image(self._model, image)
         if embeddings.shape[0] != feature.num_embeds:
             raise IntegrityError(
                 f"an image was to have {feature.num_embeds} embeddings, the encoder has made {embeddings.shape[0]}"
             )
         self._embeddings[feature.mm_hash] = embeddings
-        self.num_encoded += 1
+        self.num_encoded += EMBEDDINGS not in image.arrays
+
+
+def pack_embeddings(embeddings: Tensor) -> PackedArray:
+    """As they travel. Names a dtype as torch does: numpy lacks bfloat16."""
+    data = embeddings.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return PackedArray(str(embeddings.dtype).removeprefix("torch."), tuple(embeddings.shape), data)
 
 
 def encode_image(model: PreTrainedModel, image: EncoderInput) -> Tensor:
-    """[num_embeds, hidden_size] in the model's dtype. Each image by itself: its embeddings do not depend on others."""
+    """[num_embeds, hidden_size] in the model's dtype. Each image by itself: its embeddings do not depend on others.
+
+    What another engine has encoded is taken as it is.
+    """
     arrays = {name: _unpack(array).to(model.device) for name, array in image.arrays.items()}
+    if (made := arrays.get(EMBEDDINGS)) is not None:
+        return made.to(model.dtype)
     parts: Sequence[Tensor] = model.get_image_features(**arrays).pooler_output  # type: ignore[operator]  # nn.Module's attributes are untyped
     return torch.cat(tuple(parts)).to(model.dtype)
 
 
 def _unpack(array: PackedArray) -> Tensor:
+    dtype: torch.dtype = getattr(torch, array.dtype)
     # A copy: the bytes are read-only, and torch has no tensors that are.
-    return torch.from_numpy(np.frombuffer(array.data, dtype=array.dtype).reshape(array.shape).copy())
+    return torch.frombuffer(bytearray(array.data), dtype=dtype).reshape(array.shape)

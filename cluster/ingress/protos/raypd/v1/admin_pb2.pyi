@@ -90,14 +90,16 @@ class UpdateResponse(_message.Message):
     def __init__(self, model_version: _Optional[int] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
-    __slots__ = ("prefill", "decode", "both")
+    __slots__ = ("prefill", "decode", "both", "encode")
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     BOTH_FIELD_NUMBER: _ClassVar[int]
+    ENCODE_FIELD_NUMBER: _ClassVar[int]
     prefill: int
     decode: int
     both: int
-    def __init__(self, prefill: _Optional[int] = ..., decode: _Optional[int] = ..., both: _Optional[int] = ...) -> None: ...
+    encode: int
+    def __init__(self, prefill: _Optional[int] = ..., decode: _Optional[int] = ..., both: _Optional[int] = ..., encode: _Optional[int] = ...) -> None: ...
 
 class ScaleResponse(_message.Message):
     __slots__ = ("engine_ids",)

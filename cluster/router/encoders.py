@@ -1,0 +1,25 @@
+"""Which engine encodes a request's images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import xxhash
+
+from actors.core.request import EngineCoreRequest
+from cluster.engine_connection import EngineRole
+from cluster.router.base import EngineLoad
+from kv_transfer.params import EngineAddress
+
+
+def choose_encoder(request: EngineCoreRequest, engines: Iterable[EngineLoad]) -> EngineAddress | None:
+    """Choose by the first image's name, so that who shows it again finds it encoded; None if no engine only encodes.
+
+    By the largest weight (rendezvous hashing): when engines come or go, most images stay where they are.
+    """
+    name = request.mm_features[0].mm_hash
+    encoders = [engine.descriptor for engine in engines if engine.descriptor.role is EngineRole.ENCODE]
+    chosen = max(
+        encoders, key=lambda engine: xxhash.xxh3_64_intdigest(f"{name} {engine.engine_id}".encode()), default=None
+    )
+    return None if chosen is None else chosen.kv_address

@@ -1,0 +1,114 @@
+"""Images that another engine encodes, and what becomes of them when it does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import grpc.aio
+import numpy as np
+import pytest
+
+from actors.core.multimodal import EMBEDDINGS, EncoderInput, MultiModalFeature, PackedArray
+from actors.core.request import EngineCoreRequest
+from actors.core.sampling_params import SamplingParams
+from actors.remote_encoding import EncodeService, RemoteEncoders
+from kv_transfer.params import EngineAddress
+
+NUM_EMBEDS = 3
+
+
+def image(name: str) -> EncoderInput:
+    return EncoderInput(name, {"pixel_values": PackedArray("float32", (2,), b"12345678")})
+
+
+def made_of(name: str, num_embeds: int = NUM_EMBEDS) -> PackedArray:
+    return PackedArray("float32", (num_embeds, 4), np.full((num_embeds, 4), ord(name), np.float32).tobytes())
+
+
+def request(address: str, *names: str) -> EngineCoreRequest:
+    return EngineCoreRequest(
+        request_id="r",
+        prompt_token_ids=[1] * NUM_EMBEDS * len(names),
+        sampling_params=SamplingParams(),
+        mm_features=tuple(
+            MultiModalFeature(name, number * NUM_EMBEDS, NUM_EMBEDS, NUM_EMBEDS) for number, name in enumerate(names)
+        ),
+        encoder_inputs=tuple(map(image, names)),
+        encoder=EngineAddress("encode-0", 1, address),
+    )
+
+
+@asynccontextmanager
+async def encode_engine(
+    encode: Callable[[EncoderInput], Awaitable[PackedArray]],
+) -> AsyncIterator[tuple[str, EncodeService]]:
+    service, server = EncodeService(encode), grpc.aio.server()
+    server.add_generic_rpc_handlers((service.handler(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}", service
+    finally:
+        await server.stop(0)
+
+
+async def test_an_image_is_encoded_once_for_all_who_ask() -> None:
+    may_go_on = asyncio.Event()
+
+    async def encode(item: EncoderInput) -> PackedArray:
+        await may_go_on.wait()
+        return made_of(item.mm_hash)
+
+    encoders, others = RemoteEncoders(30.0), RemoteEncoders(30.0)
+    async with encode_engine(encode) as (address, service):
+        asking = asyncio.gather(encoders.embed(request(address, "a", "b")), others.embed(request(address, "b", "a")))
+        asyncio.get_running_loop().call_soon(may_go_on.set)
+        first, second = await asking
+        again = await encoders.embed(request(address, "a"))
+    expected = {name: EncoderInput(name, {EMBEDDINGS: made_of(name)}) for name in "ab"}
+    assert first.encoder_inputs == (expected["a"], expected["b"])
+    assert second.encoder_inputs == (expected["b"], expected["a"])
+    assert again.encoder_inputs == (expected["a"],)
+    assert service.num_encoded == 2
+    await encoders.close()
+    await others.close()
+
+
+async def never(_: EncoderInput) -> PackedArray:
+    await asyncio.Event().wait()
+    raise AssertionError("nothing sets it")
+
+
+async def broken(_: EncoderInput) -> PackedArray:
+    raise RuntimeError("out of order")
+
+
+async def wrong(item: EncoderInput) -> PackedArray:
+    return made_of(item.mm_hash, NUM_EMBEDS + 1)
+
+
+@pytest.mark.parametrize(
+    ("encode", "reason"),
+    [(never, "Deadline Exceeded"), (broken, "out of order"), (wrong, "embeddings of shape (4, 4)")],
+)
+async def test_what_does_not_come_is_encoded_by_who_asked(
+    encode: Callable[[EncoderInput], Awaitable[PackedArray]], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoders = RemoteEncoders(0.3)
+    async with encode_engine(encode) as (address, service):
+        asked = request(address, "a")
+        assert await encoders.embed(asked) == asked
+        for task in service._under_way.values():
+            task.cancel()
+    [record] = [record for record in caplog.records if record.name == "actors.remote_encoding"]
+    assert reason in record.__dict__["reason"]
+    await encoders.close()
+
+
+async def test_an_encode_engine_that_is_gone_holds_nobody_up() -> None:
+    encoders = RemoteEncoders(30.0)
+    asked = request("127.0.0.1:1", "a")
+    assert await asyncio.wait_for(encoders.embed(asked), 10.0) == asked
+    await encoders.close()
