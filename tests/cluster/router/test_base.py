@@ -104,7 +104,9 @@ LOADS = st.builds(
     st.integers(0, 3),
     st.sampled_from([1, 2]),
 )
-FLEETS = st.lists(LOADS, min_size=1, max_size=8, unique_by=lambda engine: engine.descriptor.engine_id)
+FLEETS = st.lists(LOADS, min_size=1, max_size=8, unique_by=lambda engine: engine.descriptor.engine_id).filter(
+    lambda engines: any(engine.descriptor.role is not EngineRole.ENCODE for engine in engines)
+)
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 
 
@@ -119,6 +121,7 @@ def test_no_router_ever_brings_two_engines_together_that_cannot_exchange_kv(
         route: Route[Load] = router.choose(request, engines)
         by_id = {engine.descriptor.engine_id: engine.descriptor for engine in engines}
         computing = (route.prefill or route.decode).descriptor
+        assert EngineRole.ENCODE not in (computing.role, route.decode.descriptor.role)
         assert find_refusal(computing, route.decode.descriptor) is None
         if route.prefill is not None:
             assert (route.prefill.descriptor.role, route.decode.descriptor.role) == (P, D)
@@ -132,6 +135,7 @@ def test_every_group_of_candidates_can_work_together_and_some_engine_always_serv
     assert found
     for group in found:
         assert group.decode
+        assert all(engine.descriptor.role is not EngineRole.ENCODE for engine in (*group.prefill, *group.decode))
         assert all(find_refusal(p.descriptor, d.descriptor) is None for p in group.prefill for d in group.decode)
 
 
