@@ -1,4 +1,4 @@
-"""The examples of docs/http_api.md run as they are, but for the address."""
+"""The example of docs/api.md's HTTP half runs as it is, but for the address and the name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tests.cluster.gateway.gateway_setup import gateway
 from tests.engine_pair import engine_config
 from tests.integration.local_cluster import local_cluster
 
-_PAGE = Path(__file__).parents[2] / "docs" / "http_api.md"
+_PAGE = Path(__file__).parents[2] / "docs" / "api.md"
 
 
 async def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    [example] = re.findall(r"^```python\n(.*?)^```$", _PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    half = _PAGE.read_text(encoding="utf-8").partition("\n## HTTP")[2]
+    [example] = re.findall(r"^```python\n(.*?)^```$", half, re.MULTILINE | re.DOTALL)
     config = engine_config(DEMO_MODEL, transfer=KVTransferConfig(transport="tcp"))
     async with local_cluster(config) as cluster, gateway(cluster.serving) as (_, port), asyncio.timeout(60):
         assert "127.0.0.1:8000" in example
