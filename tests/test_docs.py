@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.ingress.protos.raypd.v1 import generate_pb2
+from tests.cluster.client.scripted_ingress import ScriptedIngress
+
 _DOCS = Path(__file__).parents[1] / "docs"
 
 
@@ -31,3 +34,24 @@ def test_the_scheduler_can_be_driven_by_hand_as_its_page_says(capsys: pytest.Cap
         "b 2 [7] length",
         "{} [] ['a', 'b']",
     ]
+
+
+def test_the_client_does_what_its_page_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(request: generate_pb2.GenerateRequest) -> str:
+        return f"<{request.text or request.chat.messages[-1].content}>"
+
+    blocks = _python_blocks(_DOCS / "client.md")
+    assert len(blocks) == 3
+    with ScriptedIngress(answer).serving() as ingress:
+        for block in blocks:
+            exec(compile(block.replace("127.0.0.1:50051", ingress.address), "docs/client.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines() == [
+        "<Tell me>",
+        "<Hello>",
+        "7",
+        "<Hello> <one> <two> <three>",
+        "INVALID_ARGUMENT {'sampling_params.top_p': 'sampling_params.top_p is 7.0; allowed: (0, 1]'}",
+        "2",
+    ]
+    assert [turn.role for turn in ingress.requests[1].chat.messages] == ["system", "user"]
+    assert {request.sampling_params.seed for request in ingress.requests[3:6]} == {7}

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-from cluster.errors import Overloaded
+from cluster.errors import FieldViolation, InvalidRequest, Overloaded
 from cluster.ingress.protos.raypd.v1 import admin_pb2, admin_pb2_grpc, generate_pb2, generate_pb2_grpc
 from cluster.ingress.statuses import status_of
 
@@ -75,6 +75,10 @@ class ScriptedIngress(generate_pb2_grpc.GenerateServiceServicer, admin_pb2_grpc.
         if self.num_refusals:
             self.num_refusals -= 1
             status = status_of(Overloaded("it is full", self.retry_delay_s))
+            await context.abort(status.code, status.message, status.trailing_metadata)
+        if request.sampling_params.top_p > 1:
+            violation = FieldViolation("sampling_params.top_p", str(request.sampling_params.top_p), "(0, 1]")
+            status = status_of(InvalidRequest(violation))
             await context.abort(status.code, status.message, status.trailing_metadata)
         text = self._answer(request)
         begin = len(request.output_token_ids)
