@@ -40,7 +40,7 @@ class StreamProgress:
         self._num_calls += 1
         request = generate_pb2.GenerateRequest()
         request.CopyFrom(self._request)
-        if self._num_calls > 1:
+        if self._num_calls > 1 and self._request_id:
             request_id = f"{self._request_id}+{self._num_calls}"
             request.request_id = request_id if len(request_id) <= _MAX_REQUEST_ID_CHARS else ""
         return request

@@ -37,6 +37,13 @@ def test_a_further_call_has_the_output_so_far_and_the_seed_and_version_that_made
     assert progress.next_request() == expected
 
 
+def test_a_request_without_an_id_has_none_of_its_own_until_it_was_told_one() -> None:
+    """Others are in the same place: two with an id made of nothing would refuse each other."""
+    progress = StreamProgress(request())
+    progress.next_request()
+    assert progress.next_request().request_id == ""
+
+
 def test_the_reader_sees_one_id_and_the_seed_once() -> None:
     progress = StreamProgress(request())
     progress.next_request()
