@@ -59,6 +59,9 @@ class IngressConfig(_Settings):
     """Where requests come in."""
 
     count: int = Field(1, ge=1, le=64, description="How many ingresses, spread over the nodes.")
+    per_node: bool = Field(
+        False, description="Instead: one on each node that has the resources and labels, also on those that come later."
+    )
     host: str = Field("127.0.0.1", description="Address to listen on. Beyond loopback it needs tls, or insecure.")
     port: int = Field(
         50051, ge=0, le=65535, description="Further ingresses on one node take the next ones; 0 takes free ones."

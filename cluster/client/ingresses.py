@@ -60,14 +60,20 @@ class Ingress:
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def connect(self, timeout_s: float) -> bool:
-        """Connect, unless it is; returns whether that has worked."""
-        failed = grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        """Connect, unless it is; returns whether that has worked.
+
+        That the last try has failed says nothing about now, when it may be back: the next one is waited for.
+        """
+        ready, failed = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
         try:
             async with asyncio.timeout(timeout_s):
-                while (state := self._channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
-                    if state is failed:
+                state = self._channel.get_state(try_to_connect=True)
+                is_news = state is not failed
+                while state is not ready:
+                    if state is failed and is_news:
                         return False
                     await self._channel.wait_for_state_change(state)
+                    state, is_news = self._channel.get_state(try_to_connect=True), True
         except TimeoutError:
             return False
         return True

@@ -83,6 +83,7 @@ class Controller:
         """
         await asyncio.to_thread(sweep, self._config.ray.namespace)
         await self._adapters.begin()
+        await self._ingresses.find_places()
         self._ingresses.begin(time.time())
         await self._act()
         try:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import ray
@@ -22,10 +22,13 @@ from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor
 from cluster.errors import CannotStart
 from cluster.ingress.ports import IngressPorts
-from cluster.ingress_actor import IngressActor, IngressHealth
+from cluster.ingress_actor import IngressActor
+from cluster.pool.ingress_life import IngressLife, SavedIngress
+from cluster.pool.ingress_places import IngressPlaces
 from cluster.pool.journal import Journal
 from cluster.pool.membership import Membership, ServedModel
 from cluster.pool.names import CONTROLLER_NAME, ingress_actor_name
+from cluster.pool.placement import alive_nodes
 from cluster.pool.ray_calls import HeadProbe, end_actor, one_line, remote_class, within
 from cluster.pool.reconciler import RestartPolicy, SlotHistory
 from cluster.status import IngressView
@@ -34,38 +37,8 @@ logger = logging.getLogger(__name__)
 
 _CALL_TIMEOUT_S: Final = 30.0
 _PROOF_TIMEOUT_S: Final = 150.0
+_NODES_TIMEOUT_S: Final = 2.0
 _MAX_DEATHS_OF_ONE_PROOF: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class SavedIngress:
-    """What a later controller has to know of an ingress. ports: None before it has any."""
-
-    number: int
-    history: SlotHistory
-    incarnation: int
-    ports: IngressPorts | None
-    node_id: str
-    node_address: str
-    is_open: bool
-
-
-@dataclass(slots=True)
-class _Ingress:
-    """One life of one ingress."""
-
-    number: int
-    incarnation: int
-    actor: Any  # Ray's handle: its methods come into being at run time.
-    node_id: str = ""
-    node_address: str = ""
-    has_begun: bool = False
-    """Whether it can be asked anything."""
-    is_open: bool = False
-    is_asked: bool = False
-    is_behind: bool = True
-    """Whether it may lack the newest membership."""
-    health: IngressHealth = field(default_factory=IngressHealth)
 
 
 class Ingresses:
@@ -85,9 +58,10 @@ class Ingresses:
         self._policy = policy
         self._head = head
         self._save = save
-        self._lives: dict[int, _Ingress] = {}
+        self._lives: dict[int, IngressLife] = {}
         self._ports: dict[int, IngressPorts] = {}
-        self._histories: dict[int, SlotHistory] = {n: SlotHistory() for n in range(config.ingress.count)}
+        self._places = IngressPlaces(config.ingress)
+        self._histories: defaultdict[int, SlotHistory] = defaultdict(SlotHistory)
         self._membership = Membership(0, ())
         self._facts: ModelFacts | None = None
         self._acting: set[asyncio.Task[None]] = set()
@@ -114,8 +88,8 @@ class Ingresses:
     def views(self) -> tuple[IngressView, ...]:
         """For people."""
         views = []
-        for number, history in self._histories.items():
-            life = self._lives.get(number)
+        for number in sorted({*self._places.numbers, *self._lives}):
+            life, history = self._lives.get(number), self._histories[number]
             if life is None:
                 views.append(IngressView(number, history.last_incarnation, "waiting", "", "", history.last_error))
                 continue
@@ -133,9 +107,21 @@ class Ingresses:
             )
         return tuple(views)
 
+    async def find_places(self) -> None:
+        """Look where there is to be one. Without Ray's head's word it stays as it is."""
+        if not (self._config.ingress.per_node and self._head.is_answering):
+            return
+        try:
+            async with asyncio.timeout(_NODES_TIMEOUT_S):
+                nodes = await alive_nodes()
+        except TimeoutError:
+            return
+        self._places.follow(nodes, self._avoided, {*self._lives, *self._starts})
+
     def begin(self, now_s: float) -> None:
         """Start those that are missing and may be tried; settled() waits for that. Doors stay shut until open()."""
-        for number, history in self._histories.items():
+        for number in self._places.numbers:
+            history = self._histories[number]
             is_there = number in self._lives or number in self._starts
             if not is_there and now_s >= history.not_before_s(now_s, self._policy):
                 self._starts[number] = asyncio.create_task(self._start(number, history))
@@ -198,7 +184,7 @@ class Ingresses:
             life.is_behind = True
         await self._for_all(self._send_membership)
 
-    async def _for_all(self, act: Callable[[_Ingress], Coroutine[None, None, None]]) -> None:
+    async def _for_all(self, act: Callable[[IngressLife], Coroutine[None, None, None]]) -> None:
         """Do it with every ingress; those that take long go on with it while the others are not kept."""
         tasks = [asyncio.create_task(act(life)) for life in self._begun()]
         self._acting.update(tasks)
@@ -213,6 +199,7 @@ class Ingresses:
         await self._for_all(self._look_at)
         for life in [life for life in self._begun() if life.node_id in avoided]:
             self._leave(life)
+        await self.find_places()
         self.begin(now_s)
         return max((life.health.membership_version for life in self._lives.values()), default=0)
 
@@ -230,7 +217,8 @@ class Ingresses:
             life = self._lives.get(number)
             place = (life.node_id, life.node_address, life.is_open) if life is not None else ("", "", False)
             ports = self._ports.get(number)
-            saved.append(SavedIngress(number, history, history.last_incarnation, ports, *place))
+            home = self._places.home_of(number)
+            saved.append(SavedIngress(number, history, history.last_incarnation, ports, *place, home))
         return tuple(saved)
 
     async def restore(self, saved: Sequence[SavedIngress], membership: Membership, facts: ModelFacts | None) -> None:
@@ -238,6 +226,7 @@ class Ingresses:
         self._membership, self._facts = membership, facts
         for ingress in saved:
             self._histories[ingress.number] = ingress.history
+            self._places.restore(ingress.number, ingress.home)
             if ingress.ports is not None:
                 self._ports[ingress.number] = ingress.ports
             try:
@@ -250,11 +239,11 @@ class Ingresses:
                 await end_actor(actor)
                 continue
             place = ingress.node_id, ingress.node_address
-            self._lives[ingress.number] = _Ingress(
+            self._lives[ingress.number] = IngressLife(
                 ingress.number, ingress.incarnation, actor, *place, has_begun=True, is_open=True
             )
 
-    def _begun(self) -> list[_Ingress]:
+    def _begun(self) -> list[IngressLife]:
         return [life for life in self._lives.values() if life.has_begun]
 
     # -- one of them ---------------------------------------------------------------------------------------------
@@ -265,7 +254,7 @@ class Ingresses:
             # First of all: a later controller must neither miss it nor give its name to another one.
             await self._save()
             actor = self._make_actor(number, history.last_incarnation)
-            life = self._lives[number] = _Ingress(number, history.last_incarnation, actor)
+            life = self._lives[number] = IngressLife(number, history.last_incarnation, actor)
             await self._begin_or_give_up(life)
             if life.has_begun and self._facts is not None:
                 await self._open_or_give_up(life, self._facts)
@@ -275,7 +264,9 @@ class Ingresses:
     def _make_actor(self, number: int, incarnation: int) -> Any:  # Ray's handle
         ingress = self._config.ingress
         selector = dict(ingress.labels)
-        if self._avoided:
+        if home := self._places.home_of(number):
+            selector["ray.io/node-id"] = home
+        elif self._avoided:
             selector["ray.io/node-id"] = f"!in({','.join(sorted(self._avoided))})"
         actor = remote_class(IngressActor).options(
             name=ingress_actor_name(number, incarnation),
@@ -288,7 +279,7 @@ class Ingresses:
         )
         return actor.remote(self._config, CONTROLLER_NAME)
 
-    async def _begin_or_give_up(self, life: _Ingress) -> None:
+    async def _begin_or_give_up(self, life: IngressLife) -> None:
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
                 life.node_id, life.node_address = await life.actor.place.remote()
@@ -298,7 +289,7 @@ class Ingresses:
         else:
             life.has_begun = True
 
-    async def _open_or_give_up(self, life: _Ingress, facts: ModelFacts) -> None:
+    async def _open_or_give_up(self, life: IngressLife, facts: ModelFacts) -> None:
         if life.is_open:
             return
         await self._send_membership(life)
@@ -312,7 +303,7 @@ class Ingresses:
         self._journal.add(f"open ingress {life.number}, incarnation {life.incarnation}, at {self._address(life)}")
         await self._save()
 
-    def _free_ports(self, life: _Ingress) -> IngressPorts:
+    def _free_ports(self, life: IngressLife) -> IngressPorts:
         """The configured ones, or the next ones for further ingresses on its node."""
         first = IngressPorts.of(self._config.ingress)
         if first.grpc == 0:
@@ -322,7 +313,7 @@ class Ingresses:
         ports = self._ports[life.number] = first.beside(taken)
         return ports
 
-    async def _look_at(self, life: _Ingress) -> None:
+    async def _look_at(self, life: IngressLife) -> None:
         # One that still opens is busy; its start has a deadline of its own.
         if life.is_asked or not life.is_open:
             return
@@ -332,7 +323,7 @@ class Ingresses:
         finally:
             life.is_asked = False
 
-    async def _ask(self, life: _Ingress) -> None:
+    async def _ask(self, life: IngressLife) -> None:
         timeout_s = self._config.heartbeat_timeout_s
         asked_at_s = asyncio.get_running_loop().time()
         try:
@@ -347,7 +338,7 @@ class Ingresses:
             if life.is_behind or life.health.membership_version < self._membership.version:
                 await self._send_membership(life)
 
-    async def _send_membership(self, life: _Ingress) -> None:
+    async def _send_membership(self, life: IngressLife) -> None:
         try:
             async with asyncio.timeout(_CALL_TIMEOUT_S):
                 await life.actor.update_membership.remote(self._membership)
@@ -356,7 +347,7 @@ class Ingresses:
             return
         life.is_behind = False
 
-    def _leave(self, life: _Ingress) -> None:
+    def _leave(self, life: IngressLife) -> None:
         self._journal.add(f"drain ingress {life.number}, incarnation {life.incarnation}: its node is drained")
         # Its next life is on another node, where the ports may be another's.
         del self._lives[life.number]
@@ -366,11 +357,11 @@ class Ingresses:
         task.add_done_callback(self._acting.discard)
 
     @staticmethod
-    async def _end(life: _Ingress, grace_s: float) -> None:
+    async def _end(life: IngressLife, grace_s: float) -> None:
         await within(life.actor.drain.remote(grace_s), grace_s + 10)
         await end_actor(life.actor)
 
-    async def _give_up(self, life: _Ingress, error: str) -> None:
+    async def _give_up(self, life: IngressLife, error: str) -> None:
         if self._lives.get(life.number) is not life:
             return
         del self._lives[life.number]
@@ -379,15 +370,15 @@ class Ingresses:
         logger.error("an ingress died", extra={"ingress": life.number, "error": error})
         await end_actor(life.actor)
 
-    def _address(self, life: _Ingress) -> str:
+    def _address(self, life: IngressLife) -> str:
         ports = self._ports.get(life.number)
         return f"{self._host(life)}:{0 if ports is None else ports.grpc}"
 
-    def _http_address(self, life: _Ingress) -> str:
+    def _http_address(self, life: IngressLife) -> str:
         ports = self._ports.get(life.number)
         return "" if ports is None or ports.http is None else f"{self._host(life)}:{ports.http}"
 
-    def _host(self, life: _Ingress) -> str:
+    def _host(self, life: IngressLife) -> str:
         host = self._config.ingress.host
         is_any = host in {"0.0.0.0", "::", "[::]"}  # named, not listened on
         return life.node_address if is_any else host

@@ -133,10 +133,14 @@ class Node:
 
     def can_hold(self, config: ClusterConfig, role: EngineRole) -> bool:
         """Whether an engine of this role fits on it if it is empty."""
-        fits = all(self.resources.get(name, 0) >= amount for name, amount in engine_bundle(config, role).items())
-        labels = config.group(role).labels.items()
+        return self.has(engine_bundle(config, role), config.group(role).labels)
+
+    def has(self, resources: Mapping[str, float], labels: Mapping[str, str]) -> bool:
+        """Whether it has so much of everything, and these labels."""
+        fits = all(self.resources.get(name, 0) >= amount for name, amount in resources.items())
         # Other selectors, such as in(a,b) and !a, are Ray's to judge.
-        return fits and all(self.labels.get(name) == value for name, value in labels if not _SELECTOR.search(value))
+        plain = ((name, value) for name, value in labels.items() if not _SELECTOR.search(value))
+        return fits and all(self.labels.get(name) == value for name, value in plain)
 
     def is_called(self, name: str) -> bool:
         """Whether an operator may mean it: by its address, its hostname, or the begin of its id."""

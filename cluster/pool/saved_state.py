@@ -16,7 +16,7 @@ from ray.experimental import internal_kv
 from actors.config import ModelFacts
 from cluster.engine_connection import EngineRole
 from cluster.pool.engine_life import SavedEngine
-from cluster.pool.ingresses import SavedIngress
+from cluster.pool.ingress_life import SavedIngress
 from cluster.pool.membership import Membership
 from cluster.pool.reconciler import Slot, SlotHistory
 from cluster.status import Decision

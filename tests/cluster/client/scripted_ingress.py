@@ -24,7 +24,11 @@ class ScriptedIngress(generate_pb2_grpc.GenerateServiceServicer, admin_pb2_grpc.
     num_refusals:  so many calls are refused first, with retry_delay_s
     """
 
-    def __init__(self, answer: Callable[[generate_pb2.GenerateRequest], str] = lambda _: "hello") -> None:
+    def __init__(
+        self,
+        answer: Callable[[generate_pb2.GenerateRequest], str] = lambda _: "hello",
+        address: str = "127.0.0.1:0",
+    ) -> None:
         self._answer = answer
         self.requests: list[generate_pb2.GenerateRequest] = []
         self.hold_after: int | None = None
@@ -34,7 +38,7 @@ class ScriptedIngress(generate_pb2_grpc.GenerateServiceServicer, admin_pb2_grpc.
         self.is_held, self.has_aborted = threading.Event(), threading.Event()
         self._released = asyncio.Event()
         self._is_over = asyncio.Event()
-        self.address = ""
+        self.address = address
 
     def release(self) -> None:
         """Let held answers go on; from any thread."""
@@ -63,7 +67,7 @@ class ScriptedIngress(generate_pb2_grpc.GenerateServiceServicer, admin_pb2_grpc.
         server = grpc.aio.server()
         generate_pb2_grpc.add_GenerateServiceServicer_to_server(self, server)
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self, server)
-        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        self.address = f"127.0.0.1:{server.add_insecure_port(self.address)}"
         await server.start()
         is_up.set()
         await self._is_over.wait()

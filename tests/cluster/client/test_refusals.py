@@ -116,6 +116,18 @@ async def test_who_asks_what_changes_nothing_is_answered_by_another_ingress(
         assert (await client.status()).model == f"scripted at {second.address}"
 
 
+async def test_an_ingress_that_was_away_is_tried_again_before_a_new_request_fails(first: ScriptedIngress) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as later:
+        address = f"127.0.0.1:{later.getsockname()[1]}"
+    async with GenerateClient([address, first.address]) as client:
+        assert (await client.complete("x")).text == "hello", "the other one"
+        back = ScriptedIngress(address=address)
+        with back.serving():
+            await asyncio.to_thread(first.kill)
+            assert (await client.complete("x")).text == "hello"
+    assert len(back.requests) == 1
+
+
 async def test_closing_the_client_ends_its_streams(first: ScriptedIngress) -> None:
     first.hold_after = 1
     client = GenerateClient(first.address)

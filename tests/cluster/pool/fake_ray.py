@@ -77,6 +77,8 @@ class FakeRay:
         self._loop = asyncio.get_running_loop()
         self.by_name: dict[str, FakeActor] = {}
         self.started: list[str] = []
+        self.options_of: dict[str, dict[str, Any]] = {}
+        """What each was to be started with."""
         for module in ("cluster.pool.ingresses", "cluster.pool.engine_life"):
             monkeypatch.setattr(f"{module}.remote_class", lambda cls, **options: self)
         monkeypatch.setattr(ray, "get_actor", self.get_actor)
@@ -84,6 +86,7 @@ class FakeRay:
         monkeypatch.setattr(ray, "nodes", list)
 
     def options(self, *, name: str, **options: Any) -> _Starter:
+        self.options_of[name] = options
         return _Starter(self, name)
 
     def start(self, name: str, *arguments: Any) -> FakeActor:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import pytest
+import ray
 
 from actors.config import ModelFacts
 from cluster.config import ClusterConfig, IngressConfig
@@ -307,3 +308,37 @@ async def test_a_canary_waits_for_an_ingress_instead_of_blaming_the_engine(world
     async with asyncio.timeout(10):
         await proving
     assert world.thing("raypd-ingress/0/3").proofs == ["decode-0"]
+
+
+async def test_with_one_per_node_nodes_that_come_get_theirs_and_a_lost_nodes_is_not_replaced(
+    world_of: WorldOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = ["node-a", "node-b"]
+
+    def ray_nodes() -> list[dict[str, object]]:
+        place = {"NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "host", "Resources": {}, "Labels": {}}
+        return [{"NodeID": name, "Alive": True, **place} for name in there]
+
+    world = world_of()
+    world.ingresses = Ingresses(
+        ClusterConfig(ingress=IngressConfig(per_node=True), heartbeat_interval_s=1.0, heartbeat_timeout_s=2.0),
+        world.journal,
+        POLICY,
+        HeadProbe(),
+        world._save,
+    )
+    monkeypatch.setattr(ray, "nodes", ray_nodes)
+    await world.ingresses.find_places()
+    await world.up()
+    assert world.states() == [(1, "ready"), (1, "ready")]
+    selectors = [world.ray.options_of[f"raypd-ingress/{number}/1"]["label_selector"] for number in (0, 1)]
+    assert selectors == [{"ray.io/node-id": "node-a"}, {"ray.io/node-id": "node-b"}]
+
+    there[:] = ["node-b", "node-c"]
+    world.ray.by_name["raypd-ingress/0/1"].die()
+    world.ray.by_name["raypd-ingress/1/1"].die()
+    await world.look()
+    assert world.ray.alive == ["raypd-ingress/0/2", "raypd-ingress/1/2"]
+    selectors = [world.ray.options_of[f"raypd-ingress/{number}/2"]["label_selector"] for number in (0, 1)]
+    assert selectors == [{"ray.io/node-id": "node-c"}, {"ray.io/node-id": "node-b"}]
+    assert [one.home for one in world.ingresses.saved()] == ["node-c", "node-b"]
