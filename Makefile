@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CODE := cluster actors kv_transfer tests benchmarks tools
 
-.PHONY: help demo test features check fmt proto slow chaos bench clean
+.PHONY: help demo test features check fmt proto slow soak chaos bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -26,6 +26,9 @@ test: $(READY) ## Run the tests that need neither a GPU nor minutes each
 
 slow: $(READY) ## Run the tests that take minutes
 	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+soak: $(READY) ## Serve mixed load for a minute (RAYPD_SOAK_S), and see that nothing grows
+	@$(BIN)/python -m tests.soak
 
 chaos: $(READY) ## Kill, stop and cut what serves a load (RAYPD_CHAOS_SEED, _FAULTS, _REQUESTS, _RATE)
 	@$(BIN)/python -m tests.chaos $(ARGS)

@@ -1,0 +1,200 @@
+"""Load for a long time, and what it leaves behind.
+
+Engines, two ingresses and their clients are one process, so that whatever grows, grows here. The load comes in rounds;
+after each one everything has to be given back, and the process is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import random
+import threading
+import time
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from cluster.client import GenerateClient
+from cluster.ingress.server import IngressServer
+from kv_transfer.config import KVTransferConfig
+from tests.cluster.serving_setup import make_ingress_server
+from tests.engine_pair import engine_config
+from tests.integration.local_cluster import LocalCluster, local_cluster
+from tests.reference import greedy_tokens, random_prompt
+
+NUM_ROUNDS: Final = 12
+NUM_WARM_ROUNDS: Final = 4
+_NUM_CLIENTS: Final = 8
+_LENGTHS: Final = ((5, 3), (12, 40), (40, 16), (90, 8), (150, 24), (200, 2))
+"""Tokens of a prompt, and of its answer."""
+_NUM_PROMPTS: Final = 3
+"""Of each length."""
+_RESTART_INTERVAL_S: Final = 1.5
+_IDLE_TIMEOUT_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What the process holds while nothing is asked."""
+
+    rss_mib: float
+    num_fds: int
+    num_threads: int
+    num_tasks: int
+
+
+@dataclass(slots=True)
+class SoakResult:
+    """footprints: after each round; counts: of what was done, by its kind"""
+
+    footprints: list[Footprint] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("read", "read slowly", "left", "restart"), 0))
+
+    def mistakes(self) -> list[str]:
+        """What has grown since the warm-up, beyond what is allowed."""
+        before, after = self.footprints[NUM_WARM_ROUNDS - 1], self.footprints[NUM_WARM_ROUNDS:]
+        worst = max(footprint.rss_mib for footprint in after)
+        found = []
+        if worst > 1.02 * before.rss_mib:
+            found.append(f"memory grew by more than 2 %: {before.rss_mib:.1f} -> {worst:.1f} MiB")
+        for name in ("num_fds", "num_threads", "num_tasks"):
+            last = getattr(after[-1], name)
+            if last > getattr(before, name):
+                found.append(f"{name} grew: {getattr(before, name)} -> {last}")
+        return found
+
+
+async def soak(directory: Path, duration_s: float, seed: int = 1) -> SoakResult:
+    """Serve a checkpoint for so long. Raises AssertionError for a wrong token, or what is not given back."""
+    transfer = KVTransferConfig(transport="tcp")
+    config = engine_config(
+        directory, block_size=8, num_blocks=400, max_num_batched_tokens=64, max_num_seqs=32, transfer=transfer
+    )
+    result, rng = SoakResult(), random.Random(seed)
+    # Beforehand: computing them holds this process's event loop up, and silent engines are given up.
+    for num_prompt_tokens, num_tokens in _LENGTHS:
+        for number in range(_NUM_PROMPTS):
+            greedy_tokens(directory, tuple(random_prompt(num_prompt_tokens, seed=number)), num_tokens)
+    async with local_cluster(config) as cluster:
+        doors = _Doors(cluster, result)
+        await doors.open()
+        try:
+            for _ in range(NUM_ROUNDS):
+                await _round(doors, directory, duration_s / NUM_ROUNDS, rng, result)
+                await _until_idle(cluster)
+                result.footprints.append(_measure())
+        finally:
+            await doors.close()
+        for engine in cluster.engines.values():
+            engine.check_integrity()
+    return result
+
+
+class _Doors:
+    """Two ingresses of the cluster, which are cut off and come back at their ports, in turn."""
+
+    def __init__(self, cluster: LocalCluster, result: SoakResult) -> None:
+        self._cluster = cluster
+        self._result = result
+        self._servers: list[IngressServer] = []
+        self._ports: list[int] = []
+
+    @property
+    def addresses(self) -> list[str]:
+        return [f"127.0.0.1:{port}" for port in self._ports]
+
+    async def open(self) -> None:
+        for _ in range(2):
+            server = make_ingress_server(self._cluster.serving)
+            self._ports.append(await server.start())
+            self._servers.append(server)
+
+    async def restart_in_turn(self) -> None:
+        """Until it is cancelled."""
+        number = 0
+        while True:
+            await asyncio.sleep(_RESTART_INTERVAL_S)
+            await asyncio.shield(self._restart(number))
+            number = 1 - number
+
+    async def _restart(self, number: int) -> None:
+        await self._servers[number].drain(grace_s=0)
+        self._servers[number] = make_ingress_server(self._cluster.serving, port=self._ports[number])
+        await self._servers[number].start()
+        self._result.counts["restart"] += 1
+
+    async def close(self) -> None:
+        for server in self._servers:
+            await server.drain(grace_s=0)
+
+
+async def _round(doors: _Doors, directory: Path, duration_s: float, rng: random.Random, result: SoakResult) -> None:
+    end_s = time.monotonic() + duration_s
+    async with GenerateClient(doors.addresses, spread=True) as client:
+        restarting = asyncio.create_task(doors.restart_in_turn())
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(_NUM_CLIENTS):
+                tasks.create_task(_visit_until(end_s, client, directory, random.Random(rng.random()), result))
+        restarting.cancel()
+        await asyncio.gather(restarting, return_exceptions=True)
+
+
+async def _visit_until(
+    end_s: float, client: GenerateClient, directory: Path, rng: random.Random, result: SoakResult
+) -> None:
+    while time.monotonic() < end_s:
+        kind = rng.choice(["read", "read", "read slowly", "left"])
+        await _visit(client, directory, kind, rng)
+        result.counts[kind] += 1
+
+
+async def _visit(client: GenerateClient, directory: Path, kind: str, rng: random.Random) -> None:
+    num_prompt_tokens, num_tokens = rng.choice(_LENGTHS)
+    prompt = random_prompt(num_prompt_tokens, seed=rng.randrange(_NUM_PROMPTS))
+    expected = greedy_tokens(directory, tuple(prompt), num_tokens)
+    token_ids: list[int] = []
+    leaves_after = rng.randrange(num_tokens) if kind == "left" else num_tokens
+    async with aclosing(client.generate(prompt, max_tokens=num_tokens, temperature=0.0, ignore_eos=True)) as responses:
+        async for response in responses:
+            assert response.first_position == len(token_ids) or not response.token_ids
+            token_ids += response.token_ids
+            if kind == "left" and len(token_ids) > leaves_after:
+                break
+            if kind == "read slowly":
+                await asyncio.sleep(rng.uniform(0.0, 0.05))
+    assert token_ids == expected[: len(token_ids)]
+    assert kind == "left" or len(token_ids) == num_tokens
+
+
+async def _until_idle(cluster: LocalCluster) -> None:
+    """Wait until the engines say that every block is free or cached, and no request is left."""
+    async with asyncio.timeout(_IDLE_TIMEOUT_S):
+        while True:
+            stats = [engine.stats for engine in cluster.engines.values()]
+            if all(
+                one.num_free_blocks == one.num_blocks
+                and one.num_held_reqs == one.num_running_reqs == one.num_waiting_reqs == 0
+                and one.num_waiting_for_remote_kvs == 0
+                for one in stats
+            ):
+                break
+            await asyncio.sleep(0.1)
+    assert cluster.serving.num_requests_in_flight == 0
+
+
+def _measure() -> Footprint:
+    gc.collect()
+    # What the allocator keeps for later is no leak.
+    ctypes.CDLL(None).malloc_trim(0)
+    process = psutil.Process()
+    return Footprint(
+        rss_mib=process.memory_info().rss / 2**20,
+        num_fds=process.num_fds(),
+        num_threads=threading.active_count(),
+        num_tasks=len(asyncio.all_tasks()),
+    )
