@@ -211,7 +211,8 @@ def _sweep(config: ClusterConfig) -> int:
 
 
 def _say_ready(config: ClusterConfig, console: Console, cluster: RunningCluster) -> None:
-    http = "".join(f", http://{address}/v1" for address in cluster.http_addresses)
+    scheme = "http" if config.ingress.tls is None else "https"
+    http = "".join(f", {scheme}://{address}/v1" for address in cluster.http_addresses)
     console.print(
         f"[bold green]ready[/] model {config.model_name!r} at {', '.join(cluster.addresses)} (gRPC, raypd.v1){http}  "
         f"prefill {config.prefill.count}, decode {config.decode.count}, both {config.both.count}"
