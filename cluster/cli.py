@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
-from cluster.config import ClusterConfig, load_cluster_config
+from cluster.command_line import ConfigFile as _ConfigFile
+from cluster.command_line import RayAddress as _RayAddress
+from cluster.command_line import fail as _fail
+from cluster.command_line import load as _load
+from cluster.command_line import run as _run
+from cluster.deploy_cli import doctor, manifests
 from cluster.engine_connection import EngineRole
-from cluster.errors import ClusterError, InvalidConfig
+from cluster.errors import InvalidConfig
 
 app = typer.Typer(
     name="raypd",
@@ -20,8 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="Cluster settings, YAML.")]
-_RayAddress = Annotated[str | None, typer.Option("--ray-address", help="host:port of a running Ray cluster.")]
 _Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")]
 _Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
 _WaitTimeout = Annotated[float, typer.Option("--wait-timeout", min=0, help="Seconds to wait for that.")]
@@ -32,9 +35,6 @@ _Params = Annotated[
     list[str] | None,
     typer.Option("--param", "-p", help="A sampling parameter, as name=value: -p top_p=0.9 -p 'stop=[\"\\n\"]'."),
 ]
-
-_INTERRUPTED = 130
-"""By convention: 128 and the signal's number."""
 
 
 @app.callback()
@@ -370,64 +370,8 @@ def demo(
     _run(lambda: run_demo(cluster_config, num_requests, Console()))
 
 
-@app.command()
-def doctor(
-    config: _ConfigFile = None,
-    model: Annotated[str | None, typer.Option(help="Checkpoint directory, Hugging Face format.")] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each engine.")] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="Only: would the model fit on a100, h100, h200, b200 or l40s GPUs?")
-    ] = None,
-    ray_address: _RayAddress = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
-) -> None:
-    """Say what would go wrong on this node, or on every node of a Ray cluster, and what to change."""
-    overrides: dict[str, Any] = {
-        "model": {"model": model},
-        "parallel": {"tensor_parallel_size": tp},
-        "ray": {"address": ray_address},
-    }
-    cluster_config = _load(config, overrides, looks_at_model=False)
-
-    from cluster.doctor_command import examine
-
-    def look() -> None:
-        if not examine(cluster_config, Console(), gpu=gpu, as_json=as_json):
-            sys.exit(1)
-
-    _run(look)
-
-
-@app.command()
-def manifests(
-    files: Annotated[
-        list[Path] | None, typer.Argument(help="With --check: YAML files to check instead; - is standard input.")
-    ] = None,
-    config: _ConfigFile = None,
-    model: Annotated[str | None, typer.Option(help="Checkpoint directory, as the pods see it.")] = None,
-    prefill: Annotated[int | None, typer.Option(help="Number of prefill engines.")] = None,
-    decode: Annotated[int | None, typer.Option(help="Number of decode engines.")] = None,
-    both: Annotated[int | None, typer.Option(help="Number of engines that do both.")] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each engine.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="One for each rank: a100, h100, h200, b200, l40s, or any.")] = None,
-    image: Annotated[str | None, typer.Option(help="repository/raypd:tag.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Of Kubernetes.")] = None,
-    trial: Annotated[bool, typer.Option("--trial", help="A RayJob that runs `raypd demo` on such a cluster.")] = False,
-    kustomize: Annotated[
-        Path | None, typer.Option(help="Write a base and overlays from the raypd.yaml files in this directory.")
-    ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Say what would not work, instead of printing it.")] = False,
-) -> None:
-    """Print a cluster as Kubernetes objects for KubeRay: `raypd manifests … | kubectl apply -f -`."""
-    from cluster import manifests_command
-
-    options = manifests_command.Options(prefill, decode, both, tp, gpu, model, image, namespace)
-    if kustomize is not None:
-        _run(lambda: manifests_command.write_kustomization(kustomize, Console(), only_checks=check))
-    elif files:
-        _run(lambda: manifests_command.check_files(files, Console()))
-    else:
-        _run(lambda: manifests_command.print_manifests(config, options, Console(), is_trial=trial, only_checks=check))
+app.command()(doctor)
+app.command()(manifests)
 
 
 def main() -> None:
@@ -440,13 +384,6 @@ def _path(path: Path | None) -> str | None:
     return None if path is None else str(path.resolve())
 
 
-def _load(path: Path | None, overrides: dict[str, Any], *, looks_at_model: bool = True) -> ClusterConfig:
-    try:
-        return load_cluster_config(path, overrides, looks_at_model=looks_at_model)
-    except InvalidConfig as error:
-        _fail(error, exit_code=2)
-
-
 def _parsed(params: list[str] | None) -> dict[str, Any]:
     from cluster.sampling_words import parse_assignments
 
@@ -454,17 +391,3 @@ def _parsed(params: list[str] | None) -> dict[str, Any]:
         return parse_assignments(params or (), "--param")
     except ValueError as error:
         _fail(InvalidConfig("command line", [str(error)]), exit_code=2)
-
-
-def _run(command: Any) -> None:  # a callable without arguments, whose result nobody needs
-    try:
-        command()
-    except ClusterError as error:
-        _fail(error, exit_code=1)
-    except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
-
-
-def _fail(error: ClusterError, exit_code: int) -> NoReturn:
-    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"raypd: {error}")
-    sys.exit(exit_code)

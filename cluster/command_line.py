@@ -1,0 +1,43 @@
+"""What commands share: options, settings, and how they end."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from cluster.config import ClusterConfig, load_cluster_config
+from cluster.errors import ClusterError, InvalidConfig
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="Cluster settings, YAML.")]
+RayAddress = Annotated[str | None, typer.Option("--ray-address", help="host:port of a running Ray cluster.")]
+
+_INTERRUPTED = 130
+"""By convention: 128 and the signal's number."""
+
+
+def load(path: Path | None, overrides: dict[str, Any], *, looks_at_model: bool = True) -> ClusterConfig:
+    """The settings; ends the process if they cannot be used. See load_cluster_config()."""
+    try:
+        return load_cluster_config(path, overrides, looks_at_model=looks_at_model)
+    except InvalidConfig as error:
+        fail(error, exit_code=2)
+
+
+def run(command: Any) -> None:  # a callable without arguments, whose result nobody needs
+    """Do it; a ClusterError is said, and ends the process."""
+    try:
+        command()
+    except ClusterError as error:
+        fail(error, exit_code=1)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+
+
+def fail(error: ClusterError, exit_code: int) -> NoReturn:
+    """Say it, and end the process."""
+    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"raypd: {error}")
+    sys.exit(exit_code)

@@ -1,0 +1,70 @@
+"""`raypd doctor` and `raypd manifests`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from cluster.command_line import ConfigFile, RayAddress, load, run
+
+
+def doctor(
+    config: ConfigFile = None,
+    model: Annotated[str | None, typer.Option(help="Checkpoint directory, Hugging Face format.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each engine.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Only: would the model fit on a100, h100, h200, b200 or l40s GPUs?")
+    ] = None,
+    ray_address: RayAddress = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Say what would go wrong on this node, or on every node of a Ray cluster, and what to change."""
+    overrides: dict[str, Any] = {
+        "model": {"model": model},
+        "parallel": {"tensor_parallel_size": tp},
+        "ray": {"address": ray_address},
+    }
+    cluster_config = load(config, overrides, looks_at_model=False)
+
+    from cluster.doctor_command import examine
+
+    def look() -> None:
+        if not examine(cluster_config, Console(), gpu=gpu, as_json=as_json):
+            sys.exit(1)
+
+    run(look)
+
+
+def manifests(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="With --check: YAML files to check instead; - is standard input.")
+    ] = None,
+    config: ConfigFile = None,
+    model: Annotated[str | None, typer.Option(help="Checkpoint directory, as the pods see it.")] = None,
+    prefill: Annotated[int | None, typer.Option(help="Number of prefill engines.")] = None,
+    decode: Annotated[int | None, typer.Option(help="Number of decode engines.")] = None,
+    both: Annotated[int | None, typer.Option(help="Number of engines that do both.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each engine.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="One for each rank: a100, h100, h200, b200, l40s, or any.")] = None,
+    image: Annotated[str | None, typer.Option(help="repository/raypd:tag.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Of Kubernetes.")] = None,
+    trial: Annotated[bool, typer.Option("--trial", help="A RayJob that runs `raypd demo` on such a cluster.")] = False,
+    kustomize: Annotated[
+        Path | None, typer.Option(help="Write a base and overlays from the raypd.yaml files in this directory.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Say what would not work, instead of printing it.")] = False,
+) -> None:
+    """Print a cluster as Kubernetes objects for KubeRay: `raypd manifests … | kubectl apply -f -`."""
+    from cluster import manifests_command
+
+    options = manifests_command.Options(prefill, decode, both, tp, gpu, model, image, namespace)
+    if kustomize is not None:
+        run(lambda: manifests_command.write_kustomization(kustomize, Console(), only_checks=check))
+    elif files:
+        run(lambda: manifests_command.check_files(files, Console()))
+    else:
+        run(lambda: manifests_command.print_manifests(config, options, Console(), is_trial=trial, only_checks=check))
