@@ -1,0 +1,102 @@
+"""What does an ingress cost over SSE? `python -m benchmarks.ingress_http`
+
+As benchmarks/ingress.py, through the HTTP door: one ingress process, with a source of tokens in place of engines, and a
+client process that reads lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import time
+from array import array
+from multiprocessing.connection import Connection
+
+from benchmarks.token_source import make_serving
+from cluster.gateway.config import HttpConfig
+from cluster.gateway.server import GatewayServer
+from cluster.status import ClusterView
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--rates", type=float, nargs="+", default=[2000.0, 4000.0])
+    parser.add_argument("--seconds", type=float, default=10.0)
+    options = parser.parse_args()
+    print(f"load averages of this machine, {os.cpu_count()} cores: {os.getloadavg()}")
+    for rate in options.rates:
+        _measure(options.streams, rate, max(3, round(rate * options.seconds / options.streams)))
+
+
+def _measure(num_streams: int, rate: float, num_tokens: int) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, num_streams, rate))
+    process.start()
+    received_s = asyncio.run(_stream(ours.recv(), num_streams, num_tokens))
+    ours.send("over")
+    emitted_s, cpu_s = ours.recv()
+    process.join()
+    # A stream's first token is part of a character's or has no text: events are matched from the end.
+    late_ms = sorted(
+        (received - emitted) * 1000
+        for request_id, times_s in received_s.items()
+        for received, emitted in zip(reversed(times_s), reversed(emitted_s[request_id]), strict=False)
+    )
+    total = sum(map(len, emitted_s.values()))
+    seconds = max(times_s[-1] for times_s in received_s.values()) - min(times_s[0] for times_s in emitted_s.values())
+    p50, p99 = (late_ms[int(fraction * (len(late_ms) - 1))] for fraction in (0.5, 0.99))
+    print(
+        f"{num_streams} streams, {rate:.0f} tokens/s offered: {total / seconds:.0f} tokens/s in "
+        f"{len(late_ms) / seconds:.0f} events/s, {cpu_s / total * 1e6:.0f} us of CPU per token = {total / cpu_s:.0f} "
+        f"tokens/s per core; late by p50 {p50:.2f} ms, p99 {p99:.2f} ms"
+    )
+
+
+async def _stream(port: int, num_streams: int, num_tokens: int) -> dict[str, array[float]]:
+    received_s: dict[str, array[float]] = {}
+
+    async def read(number: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        asked = {"prompt": f"prompt {number}", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
+        body = json.dumps(asked | {"request_id": str(number)}).encode()
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        times_s = received_s[f"cmpl-{number}"] = array("d")
+        while (line := await reader.readline()) and not line.startswith(b"data: [DONE]"):
+            if line.startswith(b"data: "):
+                times_s.append(time.monotonic())
+        writer.close()
+
+    await asyncio.gather(*(read(number) for number in range(num_streams)))
+    return received_s
+
+
+def _serve(pipe: Connection, num_streams: int, rate: float) -> None:
+    asyncio.run(_serve_on_loop(pipe, num_streams, rate))
+
+
+async def _serve_on_loop(pipe: Connection, num_streams: int, rate: float) -> None:
+    serving, source = make_serving(rate, num_streams)
+    server = GatewayServer(serving, _no_view, HttpConfig(port=0), slow_reader_timeout_s=600.0)
+    pipe.send(await server.start())
+    giving = asyncio.create_task(source.run(num_streams))
+    while source.num_unfinished_requests < num_streams:  # noqa: ASYNC110  # a benchmark
+        await asyncio.sleep(0.01)
+    began_s = time.process_time()
+    await asyncio.to_thread(pipe.recv)
+    cpu_s = time.process_time() - began_s
+    giving.cancel()
+    await server.drain(0)
+    pipe.send((source.emitted_s, cpu_s))
+
+
+async def _no_view() -> ClusterView:
+    raise AssertionError("nobody asks for it")
+
+
+if __name__ == "__main__":
+    main()
