@@ -65,6 +65,7 @@ class FakeEngine:
         logprobs: list[TokenLogprobs] | None = None,
         timings: RequestTimings | None = None,
         pooling_output: list[float] | None = None,
+        is_stranded: bool = False,
     ) -> None:
         """One output of a request; a string stands for its bytes' tokens."""
         output = EngineCoreOutput(
@@ -79,6 +80,7 @@ class FakeEngine:
             logprobs=logprobs,
             timings=timings,
             pooling_output=pooling_output,
+            is_stranded=is_stranded,
         )
         if (queue := self._streams.get(request.request_id)) is None:
             return

@@ -254,3 +254,28 @@ async def test_a_client_that_leaves_while_its_request_waits_leaves_nothing_behin
     await asyncio.gather(answer, return_exceptions=True)
     assert cluster.serving.num_requests_in_flight == 0
     assert cluster.prefill.num_unfinished_requests == 0
+
+
+async def test_a_request_that_its_decode_engine_gives_back_goes_on_however_often() -> None:
+    cluster = make_cluster(num_decodes=1, policy=RecoveryPolicy(max_attempts=2, engine_timeout_s=30.0))
+    decode = cluster.decodes[0]
+    answer = asyncio.create_task(collect(cluster.serving.generate(HELLO)))
+    for position, letter in enumerate("abcd"):
+        producer, consumer = await cluster.prefill.next_request(), await decode.next_request()
+        assert consumer.output_token_ids == list(b"abcd"[:position])
+        cluster.prefill.send(producer, position, letter, handed_over=True)
+        await settle()
+        decode.send(consumer, position + 1, "", finish_reason=FinishReason.ERROR, is_stranded=True)
+    producer, consumer = await cluster.prefill.next_request(), await decode.next_request()
+    cluster.prefill.send(producer, 4, "e", finish_reason=LENGTH)
+    assert text_of(await answer) == "abcde"
+
+
+async def test_a_request_that_is_given_back_without_a_token_is_given_up_in_the_end() -> None:
+    cluster = make_cluster(num_decodes=1, policy=RecoveryPolicy(max_attempts=2, engine_timeout_s=30.0))
+    answer = asyncio.create_task(collect(cluster.serving.generate(HELLO)))
+    for _ in range(2):
+        consumer = await cluster.decodes[0].next_request()
+        cluster.decodes[0].send(consumer, 0, "", finish_reason=FinishReason.ERROR, is_stranded=True)
+    with pytest.raises(EngineFailed):
+        await answer
