@@ -55,7 +55,17 @@ def test_a_token_says_who_calls(path: Path) -> None:
         "Bearer \udcff",
         b"Bearer \xff\x00",
     ],
-    ids=["none", "empty", "no token", "a space", "another scheme", "no scheme", "too long", "a half character", "bytes"],
+    ids=[
+        "none",
+        "empty",
+        "no token",
+        "a space",
+        "another scheme",
+        "no scheme",
+        "too long",
+        "a half character",
+        "bytes",
+    ],
 )
 def test_whoever_has_no_token_is_refused_with_what_to_do(path: Path, authorization: str | bytes | None) -> None:
     access = AccessControl(Tokens(write(path, entry())))
