@@ -25,7 +25,7 @@ from cluster.engine_connection import EngineRole
 from cluster.errors import CannotPlace, CannotStart, InvalidConfig, UnknownNode
 from cluster.model_check import find_model_mistakes
 from cluster.pool.adapters import Adapters
-from cluster.pool.engine_life import EngineLife
+from cluster.pool.engine_views import engine_views
 from cluster.pool.fleet import Fleet
 from cluster.pool.ingresses import Ingresses
 from cluster.pool.journal import Journal
@@ -36,13 +36,12 @@ from cluster.pool.placement import Node, alive_nodes
 from cluster.pool.ray_calls import HeadProbe
 from cluster.pool.reconciler import EngineState, RestartPolicy, reconcile, scaled_slots, wanted_slots
 from cluster.pool.saved_state import SavedState, StateStore
-from cluster.status import ControllerView, EngineView
+from cluster.status import ControllerView
 
 logger = logging.getLogger(__name__)
 
 _DRIVER_TIMEOUT_S: Final = 15.0
 _LAST_WORD_S: Final = 1.0
-_MISSING_TIMEOUT_S: Final = 1.0
 
 
 class Controller:
@@ -216,27 +215,8 @@ class Controller:
     async def status(self) -> ControllerView:
         """Every engine and ingress as of the last look at it, every slot in quarantine, and what was decided lately."""
         await self._settle()
-        now_s = time.time()
-        engines = []
-        for engine in self._fleet:
-            is_pending = engine.state is EngineState.PENDING
-            missing = await self._missing(engine) if is_pending else ""
-            engines.append(engine.view(self._fleet.history(engine.slot).last_error, missing))
-        filled = {engine.slot for engine in self._fleet}
-        for slot in self._wanted:
-            history = self._fleet.history(slot)
-            if slot not in filled:
-                state = "quarantined" if history.is_quarantined(now_s, self._policy) else "waiting"
-                incarnation = history.last_incarnation
-                engines.append(EngineView(slot.engine_id, incarnation, slot.role.value, state, "", history.last_error))
-        return ControllerView(tuple(engines), self._journal.decisions, self._ingresses.views())
-
-    async def _missing(self, engine: EngineLife) -> str:
-        try:
-            async with asyncio.timeout(_MISSING_TIMEOUT_S):
-                return await asyncio.to_thread(engine.missing)
-        except (TimeoutError, RayError):
-            return "Ray's head does not answer"
+        engines = await engine_views(self._fleet, self._wanted, self._policy, time.time())
+        return ControllerView(engines, self._journal.decisions, self._ingresses.views())
 
     async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
         """Want so many engines of these roles from now on; returns the ids of all that are wanted then."""
