@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -114,6 +115,8 @@ def head() -> Iterator[RayHead]:
         yield cluster
     finally:
         cluster.stop()
+        # A pip environment in it is as large as Ray's own.
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _wait_for(head: RayHead, job: str, pattern: str, timeout_s: float) -> re.Match[str]:
