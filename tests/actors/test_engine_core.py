@@ -142,7 +142,8 @@ class BlockingWorker:
     """A worker whose step lasts until the test lets it go."""
 
     kv_transport = ""
-    pairing = None
+    pairing = pooling = prompt_embeds_size = None
+    generates = True
 
     def __init__(self) -> None:
         self.may_go = threading.Event()

@@ -141,7 +141,7 @@ async def test_a_long_prompt_is_tokenized_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("prompt", "field", "said"),
     [
-        (None, "prompt", "one of text, token_ids and chat"),
+        (None, "prompt", "one of text, token_ids, chat and prompt_embeds"),
         (TextPrompt(""), "text", "at least one character"),
         (TextPrompt("x" * 32), "text", "32 tokens long; allowed: fewer than the context's 32"),
         (TextPrompt("x" * 101), "text", "101 characters long; allowed: at most 100"),
