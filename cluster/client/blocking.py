@@ -12,7 +12,7 @@ from cluster.client.answers import Answer
 from cluster.client.client import GenerateClient
 from cluster.client.credentials import Credentials
 from cluster.client.errors import ClientClosed
-from cluster.client.loop_thread import LoopThread
+from cluster.client.loop_thread import LoopClosed, LoopThread
 from cluster.client.options import ChatTurn, Options, Prompt
 from cluster.client.vectors import EmbedOptions, HeadOptions, Prompts
 from cluster.ingress.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
@@ -195,9 +195,16 @@ class BlockingClient:
         async def next_item() -> _T | None:
             return await anext(items, None)
 
+        has_begun = False
         try:
             while (item := self._run(next_item())) is not None:
+                has_begun = True
                 yield item
+        except LoopClosed:
+            # Its answer ends like that of who waits for one just then.
+            if has_begun:
+                raise ClientClosed from None
+            raise
         finally:
             self._thread.finish(items.aclose())
 

@@ -16,6 +16,10 @@ _END_TIMEOUT_S: Final = 5.0
 """For what was cancelled to come to its end."""
 
 
+class LoopClosed(RuntimeError):
+    """Nothing runs on this thread any more."""
+
+
 class LoopThread:
     """run() may be called from any thread, also from several at once.
 
@@ -34,7 +38,7 @@ class LoopThread:
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run it, and return or raise what it does. KeyboardInterrupt cancels it first.
 
-        Raises RuntimeError once the thread is closed, concurrent.futures.CancelledError if that happens meanwhile.
+        Raises LoopClosed once the thread is closed, concurrent.futures.CancelledError if that happens meanwhile.
         """
         if threading.current_thread() is self._thread:
             coroutine.close()
@@ -57,7 +61,7 @@ class LoopThread:
             with self._lock:
                 if self._is_closed:
                     coroutine.close()
-                    raise RuntimeError("the client is closed")
+                    raise LoopClosed("the client is closed")
                 self._loop.call_soon_threadsafe(begin)
             return result.result()
         except BaseException as error:

@@ -25,10 +25,13 @@ class Engine:
         self.hub = RankHub("127.0.0.1", num_further_ranks, timeout_s, self.woke.set)
         self.ranks: dict[int, RankConnection] = {}
 
-    def call(self, rank: int, secret: bytes | None = None) -> None:
+    def dial(self, rank: int) -> RankConnection:
         connection = RankConnection(socket.create_connection(self.hub.address, TIMEOUT_S), TIMEOUT_S)
         self.ranks[rank] = connection
-        connection.introduce(secret or self.hub.secret, rank, TIMEOUT_S)
+        return connection
+
+    def call(self, rank: int) -> None:
+        self.dial(rank).introduce(self.hub.secret, rank, TIMEOUT_S)
 
     def gather(self, *ranks: int) -> None:
         callers = [threading.Thread(target=self.call, args=(rank,)) for rank in ranks]
@@ -108,10 +111,12 @@ def test_a_silent_rank_is_waited_for_up_to_the_deadline() -> None:
 
 def test_strangers_are_turned_away_before_anything_of_theirs_is_unpickled(engine: Engine) -> None:
     failures: list[str] = []
+    # It stands before the ranks in the queue: the hub listens to nobody once it has them.
+    connection = engine.dial(9)
 
     def intrude() -> None:
         try:
-            engine.call(9, secret=b"guessed")
+            connection.introduce(b"guessed", 9, TIMEOUT_S)
         except RankLost as error:
             failures.append(str(error))
 

@@ -112,7 +112,7 @@ async def two_models(tmp_path: Path, checkpoint: Callable[[str], Path]) -> Async
     try:
         await models.start(1)
         await models.let_in(1)
-        port = await process.start(models.engines[1][EngineRole.DECODE][1].facts)
+        port = (await process.start(models.engines[1][EngineRole.DECODE][1].facts)).grpc
         yield models, f"127.0.0.1:{port}"
     finally:
         await process.drain(0)

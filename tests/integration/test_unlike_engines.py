@@ -61,7 +61,7 @@ async def fleet(directory: Path, **checksums: bool) -> AsyncIterator[tuple[Fleet
         for name, checksum in checksums.items():
             await engines.start(name.replace("_", "-"), checksum=checksum)
         await engines.serve(*engines.engines)
-        port = await process.start(next(iter(engines.engines.values())).facts)
+        port = (await process.start(next(iter(engines.engines.values())).facts)).grpc
         async with GenerateClient(f"127.0.0.1:{port}") as client:
             yield engines, client
     finally:

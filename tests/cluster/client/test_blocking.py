@@ -132,7 +132,7 @@ def test_a_closed_client_says_so(client: BlockingClient) -> None:
     client.close()
     with pytest.raises(RuntimeError, match="the client is closed"):
         client.status()
-    with pytest.raises(RuntimeError, match="the client is closed"):
+    with pytest.raises(CallFailed, match="the client was closed"):
         next(responses)
 
 
