@@ -18,7 +18,8 @@ with the same request where nothing happens to it, and that with transformers' l
 
 - **P only**: a cluster of one prefill engine. **D only**: of one decode engine. **handed over**: prefill on one engine,
   decode on another.
-- **preempted**: handed over, then preempted up to three times with all that the engine had cached forgotten.
+- **preempted**: handed over, then preempted up to three times with all that the engine had cached forgotten. Prompts of
+  which a vector is wanted are preempted on the prefill engine, which alone computes them.
 - **resumed after a crash**: the engine that a request is on dies in the middle of the output, and another goes on.
 - **with overlap**: handed over, while both engines schedule a step before the last one has ended.
 

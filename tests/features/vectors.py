@@ -1,4 +1,4 @@
-"""Embeddings and classes as rows of the table. Prefill engines alone give them: nothing is handed over or resumed."""
+"""Embeddings and classes as rows of the table. Prefill engines alone give them: nothing is handed over."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EMBEDDINGS: Final[dict[Pooling, str]] = {
     "cls": "embeddings: first token, not normalized",
 }
 CLASSES: Final = "classification heads"
-_SCENARIOS: Final = frozenset({Scenario.PREFILL_ONLY, Scenario.RESUMED, Scenario.OVERLAPPED})
+_SCENARIOS: Final = frozenset({Scenario.PREFILL_ONLY, Scenario.PREEMPTED, Scenario.RESUMED, Scenario.OVERLAPPED})
 _PROMPTS: Final = [random_prompt(20 + 15 * index, seed=index) for index in range(3)]
 _INPUTS: Final = [TokenPrompt(prompt) for prompt in _PROMPTS]
 

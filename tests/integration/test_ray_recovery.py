@@ -14,7 +14,7 @@ from cluster.client import GenerateClient
 from tests.integration.served import ServeProcess
 from tests.reference import greedy_tokens, random_prompt
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 
 _NUM_TOKENS = 100
 _NUM_REQUESTS = 8

@@ -10,7 +10,7 @@ import pytest
 
 from actors.config import SpeculativeConfig
 from actors.core.sampling_params import SamplingParams
-from actors.core.stats import SpecDecodingStats
+from actors.core.stats import SchedulerStats, SpecDecodingStats
 from tests.actors.speculation import EAGER, ProposerMaker, always_right, always_wrong, proposing, right_by_chance
 from tests.checkpoints import EOS_TOKEN_ID
 from tests.engine_pair import Answer, EnginePair, engine_config
@@ -19,6 +19,7 @@ from tests.structured import KINDS, compiling_in_process, constrained_tokens
 
 CheckpointOf = Callable[[str], Path]
 NUM_TOKENS = 80
+_MAX_TRIES = 5
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
 PROMPTS = {name: random_prompt(20 + index, seed=index) for index, name in enumerate([*KINDS, "free"])}
 
@@ -37,7 +38,24 @@ def answer_all(
     num_blocks: int = 64,
     params: SamplingParams = GREEDY,
 ) -> tuple[dict[str, Answer], SpecDecodingStats | None]:
-    """Hand a request of each form over, and return the answers and what D's guesses were worth."""
+    """Hand a request of each form over, and return the answers and what D's guesses were worth.
+
+    With few blocks, until some were preempted: on a busy machine one may be over before the next one has come.
+    """
+    for _ in range(_MAX_TRIES):
+        answers, stats = _answer_all_once(directory, speculative, proposer, num_blocks, params)
+        if (stats.num_preemptions > 0) == (num_blocks < 64):
+            return answers, stats.spec_decoding_stats
+    raise AssertionError(f"{stats.num_preemptions} requests were preempted")
+
+
+def _answer_all_once(
+    directory: Path,
+    speculative: SpeculativeConfig | None,
+    proposer: ProposerMaker | None,
+    num_blocks: int,
+    params: SamplingParams,
+) -> tuple[dict[str, Answer], SchedulerStats]:
     prefill = engine_config(directory, block_size=8)
     decode = engine_config(directory, block_size=8, num_blocks=num_blocks)
     decode = decode.model_copy(update={"scheduler": decode.scheduler.model_copy(update={"speculative": speculative})})
@@ -47,9 +65,8 @@ def answer_all(
             pair.hand_over(name, prompt, replace(params, structured_output=kind, ignore_eos=kind is None))
         pair.run()
         stats = pair.engines["decode"].make_stats()
-        assert (stats.num_preemptions > 0) == (num_blocks < 64)
         pair.assert_whole()
-        return pair.answers, stats.spec_decoding_stats
+        return pair.answers, stats
 
 
 @pytest.mark.parametrize("num_blocks", [17, 64])
