@@ -21,6 +21,7 @@ from kv_transfer.config import KVTransferConfig
 from tests.checkpoints import make_checkpoint
 from tests.cluster.serving_setup import make_ingress_server
 from tests.engine_pair import engine_config
+from tests.integration.idle_engines import until_all_idle
 from tests.integration.local_cluster import local_cluster
 from tests.integration.promises import token_ids_of
 from tests.integration.recovering_cluster import collect, recovering_cluster
@@ -56,6 +57,7 @@ async def test_a_cluster_embeds_while_it_answers_and_its_decode_engine_has_no_pa
         for prompt, vector in zip(PROMPTS, result.embeddings, strict=True):
             assert vector == pytest.approx(embedding_of(directory, prompt, "mean"), abs=2e-5)
         assert result.usage.num_prompt_tokens == sum(map(len, PROMPTS))
+        await until_all_idle(cluster.engines.values())
         assert cluster.engines["decode-0"].stats.num_prompt_tokens_computed == 0
         scores = await cluster.serving.score(ScoreRequest(query=tokens(PROMPTS[0]), documents=[tokens(PROMPTS[0])]))
         assert scores.scores == pytest.approx([1.0])

@@ -21,6 +21,7 @@ from cluster.pool.membership import Membership
 from kv_transfer.config import KVTransferConfig
 from tests.cluster.serving_setup import FakeAdmin
 from tests.engine_pair import engine_config
+from tests.integration.idle_engines import until_all_idle
 from tests.reference import greedy_tokens, random_prompt
 
 pytestmark = pytest.mark.timeout(60)
@@ -84,6 +85,7 @@ async def test_requests_go_to_engines_that_can_hand_over_and_status_names_those_
         async with asyncio.timeout(_TIMEOUT_S):
             answers = await asyncio.gather(*(tokens_of(client, prompt) for prompt in prompts))
         status = await client.status()
+        await until_all_idle(engines.engines.values())
         computed = {name: engine.stats.num_prompt_tokens_computed for name, engine in engines.engines.items()}
         transfers = [engine.stats.transfer_stats for engine in engines.engines.values()]
 
