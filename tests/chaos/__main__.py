@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cluster.config import DEMO_MODEL
 from tests.chaos.answers import learn_answers
 from tests.chaos.chaos_run import Chaos, chaos_cluster, check_report, possible_kinds, run_chaos
-from tests.chaos.faults import FaultKind
+from tests.chaos.faults import FaultKind, Fleet
 from tests.chaos.visits import draw_questions
 from tests.checkpoints import make_checkpoint
 
@@ -30,6 +31,9 @@ def run(
     delay: Annotated[float, typer.Option(help="Mean seconds between the end of a fault and the next.")] = 1.5,
     questions: Annotated[int, typer.Option(help="That differ; every request asks one of them.")] = 24,
     only: Annotated[list[FaultKind] | None, typer.Option(help="Kinds of faults; default: all.")] = None,
+    prefill: Annotated[int, typer.Option(envvar="RAYPD_CHAOS_PREFILL", help="Prefill engines.")] = 2,
+    decode: Annotated[int, typer.Option(envvar="RAYPD_CHAOS_DECODE", help="Decode engines.")] = 2,
+    demo_model: Annotated[bool, typer.Option(help="Instead of the tests' small Llama.")] = False,
     report_file: Annotated[Path, typer.Option(help="Where the report goes, as JSON.")] = Path("build/chaos.json"),
 ) -> None:
     """Serve under load and under fire; exit 0 if nothing was lost, changed, hung or left behind."""
@@ -38,11 +42,12 @@ def run(
     kinds, why_not = possible_kinds()
     if why_not:
         console.print(f"without cuts: {why_not}")
-    chaos = Chaos(seed, requests, faults, rate, delay, kinds=kinds & frozenset(only or FaultKind))
+    fleet = Fleet(prefill, decode)
+    chaos = Chaos(seed, requests, faults, rate, delay, fleet, kinds=kinds & frozenset(only or FaultKind))
     with tempfile.TemporaryDirectory(prefix="raypd-chaos-") as directory:
-        model_directory = make_checkpoint("llama", Path(directory) / "llama")
+        model_directory = DEMO_MODEL if demo_model else make_checkpoint("llama", Path(directory) / "llama")
         asked = learn_answers(draw_questions(seed, questions), model_directory)
-        with chaos_cluster(model_directory, Path(directory)) as (address, processes):
+        with chaos_cluster(model_directory, Path(directory), fleet) as (address, processes):
             report = asyncio.run(run_chaos(chaos, asked, address, processes, console.print))
             report_file.parent.mkdir(parents=True, exist_ok=True)
             report.write(report_file)

@@ -14,7 +14,7 @@ import psutil
 
 from cluster.ingress.protos.raypd.v1 import admin_pb2
 from tests.chaos.cuts import cut_local_links, cut_tcp
-from tests.chaos.faults import DEATHS, ENGINE_IDS, HEARTBEAT_TIMEOUT_S, Fault, FaultKind
+from tests.chaos.faults import DEATHS, HEARTBEAT_TIMEOUT_S, Fault, FaultKind
 from tests.chaos.processes import CONTROLLER, INGRESS, MarkedProcesses
 from tests.chaos.watch import StatusWatch
 
@@ -73,8 +73,9 @@ class Assault:
 
     async def _hit_an_engine(self, fault: Fault) -> FaultRecord:
         """The one that is meant; if it has nothing to hit and any other will do, the next one that has."""
-        start = ENGINE_IDS.index(fault.engine_id)
-        for engine_id in ENGINE_IDS[start:] + ENGINE_IDS[:start]:
+        engine_ids = self._watch.engine_ids
+        start = engine_ids.index(fault.engine_id)
+        for engine_id in engine_ids[start:] + engine_ids[:start]:
             record = await self._hit_engine(fault, engine_id)
             if record.num_hit or fault.needs_calm:
                 break
@@ -130,7 +131,7 @@ class Assault:
 
     def _others(self, engine_id: str) -> Iterator[tuple[int, psutil.Process]]:
         """Port and process of every other engine that is there."""
-        for other in ENGINE_IDS:
+        for other in self._watch.engine_ids:
             with contextlib.suppress(LookupError, psutil.NoSuchProcess):
                 address = self._watch.engine(other).address
                 process = self._processes.engine_at(address)

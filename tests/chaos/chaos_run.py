@@ -1,4 +1,4 @@
-"""One run: a 2P+2D cluster, clients, faults, and what has to hold during and after it."""
+"""One run: a cluster, clients, faults, and what has to hold during and after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.chaos.answers import Asked
 from tests.chaos.assault import Assault
 from tests.chaos.clients import FAULTS_OF_OURS, Clients
 from tests.chaos.cuts import CannotCut, check_can_cut
-from tests.chaos.faults import CUTS, ENGINE_TIMEOUT_S, HEARTBEAT_TIMEOUT_S, FaultKind, draw_faults
+from tests.chaos.faults import CUTS, ENGINE_TIMEOUT_S, HEARTBEAT_TIMEOUT_S, TWO_AND_TWO, FaultKind, Fleet, draw_faults
 from tests.chaos.processes import CONTROLLER, ENGINE, INGRESS, MarkedProcesses
 from tests.chaos.ray_head import RayHead
 from tests.chaos.report import ChaosReport, make_report
@@ -42,11 +42,14 @@ class Chaos:
     num_faults: int
     requests_per_s: float = 5.0
     mean_delay_s: float = 1.5
+    fleet: Fleet = TWO_AND_TWO
     kinds: Collection[FaultKind] = field(default_factory=lambda: frozenset(FaultKind))
 
 
 @contextmanager
-def chaos_cluster(model_directory: Path, directory: Path) -> Iterator[tuple[str, MarkedProcesses]]:
+def chaos_cluster(
+    model_directory: Path, directory: Path, fleet: Fleet = TWO_AND_TWO
+) -> Iterator[tuple[str, MarkedProcesses]]:
     """A cluster's address, and its processes. At the end nothing may be left of it. Raises AssertionError.
 
     directory: for its configuration
@@ -56,7 +59,7 @@ def chaos_cluster(model_directory: Path, directory: Path) -> Iterator[tuple[str,
     head, has_gone_well = RayHead(4, processes.environment), False
     try:
         head.wait_until_up()
-        serve = ServeProcess(_config(model_directory, head.address), directory, environment=head.environment)
+        serve = ServeProcess(_config(model_directory, head.address, fleet), directory, environment=head.environment)
         try:
             address = serve.wait_until_ready()
             memory_files |= processes.memory_files()
@@ -88,9 +91,9 @@ async def run_chaos(
 
     say: is told of every fault, in words
     """
-    faults = draw_faults(chaos.seed, chaos.num_faults, chaos.mean_delay_s, chaos.kinds)
+    faults = draw_faults(chaos.seed, chaos.num_faults, chaos.mean_delay_s, chaos.kinds, chaos.fleet.engine_ids)
     visits = draw_visits(chaos.seed, chaos.requests_per_s, len(asked))
-    watch, is_over = StatusWatch(address), asyncio.Event()
+    watch, is_over = StatusWatch(address, chaos.fleet.engine_ids), asyncio.Event()
     assault = Assault(processes, watch, say)
     async with watch.watching(), GenerateClient(address) as client:
         started_s = time.monotonic()
@@ -103,7 +106,7 @@ async def run_chaos(
             is_over.set()
         duration_s = time.monotonic() - started_s
         await watch.until_idle(_IDLE_TIMEOUT_S)
-    return make_report(chaos.seed, duration_s, assault.records, clients.results, watch)
+    return make_report(str(chaos.fleet), chaos.seed, duration_s, assault.records, clients.results, watch)
 
 
 def check_report(report: ChaosReport) -> None:
@@ -121,14 +124,14 @@ def possible_kinds() -> tuple[frozenset[FaultKind], str]:
     return frozenset(FaultKind), ""
 
 
-def _config(model_directory: Path, ray_address: str) -> dict[str, object]:
+def _config(model_directory: Path, ray_address: str, fleet: Fleet) -> dict[str, object]:
     return {
         "model": {"model": str(model_directory), "dtype": "float32"},
         "cache": {"num_blocks": 256},
         "scheduler": {"max_num_batched_tokens": 48, "max_num_seqs": 32},
         "parallel": {"num_threads": 1},
-        "prefill": {"count": 2, "num_cpus": 0.5},
-        "decode": {"count": 2, "num_cpus": 0.5},
+        "prefill": {"count": fleet.num_prefill, "num_cpus": 0.5},
+        "decode": {"count": fleet.num_decode, "num_cpus": 0.5},
         "ingress": {"engine_timeout_s": ENGINE_TIMEOUT_S},
         "kv_transfer": {"connect_timeout_s": 3.0, "chunk_timeout_s": 3.0, "handoff_timeout_s": 20.0},
         # Whoever dies as often as here would be quarantined.

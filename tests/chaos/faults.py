@@ -6,12 +6,11 @@ What a fault does from outside is in assault.py.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-ENGINE_IDS: Final = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 ENGINE_TIMEOUT_S: Final = 2.0
 """The cluster's ingress.engine_timeout_s."""
 HEARTBEAT_TIMEOUT_S: Final = 6.0
@@ -61,6 +60,26 @@ _WEIGHTS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class Fleet:
+    """How many engines of each role the cluster has."""
+
+    num_prefill: int
+    num_decode: int
+
+    @property
+    def engine_ids(self) -> tuple[str, ...]:
+        """Prefill engines first."""
+        counts = {"prefill": self.num_prefill, "decode": self.num_decode}
+        return tuple(f"{role}-{number}" for role, count in counts.items() for number in range(count))
+
+    def __str__(self) -> str:
+        return f"{self.num_prefill}P+{self.num_decode}D"
+
+
+TWO_AND_TWO: Final = Fleet(2, 2)
+
+
+@dataclass(frozen=True, slots=True)
 class Fault:
     """One fault.
 
@@ -80,22 +99,24 @@ class Fault:
         return self.kind in NEED_CALM
 
 
-def draw_faults(seed: int, num_faults: int, mean_delay_s: float, kinds: Collection[FaultKind]) -> list[Fault]:
+def draw_faults(
+    seed: int, num_faults: int, mean_delay_s: float, kinds: Collection[FaultKind], engine_ids: Sequence[str]
+) -> list[Fault]:
     """So many faults, each kind at least once if there are enough, in an order of the seed's."""
     rng = random.Random(f"faults {seed}")
     allowed = [kind for kind in FaultKind if kind in kinds]
     drawn = rng.sample(allowed, min(num_faults, len(allowed)))
     drawn += rng.choices(allowed, [_WEIGHTS[kind] for kind in allowed], k=num_faults - len(drawn))
     rng.shuffle(drawn)
-    return [_draw_fault(rng, kind, mean_delay_s) for kind in drawn]
+    return [_draw_fault(rng, kind, mean_delay_s, engine_ids) for kind in drawn]
 
 
-def _draw_fault(rng: random.Random, kind: FaultKind, mean_delay_s: float) -> Fault:
+def _draw_fault(rng: random.Random, kind: FaultKind, mean_delay_s: float, engine_ids: Sequence[str]) -> Fault:
     delay_s = rng.uniform(0.5, 1.5) * mean_delay_s
     if kind in {FaultKind.KILL_CONTROLLER, FaultKind.KILL_INGRESS}:
         return Fault(kind, "", delay_s)
     role = {FaultKind.KILL_PREFILL: "prefill", FaultKind.KILL_DECODE: "decode"}.get(kind, "")
-    engine_id = rng.choice([engine_id for engine_id in ENGINE_IDS if engine_id.startswith(role)])
+    engine_id = rng.choice([engine_id for engine_id in engine_ids if engine_id.startswith(role)])
     if kind is FaultKind.SHORT_STOP:
         return Fault(kind, engine_id, delay_s, rng.uniform(0.05, 0.6) * ENGINE_TIMEOUT_S)
     if kind is FaultKind.LONG_STOP:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,11 +36,13 @@ class ChaosReport:
     outcomes:          of requests
     num_affected:      requests that were on an engine when it was lost, or were seen in a second attempt, or resumed
     pauses:            the longest pause of each of these
+    pauses_by_kind:    the longest pause of each request that was on the engine which the fault hit, by kind of fault
     recomputed_tokens: whose KV was computed for the last attempt of each of these
     replacements:      from an engine's death, or its stop, to its next life's being ready
     errors:            of requests that ended as none may
     """
 
+    fleet: str
     seed: int
     duration_s: float
     faults: dict[str, int]
@@ -48,13 +50,14 @@ class ChaosReport:
     outcomes: dict[str, int]
     num_affected: int
     pauses: Quantiles
+    pauses_by_kind: dict[str, Quantiles]
     recomputed_tokens: int
     replacements: Quantiles
     errors: tuple[str, ...]
 
     def show(self, console: Console) -> None:
         """As a table."""
-        table = Table(title=f"chaos with seed {self.seed}, {self.duration_s:.0f} s", show_header=False)
+        table = Table(title=f"chaos on {self.fleet} with seed {self.seed}, {self.duration_s:.0f} s", show_header=False)
         table.add_section()
         for kind, count in self.faults.items():
             table.add_row(kind, str(count))
@@ -65,6 +68,8 @@ class ChaosReport:
         table.add_section()
         table.add_row("requests affected", str(self.num_affected))
         table.add_row("longest pause of an affected request", _cell(self.pauses))
+        for kind, pauses in self.pauses_by_kind.items():
+            table.add_row(f"… on the engine of: {kind}", _cell(pauses))
         table.add_row("tokens computed again", str(self.recomputed_tokens))
         table.add_row("from an engine's death to its next life's being ready", _cell(self.replacements))
         console.print(table)
@@ -77,7 +82,12 @@ class ChaosReport:
 
 
 def make_report(
-    seed: int, duration_s: float, records: Sequence[FaultRecord], results: Sequence[VisitResult], watch: StatusWatch
+    fleet: str,
+    seed: int,
+    duration_s: float,
+    records: Sequence[FaultRecord],
+    results: Sequence[VisitResult],
+    watch: StatusWatch,
 ) -> ChaosReport:
     """Put together what assault, clients and watch have seen."""
     hit = frozenset[str]().union(*(record.request_ids for record in records if record.fault.kind in ENDS_ATTEMPTS))
@@ -90,6 +100,7 @@ def make_report(
         if (ready_s := watch.ready_since.get((record.engine_id, record.incarnation + 1))) is not None
     ]
     return ChaosReport(
+        fleet=fleet,
         seed=seed,
         duration_s=duration_s,
         faults=dict(sorted(Counter(record.fault.kind.value for record in records if record.num_hit).items())),
@@ -97,10 +108,21 @@ def make_report(
         outcomes={outcome.value: outcomes[outcome] for outcome in Outcome},
         num_affected=len(affected),
         pauses=_quantiles([result.longest_pause_s for result in affected]),
+        pauses_by_kind=_pauses_by_kind(records, results),
         recomputed_tokens=sum(result.num_computed_tokens for result in affected),
         replacements=_quantiles(replacements),
         errors=tuple(f"{result.request_id}: {result.outcome}: {result.error}" for result in results if result.error),
     )
+
+
+def _pauses_by_kind(records: Sequence[FaultRecord], results: Sequence[VisitResult]) -> dict[str, Quantiles]:
+    longest_s = {result.request_id: result.longest_pause_s for result in results}
+    pauses: defaultdict[str, list[float]] = defaultdict(list)
+    for record in records:
+        pauses[record.fault.kind.value] += [
+            longest_s[request_id] for request_id in record.request_ids & longest_s.keys()
+        ]
+    return {kind: _quantiles(seconds) for kind, seconds in sorted(pauses.items()) if seconds}
 
 
 def _quantiles(seconds: Sequence[float]) -> Quantiles:

@@ -10,34 +10,37 @@ import pytest
 import torch
 
 from tests.chaos.answers import draw_by, learn_answers
-from tests.chaos.faults import ENGINE_IDS, FaultKind, draw_faults
+from tests.chaos.faults import TWO_AND_TWO, FaultKind, Fleet, draw_faults
 from tests.chaos.visits import TEMPERATURE, draw_questions, draw_visits
 from tests.reference import load_model
 
 ALL = frozenset(FaultKind)
+ENGINE_IDS = TWO_AND_TWO.engine_ids
 
 
 def test_a_seed_draws_the_same_again() -> None:
-    assert draw_faults(7, 50, 1.0, ALL) == draw_faults(7, 50, 1.0, ALL) != draw_faults(8, 50, 1.0, ALL)
+    assert draw_faults(7, 50, 1.0, ALL, ENGINE_IDS) == draw_faults(7, 50, 1.0, ALL, ENGINE_IDS)
+    assert draw_faults(7, 50, 1.0, ALL, ENGINE_IDS) != draw_faults(8, 50, 1.0, ALL, ENGINE_IDS)
     assert draw_questions(7, 20) == draw_questions(7, 20) != draw_questions(8, 20)
     first, again, other = (list(islice(draw_visits(seed, 5.0, 20), 50)) for seed in (7, 7, 8))
     assert first == again != other
 
 
+@pytest.mark.parametrize("fleet", [TWO_AND_TWO, Fleet(1, 2)], ids=str)
 @pytest.mark.parametrize("seed", range(20))
-def test_every_kind_of_fault_comes_to_whom_it_may_come(seed: int) -> None:
-    faults = draw_faults(seed, len(ALL), 1.0, ALL)
+def test_every_kind_of_fault_comes_to_whom_it_may_come(seed: int, fleet: Fleet) -> None:
+    faults = draw_faults(seed, len(ALL), 1.0, ALL, fleet.engine_ids)
     assert sorted(fault.kind for fault in faults) == sorted(ALL)
     targets = {fault.kind: fault.engine_id for fault in faults}
     assert targets[FaultKind.KILL_PREFILL].startswith("prefill-")
     assert targets[FaultKind.KILL_DECODE].startswith("decode-")
     assert targets[FaultKind.KILL_CONTROLLER] == targets[FaultKind.KILL_INGRESS] == ""
-    assert set(targets.values()) <= {"", *ENGINE_IDS}
+    assert set(targets.values()) <= {"", *fleet.engine_ids}
 
 
 def test_only_the_kinds_that_are_possible_come() -> None:
     kinds = {FaultKind.KILL_DECODE, FaultKind.SHORT_STOP}
-    assert {fault.kind for fault in draw_faults(1, 30, 1.0, kinds)} == kinds
+    assert {fault.kind for fault in draw_faults(1, 30, 1.0, kinds, ENGINE_IDS)} == kinds
 
 
 def test_visits_come_at_the_rate_that_was_asked_for() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from cluster.client import CallFailed, GenerateClient
 from cluster.ingress.protos.raypd.v1 import admin_pb2
-from tests.chaos.faults import ENGINE_IDS
 
 _INTERVAL_S: Final = 0.2
 _CALL_TIMEOUT_S: Final = 2.0
@@ -25,13 +24,15 @@ class StatusWatch:
     ready_since: when each life of each engine was first seen ready
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, engine_ids: Sequence[str]) -> None:
+        """engine_ids: of the engines that the whole cluster has."""
         self._address = address
+        self.engine_ids = tuple(engine_ids)
         self.latest: admin_pb2.GetStatusResponse | None = None
         self._asked_s = 0.0
         self._interval_s = _INTERVAL_S
         self._news = asyncio.Event()
-        self._incarnations = dict.fromkeys(ENGINE_IDS, 1)
+        self._incarnations = dict.fromkeys(engine_ids, 1)
         self.affected: set[str] = set()
         self.ready_since: dict[tuple[str, int], float] = {}
 
@@ -138,7 +139,7 @@ class StatusWatch:
             and engine.incarnation >= self._incarnations[engine.engine_id]
             and engine.age_seconds < _MAX_AGE_S
         }
-        return not status.controller_error and serving == set(ENGINE_IDS) and len(status.engines) == len(serving)
+        return not status.controller_error and serving == set(self.engine_ids) and len(status.engines) == len(serving)
 
 
 def is_idle(status: admin_pb2.GetStatusResponse) -> bool:
