@@ -61,6 +61,7 @@ class EngineSession:
         self._lost: EngineLost | None = None
         self._is_over = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._heard_s = 0.0
         self.last_stats: tuple[SchedulerStats, float] | None = None
         """The engine's newest, and the Unix time at which it came."""
 
@@ -83,6 +84,11 @@ class EngineSession:
         """Requests of this ingress that the engine works on."""
         return len(self._streams)
 
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the engine has said anything; the session is open."""
+        return asyncio.get_running_loop().time() - self._heard_s
+
     async def open(self) -> None:
         """Dial the engine and check that it is the incarnation that was meant. Raises EngineLost."""
         self._channel = grpc.aio.insecure_channel(self._descriptor.address, _CHANNEL_OPTIONS)
@@ -99,6 +105,7 @@ class EngineSession:
         if hello != expected:
             await self.close()
             raise EngineLost(self._descriptor.engine_id, f"expected {expected}, but {hello!r} answered")
+        self._heard_s = asyncio.get_running_loop().time()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
 
     async def wait_lost(self) -> None:
@@ -155,7 +162,8 @@ class EngineSession:
         try:
             async with asyncio.timeout(self._timeout_s) as silence:
                 while isinstance(message := await self._call.read(), Outputs | Taken):
-                    silence.reschedule(loop.time() + self._timeout_s)
+                    self._heard_s = loop.time()
+                    silence.reschedule(self._heard_s + self._timeout_s)
                     if isinstance(message, Outputs):
                         self._distribute(message.batch)
                     else:

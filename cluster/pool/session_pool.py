@@ -1,7 +1,8 @@
 """The engines that an ingress can send to: one session for each member of the newest membership.
 
 A session that breaks although its engine is still a member is opened again: the network, or the engine, may only have
-been slow. Until then nothing is sent there.
+been slow. Until then nothing is sent there. An engine that has missed a heartbeat or two gets nothing new while another
+one like it answers; what it has goes on elsewhere only when its session is lost, since that is computed again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from actors.core.stats import SchedulerStats
-from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineKey
+from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineKey, EngineRole
 from cluster.errors import EngineLost
 from cluster.pool.membership import Membership
 from cluster.pool.session import EngineSession
@@ -20,6 +21,8 @@ from cluster.pool.session import EngineSession
 logger = logging.getLogger(__name__)
 
 _REOPEN_DELAY_S: Final = 0.5
+_NOTICED_SILENCE_S: Final = 1.0
+"""Heartbeats come twice a second."""
 
 
 class SessionPool:
@@ -35,9 +38,11 @@ class SessionPool:
         self._change = asyncio.Event()
 
     def snapshot(self) -> Sequence[EngineConnection]:
-        """The engines that serve now: ready, and not draining."""
+        """The engines that serve now: ready, not draining, and not silent where another one of its kind answers."""
         draining = self._membership.draining
-        return [session for key, session in self._sessions.items() if not session.is_lost and key not in draining]
+        serving = [session for key, session in self._sessions.items() if not session.is_lost and key not in draining]
+        answering = {_kind(session) for session in serving if session.silence_s < _NOTICED_SILENCE_S}
+        return [s for s in serving if s.silence_s < _NOTICED_SILENCE_S or _kind(s) not in answering]
 
     def next_change(self) -> asyncio.Event:
         """An event that is set when engines have come, or are lost, since this call."""
@@ -113,3 +118,7 @@ class SessionPool:
     def _tell_of_change(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
+
+
+def _kind(session: EngineSession) -> tuple[EngineRole, int]:
+    return session.descriptor.role, session.descriptor.model_version

@@ -21,6 +21,7 @@ from actors.session_messages import SESSION_METHOD, Hello, Outputs, Submit, deco
 from actors.session_server import SessionServer
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import EngineLost
+from cluster.pool import session_pool
 from cluster.pool.membership import Membership
 from cluster.pool.session import EngineSession
 from cluster.pool.session_pool import SessionPool
@@ -48,24 +49,31 @@ class RememberingEngine:
 
 
 class Served:
-    def __init__(self, engine: RememberingEngine, server: SessionServer, grpc_server: grpc.aio.Server, port: int):
+    def __init__(
+        self,
+        engine: RememberingEngine,
+        server: SessionServer,
+        grpc_server: grpc.aio.Server,
+        descriptor: EngineDescriptor,
+    ) -> None:
         self.engine, self.server, self.grpc_server = engine, server, grpc_server
-        self.descriptor = EngineDescriptor("decode-0", 1, EngineRole.DECODE, f"127.0.0.1:{port}")
+        self.descriptor = descriptor
 
     def deliver(self, client_index: int, *outputs: EngineCoreOutput, finished: set[str] | None = None) -> None:
         self.server.deliver({client_index: EngineCoreOutputs(list(outputs), finished or set())})
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Served]:
+async def serving(engine_id: str = "decode-0") -> AsyncIterator[Served]:
     engine = RememberingEngine()
     grpc_server = grpc.aio.server()
-    server = SessionServer(engine, "decode-0", 1)
+    server = SessionServer(engine, engine_id, 1)
     grpc_server.add_generic_rpc_handlers((server.handler(),))
     port = grpc_server.add_insecure_port("127.0.0.1:0")
     await grpc_server.start()
     try:
-        yield Served(engine, server, grpc_server, port)
+        descriptor = EngineDescriptor(engine_id, 1, EngineRole.DECODE, f"127.0.0.1:{port}")
+        yield Served(engine, server, grpc_server, descriptor)
     finally:
         await grpc_server.stop(0)
 
@@ -273,6 +281,22 @@ async def test_a_silent_engine_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(EngineLost, match=r"silent for 1\.0 s"):
             await collect(session.submit(request("a")))
         await session.close()
+
+
+async def test_a_silent_engine_gets_nothing_new_where_another_one_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_server, "_HEARTBEAT_S", 60.0)
+    monkeypatch.setattr(session_pool, "_NOTICED_SILENCE_S", 0.3)
+    async with serving() as quiet, serving("decode-1") as talking:
+        pool = SessionPool()
+        await pool.update(Membership(1, (quiet.descriptor, talking.descriptor)))
+        stream = pool.snapshot()[1].submit(request("a"))
+        _, _, client_index = await talking.engine.next_command()
+        await asyncio.sleep(0.4)
+        assert len(pool.snapshot()) == 2, "nobody answers: it may be this process that was stopped"
+        talking.deliver(client_index, output("a", 0, FinishReason.LENGTH))
+        assert await collect(stream) == [0]
+        assert [session.descriptor for session in pool.snapshot()] == [talking.descriptor]
+        await pool.close()
 
 
 async def test_another_incarnation_at_the_same_address_is_refused() -> None:
