@@ -29,6 +29,7 @@ class ConsumerTransfer:
     block_size_bytes: int
     drain_timeout_s: float
     block_hashes: tuple[bytes, ...] = ()
+    content_hash: bytes = b""
     is_over: bool = False
     deadline_s: float | None = None
     """Monotonic. Set by a cancel: while chunks are owed by then the link is stuck and has to be closed."""
@@ -46,7 +47,14 @@ class ConsumerTransfer:
 
     def start(self) -> list[Instruction]:
         """The blocks are reserved: tell the producer."""
-        ready = Ready(self.transfer_id, self.attempt, self.num_local_blocks, self.num_prompt_tokens, self.block_hashes)
+        ready = Ready(
+            self.transfer_id,
+            self.attempt,
+            self.num_local_blocks,
+            self.num_prompt_tokens,
+            self.block_hashes,
+            self.content_hash,
+        )
         return [Send(ready)]
 
     def use_pieces(self, pieces: PieceMap) -> None:

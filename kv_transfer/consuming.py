@@ -61,6 +61,7 @@ class ConsumingTable:
             block_size_bytes=self._layout.block_size_bytes,
             drain_timeout_s=self._config.chunk_timeout_s,
             block_hashes=reservation.block_hashes,
+            content_hash=params.content_hash,
         )
         consuming = self._consuming[params.transfer_id] = _Consuming(reservation.request_id, machine, link, vacated)
         self._transfer_of_request[reservation.request_id] = params.transfer_id

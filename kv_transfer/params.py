@@ -58,12 +58,15 @@ class PrefixSource:
 class KVTransferParams:
     """One end's ticket for one transfer.
 
-    transfer_id: the same at both ends, unique per handoff
-    attempt:     new each time the request is submitted again; older attempts' messages are dropped
-    peer:        the engine at the other end
+    transfer_id:  the same at both ends, unique per handoff
+    attempt:      new each time the request is submitted again; older attempts' messages are dropped
+    peer:         the engine at the other end
+    content_hash: names what the KV is of: tokens, adapter, images, salt. The engine fills it in by what it has got, so
+                  that two ends which differ never hand over; empty: not compared
     """
 
     transfer_id: str
     attempt: int
     role: TransferRole
     peer: EngineAddress
+    content_hash: bytes = b""

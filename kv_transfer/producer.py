@@ -46,6 +46,7 @@ class ProducerTransfer:
     block_size: int
     max_chunk_blocks: int
     deadline_s: float
+    content_hash: bytes = b""
     state: ProducerState = ProducerState.AWAITING_READY
     num_announced_chunks: int = 0
     _num_queued_chunks: int = 0
@@ -76,6 +77,8 @@ class ProducerTransfer:
                 f"{self.transfer_id}: the consumer expects {message.num_prompt_tokens} prompt tokens, "
                 f"the producer has {self.num_prompt_tokens}"
             )
+        if message.content_hash and self.content_hash and message.content_hash != self.content_hash:
+            raise ProtocolViolation(f"{self.transfer_id}: the two ends' tokens, adapters or images are not the same")
         self.state = ProducerState.SENDING
         self._is_silent = False
         self._next_block = message.first_block

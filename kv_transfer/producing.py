@@ -69,6 +69,7 @@ class ProducingTable:
             block_size=self._block_size,
             max_chunk_blocks=1,
             deadline_s=now_s + self._config.ready_timeout_s,
+            content_hash=params.content_hash,
         )
         peer = (params.peer.engine_id, params.peer.incarnation)
         producing = self._producing[params.transfer_id] = _Producing(request_id, peer, machine)

@@ -53,6 +53,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
     first_block counts the consumer's own blocks; chunks count pieces, see layout.py.
     block_hashes: a fetch: no request of the producer's, but what its prefix cache has of these blocks
+    content_hash: of what the consumer's request is; a handoff of anything else is refused. Empty: not compared
     """
 
     transfer_id: str
@@ -60,6 +61,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     first_block: int
     num_prompt_tokens: int
     block_hashes: tuple[bytes, ...] = ()
+    content_hash: bytes = b""
 
 
 class Chunk(msgspec.Struct, frozen=True, tag="chunk"):

@@ -111,16 +111,23 @@ class EnginePair:
             engine.shutdown()
 
     def hand_over(
-        self, request_id: str, prompt: Sequence[int], sampling_params: SamplingParams, lora: Adapter | None = None
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        sampling_params: SamplingParams,
+        lora: Adapter | None = None,
+        *,
+        producer_prompt: Sequence[int] | None = None,
     ) -> None:
-        """Submit a request to both engines, the consumer first."""
+        """Submit a request to both engines, the consumer first. producer_prompt: by mistake, it gets another one."""
+        prompts = {"decode": prompt, "prefill": prompt if producer_prompt is None else producer_prompt}
         self.answers[request_id] = Answer()
         for name, role, peer in (
             ("decode", TransferRole.CONSUMER, "prefill"),
             ("prefill", TransferRole.PRODUCER, "decode"),
         ):
             ticket = KVTransferParams(f"transfer-{request_id}", 0, role, self.addresses[peer])
-            self.engines[name].submit(_request(request_id, prompt, sampling_params, ticket, lora))
+            self.engines[name].submit(_request(request_id, prompts[name], sampling_params, ticket, lora))
         self._wake.set()
 
     def submit(

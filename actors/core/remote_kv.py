@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from actors.core.block_pool import KVCacheBlock
@@ -122,7 +122,8 @@ class RemoteKV:
     def add_request(self, request: Request) -> None:
         """Tell the connector of a request with a ticket."""
         if self.connector is not None and request.kv_transfer_params is not None:
-            self.connector.on_new_request(request.request_id, request.kv_transfer_params, request.num_tokens)
+            params = replace(request.kv_transfer_params, content_hash=request.content_hash())
+            self.connector.on_new_request(request.request_id, params, request.num_tokens)
 
     def build_metadata(self, step: Step, num_tokens: int) -> KVConnectorMetadata | None:
         """What this step, which computes so many tokens, asks of the worker side; None without a connector."""

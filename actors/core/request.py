@@ -316,9 +316,17 @@ class Request:
         """Name every full block of all_token_ids that has no hash yet."""
         hasher = self._hasher
         if hasher is not None and len(self.all_token_ids) >= (len(self.block_hashes) + 1) * hasher.block_size:
-            digest = None if self.prompt_embeds is None else self.prompt_embeds.digest
-            keys = ExtraKeys(self.cache_salt, self.lora_name, self.mm_features, digest)
-            hasher.extend(self.block_hashes, self.all_token_ids, keys)
+            hasher.extend(self.block_hashes, self.all_token_ids, self._extra_keys())
+
+    def content_hash(self) -> BlockHash:
+        """Name everything that the KV of all_token_ids depends on, whatever the block size."""
+        names: list[BlockHash] = []
+        BlockHasher(self.num_tokens).extend(names, self.all_token_ids, self._extra_keys())
+        return names[0]
+
+    def _extra_keys(self) -> ExtraKeys:
+        digest = None if self.prompt_embeds is None else self.prompt_embeds.digest
+        return ExtraKeys(self.cache_salt, self.lora_name, self.mm_features, digest)
 
     def set_status(self, status: RequestStatus, now_s: float) -> None:
         """Enter a status. Raises IllegalTransition if no arrow leads there."""

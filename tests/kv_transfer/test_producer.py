@@ -363,6 +363,15 @@ def test_a_consumer_with_another_prompt_breaks_the_protocol() -> None:
     assert transfer.is_awaiting_ready
 
 
+def test_a_consumer_with_another_adapter_breaks_the_protocol() -> None:
+    transfer = new_transfer()
+    transfer.content_hash = b"base model"
+    with pytest.raises(ProtocolViolation, match="adapters"):
+        transfer.on_ready(Ready("t", 3, 0, 10, content_hash=b"sql@1f"))
+    assert transfer.is_awaiting_ready
+    assert transfer.on_ready(Ready("t", 3, 0, 10, content_hash=b"base model")) == [ReportReady()]
+
+
 def test_only_a_transfer_that_awaits_ready_has_a_deadline() -> None:
     for state, (history, reached) in STATES.items():
         transfer = new_transfer()
