@@ -190,6 +190,7 @@ class GenerateChunk:
     seed:           in the first chunk only
     model_version:  in the first chunk only
     lora_digest:    in the first chunk only, if it has an adapter
+    prompt_token_ids: in the first chunk only: the prompt as the engines have it
     end:            in the last chunk only
     """
 
@@ -201,4 +202,5 @@ class GenerateChunk:
     seed: int | None = None
     model_version: int | None = None
     lora_digest: str | None = None
+    prompt_token_ids: list[int] | None = None
     end: GenerateEnd | None = None

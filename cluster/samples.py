@@ -295,5 +295,6 @@ def _join(chunks: Sequence[GenerateChunk], *, with_logprobs: bool) -> GenerateCh
         seed=chunks[0].seed,
         model_version=chunks[0].model_version,
         lora_digest=chunks[0].lora_digest,
+        prompt_token_ids=chunks[0].prompt_token_ids,
         end=chunks[-1].end,
     )

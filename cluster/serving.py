@@ -126,8 +126,13 @@ class Serving:
                         first = await anext(chunks)
                         engines.is_bound = True
                         # A request is only resumed with the seed, the model version and the adapter that it began with.
-                        version, digest = engines.model.version, in_flight.lora_digest
-                        yield replace(first, seed=in_flight.seed, model_version=version, lora_digest=digest)
+                        yield replace(
+                            first,
+                            seed=in_flight.seed,
+                            model_version=engines.model.version,
+                            lora_digest=in_flight.lora_digest,
+                            prompt_token_ids=in_flight.prompt_token_ids,
+                        )
                         async for chunk in chunks:
                             yield chunk
                     return
@@ -162,6 +167,7 @@ class Serving:
         recovery = Recovery(router, engines, engine_request, in_flight.deadline_s, self._recovery_policy, self._moves)
         in_flight.recovery = recovery
         in_flight.seed = engine_request.sampling_params.seed
+        in_flight.prompt_token_ids = engine_request.prompt_token_ids
         in_flight.lora_digest = None if engine_request.lora is None else engine_request.lora.digest
         async with aclosing(recovery.outputs()) as outputs:
             async for output in outputs:
@@ -300,7 +306,7 @@ class Serving:
 
 @dataclass(slots=True)
 class _InFlight:
-    """deadline_s: on the event loop's clock. seed, lora_digest, recovery: from when its prompt is processed."""
+    """deadline_s: on the event loop's clock. seed, lora_digest, prompt_token_ids, recovery: once that is processed."""
 
     request_id: str
     arrived_at_s: float
@@ -310,6 +316,7 @@ class _InFlight:
     engines: EnginesOfVersion | None = None
     seed: int | None = None
     lora_digest: str | None = None
+    prompt_token_ids: list[int] | None = None
     recovery: Recovery | None = None
     num_image_bytes: int = 0
 

@@ -25,7 +25,7 @@ class Answer(Protocol):
     names: Mapping[str, str]
     """What fields are called over HTTP, where they have other names."""
 
-    def events(self, index: int, chunk: GenerateChunk) -> list[msgspec.Struct]:
+    def events(self, index: int, chunk: GenerateChunk) -> Sequence[msgspec.Struct]:
         """What a stream says of a choice's next chunk."""
         ...
 
@@ -90,9 +90,10 @@ async def chunks_of(serving: Serving, request: GenerateManyRequest) -> AsyncGene
 class UsageCount:
     """Of all choices of a call."""
 
-    def __init__(self, num_samples: int) -> None:
-        """num_samples: choices that have one prompt in common"""
+    def __init__(self, num_samples: int, *, has_output: bool = True) -> None:
+        """num_samples: choices that have one prompt in common. has_output: False if what is made is not shown"""
         self._num_samples = num_samples
+        self._has_output = has_output
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
@@ -102,7 +103,8 @@ class UsageCount:
         if chunk.end is None:
             return
         usage = chunk.end.usage
-        self._num_output_tokens += usage.num_output_tokens
+        if self._has_output:
+            self._num_output_tokens += usage.num_output_tokens
         if index % self._num_samples == 0:
             self._num_prompt_tokens += usage.num_prompt_tokens
             self._num_cached_tokens += usage.num_cached_tokens

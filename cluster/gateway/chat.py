@@ -16,7 +16,7 @@ from cluster.gateway.answers import AnswerHead, TokenTextsOf, UsageCount, reques
 from cluster.gateway.chat_prompt import chat_prompt
 from cluster.gateway.completions import finish_reason_of
 from cluster.gateway.config import HttpConfig
-from cluster.gateway.logprobs import chat_logprobs
+from cluster.gateway.logprobs import chat_logprobs, prompt_logprobs
 from cluster.gateway.parsing.pieces import CallArguments, CallBegin, Content, Piece, Reasoning
 from cluster.gateway.requests import ChatCompletionRequest
 from cluster.gateway.responses import (
@@ -30,6 +30,7 @@ from cluster.gateway.responses import (
     ChatLogprobs,
     Delta,
     FinishReason,
+    PromptLogprobs,
     ToolCall,
     ToolCallDelta,
 )
@@ -80,7 +81,13 @@ class ChatAnswer:
         """Raises InvalidRequest."""
         tools = ToolUse(body, form_of(body), config)
         form = tools.form
-        sampling = sampling_of(body, form, max_tokens=_max_tokens(body), logprobs=_num_logprobs(body))
+        sampling = sampling_of(
+            body,
+            form,
+            max_tokens=_max_tokens(body),
+            logprobs=_num_logprobs(body),
+            prompt_logprobs=body.prompt_logprobs,
+        )
         if tools.needs_special_tokens:
             sampling = replace(sampling, skip_special_tokens=False)
         self.names: Mapping[str, str] = NAMES if form is None else form.names
@@ -95,8 +102,11 @@ class ChatAnswer:
         self._readers: dict[int, ChatReader] = {}
         self._parts: dict[int, list[Part]] = {}
         self._fingerprint: str | UnsetType = UNSET
+        self._find_texts, self._num_prompt_logprobs = texts, body.prompt_logprobs
+        self._prompt_token_ids: list[int] | UnsetType = UNSET
+        self._prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
-    def events(self, index: int, chunk: GenerateChunk) -> list[msgspec.Struct]:
+    def events(self, index: int, chunk: GenerateChunk) -> Sequence[msgspec.Struct]:
         """What a stream says of a choice's next chunk."""
         is_first = chunk.model_version is not None
         part = self._read(index, chunk)
@@ -113,7 +123,10 @@ class ChatAnswer:
             last = ChatChunkChoice(index, Delta(), None, part.finish_reason)
             last.stop_reason = UNSET if part.stop_reason is None else part.stop_reason
             choices.append(last)
-        return [self._chunk([choice]) for choice in choices]
+        chunks = [self._chunk([choice]) for choice in choices]
+        if is_first and index == 0:
+            chunks[0].prompt_token_ids, chunks[0].prompt_logprobs = self._prompt_token_ids, self._prompt_logprobs
+        return chunks
 
     def last_events(self) -> list[msgspec.Struct]:
         """What a stream says at its end."""
@@ -137,15 +150,25 @@ class ChatAnswer:
             choices=[self._choice(index, parts) for index, parts in sorted(self._parts.items())],
             usage=self._usage.usage,
             system_fingerprint=self._fingerprint,
+            prompt_token_ids=self._prompt_token_ids,
+            prompt_logprobs=self._prompt_logprobs,
         )
 
     def _read(self, index: int, chunk: GenerateChunk) -> Part:
         self._usage.add(index, chunk)
         if chunk.model_version is not None:
             self._fingerprint = f"model-{chunk.model_version}"
+            self._learn_of_prompt(chunk, chunk.model_version)
         if (reader := self._readers.get(index)) is None:
             reader = self._readers[index] = self._make_reader()
         return reader.read(chunk)
+
+    def _learn_of_prompt(self, chunk: GenerateChunk, model_version: int) -> None:
+        if self._has_token_ids:
+            self._prompt_token_ids = chunk.prompt_token_ids or []
+        if self._num_prompt_logprobs is not None and chunk.prompt_logprobs is not None:
+            texts = self._find_texts(model_version)
+            self._prompt_logprobs = prompt_logprobs(chunk.prompt_logprobs, texts, self._num_prompt_logprobs)
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
         head = self._head

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeGuard
 
 import msgspec
 from msgspec import UNSET
 
+from actors.core.outputs import TokenLogprobs
 from actors.core.request import FinishReason
 from cluster.gateway.answers import AnswerHead, TokenTextsOf, UsageCount, request_of
-from cluster.gateway.logprobs import CompletionLogprobsWriter
+from cluster.gateway.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
 from cluster.gateway.requests import CompletionRequest
-from cluster.gateway.responses import Completion, CompletionChoice, CompletionLogprobs
+from cluster.gateway.responses import Completion, CompletionChoice
 from cluster.gateway.responses import FinishReason as FinishReasonName
 from cluster.gateway.sampling import NAMES, form_of, sampling_of
 from cluster.generation import GenerateChunk, Prompt, TextPrompt, TokenPrompt
@@ -28,22 +30,33 @@ class CompletionAnswer:
         """echoes: the prompts' texts, if answers begin with them. Raises InvalidRequest."""
         form = form_of(body)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        sampling = sampling_of(body, form, max_tokens=max_tokens, logprobs=body.logprobs)
+        self._is_echo_alone = bool(body.echo) and max_tokens == 0
+        sampling = sampling_of(
+            body,
+            form,
+            # An engine makes at least one token; it is not shown.
+            max_tokens=1 if self._is_echo_alone else max_tokens,
+            logprobs=body.logprobs,
+            prompt_logprobs=_num_prompt_logprobs(body),
+        )
         self.names: Mapping[str, str] = NAMES if form is None else form.names
+        if body.prompt_logprobs is None:
+            self.names = {**self.names, "prompt_logprobs": "logprobs"}
         self.request = request_of(head, body, prompts_from(body.prompt), sampling, body.best_of)
         self._head = head
         num_samples = max(1, self.request.n)
-        self._usage = UsageCount(num_samples)
+        self._usage = UsageCount(num_samples, has_output=not self._is_echo_alone)
         has_usage = body.stream_options is not None and body.stream_options.include_usage
         self._has_usage = bool(body.stream) and has_usage
         self._num_samples = num_samples
-        self._body, self._echoes, self._texts = body, echoes, texts
+        self._body, self._texts = body, texts
+        self._prompts = [_Prompt(text) for text in echoes or [""] * len(self.request.prompts)]
         # Made as they come: how many there may be, Serving knows.
         self._choices: dict[int, _Choice] = {}
         self._parts: dict[int, list[CompletionChoice]] = {}
         self._fingerprint = ""
 
-    def events(self, index: int, chunk: GenerateChunk) -> list[msgspec.Struct]:
+    def events(self, index: int, chunk: GenerateChunk) -> Sequence[msgspec.Struct]:
         """What a stream says of a choice's next chunk."""
         choice = self._read(index, chunk)
         if not (choice.text or choice.finish_reason or choice.logprobs or choice.token_ids):
@@ -73,8 +86,11 @@ class CompletionAnswer:
         if chunk.model_version is not None:
             self._fingerprint = f"model-{chunk.model_version}"
         if (choice := self._choices.get(index)) is None:
-            echo = self._echoes[index // self._num_samples] if self._echoes else ""
-            choice = self._choices[index] = _Choice(index, self._body, self._texts, echo)
+            prompt = self._prompts[index // self._num_samples]
+            prompt.learn(chunk)
+            choice = self._choices[index] = _Choice(index, self._body, self._texts, prompt)
+        if self._is_echo_alone:
+            chunk = _without_output(chunk)
         return choice.read(chunk)
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
@@ -89,20 +105,35 @@ class CompletionAnswer:
         )
 
 
+@dataclass(slots=True)
+class _Prompt:
+    """What answers say of a prompt. echo: the text that they begin with; token_ids, logprobs: once they are known"""
+
+    echo: str
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+
+    def learn(self, chunk: GenerateChunk) -> None:
+        """Take what a choice's first chunk says. Of a prompt's samples, the first one has its log-probabilities."""
+        self.token_ids = chunk.prompt_token_ids or ()
+        self.logprobs = chunk.prompt_logprobs or self.logprobs
+
+
 class _Choice:
     """From Serving's chunks to what is new of a choice."""
 
-    def __init__(self, index: int, body: CompletionRequest, texts: TokenTextsOf, echo: str) -> None:
+    def __init__(self, index: int, body: CompletionRequest, texts: TokenTextsOf, prompt: _Prompt) -> None:
         self._index = index
-        self._body = body
-        self._texts = texts
-        self._echo = echo
+        self._body, self._find_texts, self._prompt = body, texts, prompt
         self._logprobs: CompletionLogprobsWriter | None = None
 
     def read(self, chunk: GenerateChunk) -> CompletionChoice:
-        logprobs = self._write_logprobs(chunk)
-        text, self._echo = self._echo + chunk.text, ""
-        choice = CompletionChoice(self._index, text, logprobs)
+        choice = CompletionChoice(self._index, chunk.text)
+        if chunk.model_version is not None:
+            self._begin(choice, chunk.model_version)
+        if self._logprobs is not None and chunk.logprobs:
+            parts = [choice.logprobs] if choice.logprobs is not None else []
+            choice.logprobs = joined([*parts, self._logprobs.write(chunk.logprobs)])
         if chunk.end is not None:
             choice.finish_reason = finish_reason_of(chunk.end.finish_reason)
             choice.stop_reason = stop_reason_of(chunk.end.stop_reason)
@@ -110,14 +141,31 @@ class _Choice:
             choice.token_ids = chunk.token_ids
         return choice
 
-    def _write_logprobs(self, chunk: GenerateChunk) -> CompletionLogprobs | None:
-        if chunk.model_version is not None and self._body.logprobs is not None:
-            as_ids = bool(self._body.return_tokens_as_token_ids)
-            texts = self._texts(chunk.model_version)
-            self._logprobs = CompletionLogprobsWriter(texts, as_ids=as_ids, offset=len(self._echo))
-        if self._logprobs is None or not chunk.logprobs:
-            return None
-        return self._logprobs.write(chunk.logprobs)
+    def _begin(self, choice: CompletionChoice, model_version: int) -> None:
+        body, prompt, texts = self._body, self._prompt, self._find_texts(model_version)
+        choice.text = prompt.echo + choice.text
+        if body.return_token_ids:
+            choice.prompt_token_ids = list(prompt.token_ids)
+        if body.prompt_logprobs is not None:
+            choice.prompt_logprobs = prompt_logprobs(prompt.logprobs, texts, body.prompt_logprobs)
+        if body.logprobs is not None:
+            as_ids = bool(body.return_tokens_as_token_ids)
+            self._logprobs = CompletionLogprobsWriter(texts, as_ids=as_ids, offset=len(prompt.echo))
+            if body.echo:
+                choice.logprobs = self._logprobs.write_prompt(
+                    prompt.token_ids, prompt.logprobs, prompt.echo, body.logprobs
+                )
+
+
+def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
+    """Those that are wanted for themselves, and those of an echo."""
+    wanted = (body.prompt_logprobs, body.logprobs if body.echo else None)
+    return max((one for one in wanted if one is not None), default=None)
+
+
+def _without_output(chunk: GenerateChunk) -> GenerateChunk:
+    end = chunk.end if chunk.end is None else replace(chunk.end, finish_reason=FinishReason.LENGTH, stop_reason=None)
+    return replace(chunk, text="", token_ids=[], logprobs=None, end=end)
 
 
 def prompts_from(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
@@ -148,12 +196,8 @@ def _joined(parts: Sequence[CompletionChoice]) -> CompletionChoice:
     whole.finish_reason, whole.stop_reason = parts[-1].finish_reason, parts[-1].stop_reason
     logprobs = [part.logprobs for part in parts if part.logprobs is not None]
     if logprobs:
-        whole.logprobs = CompletionLogprobs(
-            text_offset=[offset for part in logprobs for offset in part.text_offset],
-            token_logprobs=[logprob for part in logprobs for logprob in part.token_logprobs],
-            tokens=[token for part in logprobs for token in part.tokens],
-            top_logprobs=[top for part in logprobs for top in part.top_logprobs],
-        )
+        whole.logprobs = joined(logprobs)
+    whole.prompt_token_ids, whole.prompt_logprobs = parts[0].prompt_token_ids, parts[0].prompt_logprobs
     if parts[-1].token_ids is not UNSET:
         whole.token_ids = [token_id for part in parts for token_id in part.token_ids or ()]
     return whole

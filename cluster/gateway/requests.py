@@ -93,6 +93,7 @@ class GenerationBody(Body):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 

@@ -40,12 +40,27 @@ class Usage(Struct, frozen=True):
 
 
 class CompletionLogprobs(Struct):
-    """Of completions. text_offset: where each token begins, in characters of the choice's text"""
+    """Of completions. text_offset: where each token begins, in characters of the choice's text
+
+    None: of the first token of a prompt that is echoed, which follows nothing
+    """
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class PromptLogprob(Struct, frozen=True):
+    """vLLM's, of a token of a prompt, or one that could have been. rank: 1 is the most likely"""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt, by token id; None: of the first, which follows nothing."""
 
 
 class CompletionChoice(Struct):
@@ -57,6 +72,8 @@ class CompletionChoice(Struct):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Completion(Struct):
@@ -141,6 +158,8 @@ class ChatCompletion(Struct):
     usage: Usage
     object: Literal["chat.completion"] = "chat.completion"
     system_fingerprint: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class CalledFunctionDelta(Struct):
@@ -180,7 +199,7 @@ class ChatChunkChoice(Struct):
 
 
 class ChatCompletionChunk(Struct):
-    """A chunk of a stream of /v1/chat/completions."""
+    """A chunk of a stream of /v1/chat/completions. prompt_token_ids, prompt_logprobs: in the first"""
 
     id: str
     created: int
@@ -189,6 +208,8 @@ class ChatCompletionChunk(Struct):
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     usage: Usage | UnsetType | None = UNSET
     system_fingerprint: str | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class Embedding(Struct, frozen=True):

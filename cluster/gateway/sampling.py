@@ -32,7 +32,12 @@ class OutputForm:
 
 
 def sampling_of(
-    body: GenerationBody, form: OutputForm | None, *, max_tokens: int | None, logprobs: int | None
+    body: GenerationBody,
+    form: OutputForm | None,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> SamplingOptions:
     """Serving's options; it fills in what is not given, and checks the values."""
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
@@ -52,6 +57,7 @@ def sampling_of(
         include_stop_str_in_output=bool(body.include_stop_str_in_output),
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         logit_bias=body.logit_bias or {},
         skip_special_tokens=body.skip_special_tokens is not False,
         structured_output=form.params if form is not None else None,

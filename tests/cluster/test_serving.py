@@ -45,7 +45,9 @@ async def test_the_first_token_comes_from_prefill_and_the_others_from_decode() -
     producer, consumer = await pair.next_requests()
 
     pair.prefill.send(producer, 0, "a", handed_over=True, timings=prefill_timings())
-    assert await first == GenerateChunk(text="a", token_ids=[97], first_position=0, seed=3, model_version=1)
+    assert await first == GenerateChunk(
+        text="a", token_ids=[97], first_position=0, seed=3, model_version=1, prompt_token_ids=list(b"hello")
+    )
     pair.decode.send(consumer, 1, "bc")
     assert await anext(chunks) == GenerateChunk(text="bc", token_ids=[98, 99], first_position=1)
     pair.decode.send(consumer, 3, "d", finish_reason=FinishReason.LENGTH, timings=decode_timings())

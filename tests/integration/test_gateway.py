@@ -22,7 +22,7 @@ from tests.engine_pair import engine_config
 from tests.integration.local_cluster import LocalCluster, local_cluster
 from tests.integration.test_leaks import until_idle
 from tests.pooled import embedding_of
-from tests.reference import greedy_tokens, random_prompt
+from tests.reference import greedy_tokens, logprobs_after, random_prompt
 from tests.structured import compiling_in_process
 
 pytestmark = pytest.mark.timeout(120)
@@ -85,6 +85,22 @@ async def test_greedy_text_equals_generate_however_it_is_asked_for(checkpoint: C
         for name, stats in (await until_idle(cluster)).items():
             assert stats.num_free_blocks == stats.num_blocks, name
             assert stats.num_output_tokens > 0, f"{name} had no part in it"
+
+
+async def test_an_echo_is_as_likely_as_transformers_finds_it(checkpoint: CheckpointOf) -> None:
+    directory = checkpoint("llama")
+    prompt = Tokenizer.from_file(str(directory / "tokenizer.json")).encode(TEXT).ids
+    logits = logprobs_after(directory, tuple(prompt))
+    expected = [logits[place - 1, token].item() for place, token in enumerate(prompt) if place]
+    asked: dict[str, Any] = {"model": "test", "echo": True, "logprobs": 1, "max_tokens": 0}
+    async with served(directory) as (_, client), asyncio.timeout(60):
+        for given in (TEXT, prompt):
+            [choice] = (await client.completions.create(prompt=given, **asked)).choices
+            assert choice.text == TEXT
+            assert choice.logprobs is not None
+            first, *others = choice.logprobs.token_logprobs or []
+            assert first is None
+            assert others == pytest.approx(expected, abs=2e-4)
 
 
 async def test_forced_calls_and_forms_are_json_that_their_schemas_accept(checkpoint: CheckpointOf) -> None:

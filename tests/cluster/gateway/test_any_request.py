@@ -70,7 +70,12 @@ def _answer(engine: FakeEngine, request: EngineCoreRequest) -> None:
     logprobs = None
     if num_logprobs is not None:
         logprobs = [TokenLogprobs([token, *range(num_logprobs)], [-0.5] * (num_logprobs + 1), 1) for token in token_ids]
-    engine.send(request, 0, token_ids, finish_reason=FinishReason.LENGTH, logprobs=logprobs)
+    prompt_logprobs = None
+    if (num_top := request.sampling_params.prompt_logprobs) is not None:
+        each = TokenLogprobs([65, *range(num_top)], [-0.5] * (num_top + 1), 1)
+        prompt_logprobs = [each] * (len(request.prompt_token_ids) - 1)
+    reason = FinishReason.LENGTH
+    engine.send(request, 0, token_ids, finish_reason=reason, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ async def test_a_stream_brings_text_as_it_comes_and_usage_at_its_end() -> None:
 async def test_logprobs_come_in_openais_old_shape() -> None:
     async with gateway_setup() as setup:
         asking = asyncio.create_task(
-            setup.client.completions.create(model="tiny", prompt="hello", logprobs=1, echo=True, max_tokens=2)
+            setup.client.completions.create(model="tiny", prompt="hello", logprobs=1, max_tokens=2)
         )
         producer, consumer = await setup.pair.next_requests()
         top = [TokenLogprobs([97, 98], [-0.5, -0.25], 2), TokenLogprobs([195, 195], [float("-inf"), -1.0], 9)]
@@ -76,13 +76,13 @@ async def test_logprobs_come_in_openais_old_shape() -> None:
         setup.pair.decode.send(consumer, 1, [195], finish_reason=FinishReason.LENGTH, logprobs=top[1:])
         [choice] = (await asking).choices
 
-    assert choice.text == "helloa", "half a character is none"
+    assert choice.text == "a", "half a character is none"
     assert choice.logprobs is not None
     assert choice.logprobs.model_dump() == {
         "tokens": ["a", "�"],
         "token_logprobs": [-0.5, -9999.0],
         "top_logprobs": [{"a": -0.5, "b": -0.25}, {"�": -1.0}],
-        "text_offset": [5, 6],
+        "text_offset": [0, 1],
     }
 
 
@@ -160,7 +160,11 @@ async def test_vllms_further_parameters_reach_the_engines() -> None:
     assert params.logit_bias == {5: 2.0}
     assert (request.priority, request.cache_salt) == (-3, "s")
     assert completion.id == "cmpl-mine"
-    assert completion.choices[0].model_extra == {"stop_reason": 10, "token_ids": list(b"Hi\n")}
+    assert completion.choices[0].model_extra == {
+        "stop_reason": 10,
+        "token_ids": list(b"Hi\n"),
+        "prompt_token_ids": list(b"hello"),
+    }
 
 
 @pytest.mark.parametrize(
