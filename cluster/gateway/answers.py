@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from cluster.gateway.requests import EmbeddingRequest, GenerationBody
+from cluster.gateway.requests import GenerationBody, WorkBody
 from cluster.gateway.responses import PromptTokensDetails, Usage
 from cluster.gateway.token_text import TokenTexts
 from cluster.generation import GenerateChunk, GenerateRequest, Prompt, SamplingOptions
@@ -51,7 +51,7 @@ class AnswerHead:
     model: str
 
 
-def answer_id(prefix: str, body: GenerationBody | EmbeddingRequest) -> str:
+def answer_id(prefix: str, body: WorkBody) -> str:
     """Of a call; its requests have it in their ids."""
     return f"{prefix}-{body.request_id or uuid.uuid4().hex}"
 
@@ -75,8 +75,11 @@ def request_of(
     return GenerateManyRequest(prompts=prompts, n=1 if body.n is None else body.n, best_of=best_of, each=each)
 
 
-async def chunks_of(serving: Serving, request: GenerateManyRequest) -> AsyncGenerator[tuple[int, GenerateChunk], None]:
+async def chunks_of(
+    serving: Serving, request: GenerateManyRequest, timeout_s: float | None
+) -> AsyncGenerator[tuple[int, GenerateChunk], None]:
     """The chunks of a call's choices as they come, each with its choice's place. Closing aborts all of them."""
+    request = replace(request, each=replace(request.each, timeout_s=timeout_s))
     if len(request.prompts) == 1 and request.n == 1 and request.best_of is None:
         async with aclosing(serving.generate(replace(request.each, prompt=request.prompts[0]))) as chunks:
             async for chunk in chunks:

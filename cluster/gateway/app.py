@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import reprlib
 import uuid
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
 
 from pydantic import ValidationError
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from cluster.access.caller import ANYBODY, calling_as
 from cluster.access.control import AccessControl
-from cluster.errors import ClusterError
+from cluster.errors import ClusterError, FieldViolation, InvalidRequest
 from cluster.gateway.config import HttpConfig
 from cluster.gateway.errors import HttpError, error_of, internal_error, malformed, refused
-from cluster.gateway.requests import Body
+from cluster.gateway.requests import MAX_TIMEOUT_S, TIMEOUT_HEADER, Body
 from cluster.gateway.streams import unless_client_leaves
 from cluster.ingress.gate import Gate
 
@@ -36,10 +38,11 @@ _ERROR_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP call, received."""
+    """One HTTP call, received. arrived_s: on the event loop's clock"""
 
     request: Request
     body: bytes
+    arrived_s: float
 
     def read(self, kind: type[BodyT]) -> BodyT:
         """Its body. Raises InvalidRequest."""
@@ -47,6 +50,16 @@ class Call:
             return kind.model_validate_json(self.body or b"{}")
         except ValidationError as error:
             raise malformed(error) from error
+
+    def time_left_s(self, timeout_s: float | None) -> float | None:
+        """What is left of the time that its client gives it, by its body or its header, whichever is less.
+
+        timeout_s: by its body. Raises InvalidRequest.
+        """
+        given = [one for one in (timeout_s, _timeout_in(self.request.headers)) if one is not None]
+        if not given:
+            return None
+        return max(0.0, self.arrived_s + min(given) - asyncio.get_running_loop().time())
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
@@ -72,18 +85,24 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call."""
+        arrived_s = asyncio.get_running_loop().time()
         request = Request(scope, receive)
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._door.on_answer(_path_of(request), message["status"])
+            await send(message)
+
         try:
             body = await self._door.receive(request)
         except ClientDisconnect:
             return
         except Refused as error:
-            self._door.on_answer(_path_of(request), error.error.status)
-            await error.error.response()(scope, receive, send)
+            await error.error.response()(scope, receive, counted)
             return
 
         async def answer() -> None:
-            await self._answer(Call(request, body), receive, send)
+            await self._answer(Call(request, body, arrived_s), receive, counted)
 
         await unless_client_leaves(receive, answer)
 
@@ -94,12 +113,9 @@ class Endpoint:
             async with self._gate:
                 with calling_as(caller or ANYBODY):
                     response = await self._handled(call)
-                    self._door.on_answer(_path_of(request), response.status_code)
                     await response(request.scope, receive, send)
         except ClusterError as error:
-            failed = error_of(error)
-            self._door.on_answer(_path_of(request), failed.status)
-            await failed.response()(request.scope, receive, send)
+            await error_of(error).response()(request.scope, receive, send)
 
     async def _handled(self, call: Call) -> Response:
         try:
@@ -137,6 +153,18 @@ class Door:
             message = f"the body did not come within {self.config.receive_timeout_s:g} s"
             raise Refused(refused(408, message, "timeout")) from error
         return bytes(body)
+
+
+def _timeout_in(headers: Headers) -> float | None:
+    """Raises InvalidRequest."""
+    text = headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return None
+    with suppress(ValueError):
+        if 0 < (timeout_s := float(text)) <= MAX_TIMEOUT_S:
+            return timeout_s
+    allowed = f"seconds, more than 0 and at most {MAX_TIMEOUT_S:.0f}"
+    raise InvalidRequest(FieldViolation(TIMEOUT_HEADER, reprlib.repr(text), allowed))
 
 
 def _path_of(request: Request) -> str:

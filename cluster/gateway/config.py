@@ -32,3 +32,9 @@ class HttpConfig(BaseModel):
     )
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="Of a request; as much as a message over gRPC.")
     receive_timeout_s: float = Field(30.0, gt=0, description="For a request's headers, and again for its body.")
+    keep_alive_interval_s: float | None = Field(
+        15.0,
+        gt=0,
+        description="A stream that has been silent for so long sends a comment, so that proxies and clients know that "
+        "it lives; from the first one on its status is 200. None: streams may be silent.",
+    )

@@ -13,7 +13,7 @@ from cluster.gateway.responses import Embedding, EmbeddingList, EmbeddingUsage
 from cluster.vectors.requests import EmbedRequest, EmbedResult
 
 
-def embed_request(head: AnswerHead, body: EmbeddingRequest) -> EmbedRequest:
+def embed_request(head: AnswerHead, body: EmbeddingRequest, timeout_s: float | None) -> EmbedRequest:
     """What a call asks of Serving."""
     return EmbedRequest(
         inputs=prompts_from(body.input),
@@ -24,6 +24,7 @@ def embed_request(head: AnswerHead, body: EmbeddingRequest) -> EmbedRequest:
         dimensions=body.dimensions,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        timeout_s=timeout_s,
     )
 
 

@@ -51,6 +51,9 @@ class HttpError:
     def response(self) -> Response:
         """The whole answer."""
         headers = {} if self.status != 401 else {"www-authenticate": "Bearer"}
+        if self.status == 504:
+            # OpenAI's client tries again otherwise; who has no time has none for another attempt.
+            headers["x-should-retry"] = "false"
         if self.retry_delay_s is not None:
             # OpenAI's client reads the finer one, others the standard's.
             headers["retry-after"] = str(max(1, math.ceil(self.retry_delay_s)))

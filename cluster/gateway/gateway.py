@@ -32,8 +32,8 @@ from cluster.gateway.requests import (
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
-    GenerationBody,
     TokenizeRequest,
+    WorkBody,
 )
 from cluster.gateway.responses import (
     ChatCompletion,
@@ -47,7 +47,7 @@ from cluster.gateway.responses import (
     Tokenized,
 )
 from cluster.gateway.sampling import NAMES
-from cluster.gateway.streams import EventStream, events_of
+from cluster.gateway.streams import EventStream, StreamTimes, events_of
 from cluster.gateway.token_text import TokenTexts
 from cluster.generation import Prompt, TextPrompt, TokenPrompt
 from cluster.ingress.gate import Gate
@@ -105,7 +105,7 @@ class Gateway:
         self._serving = serving
         self._view = view
         self._config = config
-        self._slow_reader_timeout_s = slow_reader_timeout_s
+        self._stream_times = StreamTimes(slow_reader_timeout_s, config.keep_alive_interval_s)
         self._started_s = int(time.time())
         self._texts: WeakKeyDictionary[ModelTokenizer, TokenTexts] = WeakKeyDictionary()
 
@@ -141,21 +141,21 @@ class Gateway:
         head = self._head("cmpl", body)
         echoes = [await self._text_of(prompt) for prompt in prompts_from(body.prompt)] if body.echo else []
         answer = CompletionAnswer(head, body, echoes, self._texts_of)
-        return await self._generate(head, answer, is_stream=bool(body.stream))
+        return await self._generate(head, answer, call.time_left_s(body.timeout), is_stream=bool(body.stream))
 
     async def chat(self, call: Call) -> Response:
         """/v1/chat/completions"""
         body = call.read(ChatCompletionRequest)
         head = self._head("chatcmpl", body)
         answer = ChatAnswer(head, body, self._texts_of, self._config)
-        return await self._generate(head, answer, is_stream=bool(body.stream))
+        return await self._generate(head, answer, call.time_left_s(body.timeout), is_stream=bool(body.stream))
 
     async def embed(self, call: Call) -> Response:
         """/v1/embeddings"""
         body = call.read(EmbeddingRequest)
         head = self._head("embd", body)
         try:
-            result = await self._serving.embed(embed_request(head, body))
+            result = await self._serving.embed(embed_request(head, body, call.time_left_s(body.timeout)))
         except InvalidRequest as error:
             raise renamed(error, _EMBEDDING_NAMES) from error
         as_base64 = body.encoding_format == "base64"
@@ -236,13 +236,13 @@ class Gateway:
         del call
         return Response(page(openapi(OPERATIONS)), 200, media_type="text/html")
 
-    async def _generate(self, head: AnswerHead, answer: Answer, *, is_stream: bool) -> Response:
-        chunks = chunks_of(self._serving, answer.request)
+    async def _generate(
+        self, head: AnswerHead, answer: Answer, timeout_s: float | None, *, is_stream: bool
+    ) -> Response:
+        chunks = chunks_of(self._serving, answer.request, timeout_s)
+        if is_stream:
+            return EventStream(head.id, answer, events_of(answer, chunks), self._stream_times)
         try:
-            if is_stream:
-                events = events_of(answer, chunks)
-                first = await anext(events)
-                return EventStream(head.id, answer, first, events, self._slow_reader_timeout_s)
             async with aclosing(chunks):
                 async for index, chunk in chunks:
                     answer.add(index, chunk)
@@ -250,7 +250,7 @@ class Gateway:
             raise renamed(error, answer.names) from error
         return _json(answer.whole(), head.id)
 
-    def _head(self, prefix: str, body: GenerationBody | EmbeddingRequest) -> AnswerHead:
+    def _head(self, prefix: str, body: WorkBody) -> AnswerHead:
         return AnswerHead(answer_id(prefix, body), int(time.time()), body.model or self._processor.model.name)
 
     def _model(self) -> Model:

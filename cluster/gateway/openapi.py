@@ -11,13 +11,20 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from pydantic.json_schema import models_json_schema
 
-from cluster.gateway.requests import Body
+from cluster.gateway.requests import MAX_TIMEOUT_S, TIMEOUT_HEADER, Body, WorkBody
 from cluster.gateway.responses import ErrorBody
 from cluster.ingress.version import server_version
 
 Document: TypeAlias = dict[str, Any]  # JSON, of a shape that OpenAPI says
 
 _REFERENCE: Final = "#/components/schemas/{name}"
+_TIMEOUT: Final = {
+    "name": TIMEOUT_HEADER,
+    "in": "header",
+    "required": False,
+    "description": "Seconds that the client gives the call, as timeout in its body; the lesser of both counts.",
+    "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S},
+}
 _ERRORS: Final = {
     400: "The request cannot be served as it is.",
     401: "No valid token.",
@@ -113,11 +120,13 @@ def _operation(operation: Operation) -> Document:
     if operation.body is not None:
         schema = {"$ref": _REFERENCE.format(name=_body_name(operation.body))}
         described["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    if operation.parameters:
-        described["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in operation.parameters
-        ]
+    parameters: list[Document] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in operation.parameters
+    ]
+    if operation.body is not None and issubclass(operation.body, WorkBody):
+        parameters.append(_TIMEOUT)
+    if parameters:
+        described["parameters"] = parameters
     return described
 
 

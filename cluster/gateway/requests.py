@@ -5,7 +5,7 @@ Types are checked here; values where the gRPC door has them checked too, by the 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -14,6 +14,21 @@ class Body(BaseModel):
     """Of a request."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+TIMEOUT_HEADER: Final = "x-request-timeout"
+MAX_TIMEOUT_S: Final = 10_000_000.0
+
+
+class WorkBody(Body):
+    """Of a request that engines work on. timeout: seconds from the call's arrival, after which it is aborted"""
+
+    model: str = ""
+    user: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT_S)
 
 
 class StreamOptions(Body):
@@ -64,10 +79,9 @@ class StructuredOutputs(Body):
     grammar: str | None = None
 
 
-class GenerationBody(Body):
+class GenerationBody(WorkBody):
     """What completions and chat completions have in common."""
 
-    model: str = ""
     n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -79,7 +93,6 @@ class GenerationBody(Body):
     logit_bias: dict[int, float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
 
     top_k: int | None = None
     min_p: float | None = None
@@ -90,9 +103,6 @@ class GenerationBody(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: Literal[True] | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -115,19 +125,14 @@ class CompletionRequest(GenerationBody):
     logprobs: int | None = None
 
 
-class EmbeddingRequest(Body):
+class EmbeddingRequest(WorkBody):
     """Of /v1/embeddings."""
 
     input: str | list[str] | list[int] | list[list[int]]
-    model: str = ""
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    user: str | None = None
     pooling: str | None = None
     normalize: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
 
 
 class TextPart(Body):
