@@ -29,24 +29,38 @@ from cluster.gateway.errors import renamed
 from cluster.gateway.openapi import Operation, openapi, page
 from cluster.gateway.requests import (
     ChatCompletionRequest,
+    ClassifyBody,
     CompletionRequest,
     DetokenizeRequest,
     EmbeddingRequest,
+    RerankBody,
+    ScoreBody,
     TokenizeRequest,
     WorkBody,
 )
 from cluster.gateway.responses import (
     ChatCompletion,
     ChatCompletionChunk,
+    ClassifiedList,
     Completion,
     Detokenized,
     EmbeddingList,
     Health,
     Model,
     ModelList,
+    RerankedList,
+    ScoreList,
     Tokenized,
 )
 from cluster.gateway.sampling import NAMES
+from cluster.gateway.scoring import (
+    classified_list,
+    classify_request,
+    comparison_of,
+    renamed_inputs,
+    reranked_list,
+    score_list,
+)
 from cluster.gateway.streams import EventStream, StreamTimes, events_of
 from cluster.gateway.token_text import TokenTexts
 from cluster.generation import Prompt, TextPrompt, TokenPrompt
@@ -57,7 +71,8 @@ from cluster.model_tokenizer import ModelTokenizer
 from cluster.serving import Serving
 from cluster.status import ClusterView
 
-_EMBEDDING_NAMES: Final = dict(NAMES) | {"text": "input", "token_ids": "input", "inputs": "input"}
+_INPUT_NAMES: Final = {"inputs": "input"}
+_SCORE_NAMES: Final = {"query": "text_1", "documents": "text_2"}
 
 _COMPLETIONS: Final = Operation(
     "/v1/completions", "POST", "Go on from prompts.", CompletionRequest, Completion, Completion
@@ -71,6 +86,17 @@ _CHAT: Final = Operation(
     ChatCompletionChunk,
 )
 _EMBEDDINGS: Final = Operation("/v1/embeddings", "POST", "Give vectors for texts.", EmbeddingRequest, EmbeddingList)
+_CLASSIFY: Final = Operation(
+    "/classify", "POST", "Say of texts what a classification head says.", ClassifyBody, ClassifiedList
+)
+_SCORES: Final = [
+    Operation(path, "POST", "Say how well texts answer another.", ScoreBody, ScoreList)
+    for path in ("/score", "/v1/score")
+]
+_RERANKS: Final = [
+    Operation(path, "POST", "Bring the texts that answer a query best.", RerankBody, RerankedList)
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank")
+]
 _MODELS: Final = Operation("/v1/models", "GET", "List the model and its adapters.", None, ModelList)
 _MODEL: Final = Operation(
     "/v1/models/{model}", "GET", "Describe a model.", None, Model, None, (401, 403, 404, 429, 500, 503), ("model",)
@@ -83,7 +109,7 @@ _METRICS: Final = Operation("/metrics", "GET", "Tell metrics in Prometheus' form
 _OPENAPI: Final = Operation("/openapi.json", "GET", "This document.", None, None, None, ())
 _PAGE: Final = Operation("/docs", "GET", "This document for people.", None, None, None, ())
 OPERATIONS: Final = (
-    *(_COMPLETIONS, _CHAT, _EMBEDDINGS, _MODELS, _MODEL, _TOKENIZE, _DETOKENIZE),
+    *(_COMPLETIONS, _CHAT, _EMBEDDINGS, _CLASSIFY, *_SCORES, *_RERANKS, _MODELS, _MODEL, _TOKENIZE, _DETOKENIZE),
     *(_HEALTH, _READY, _METRICS),
 )
 
@@ -123,6 +149,9 @@ class Gateway:
                 route(_COMPLETIONS, self.complete),
                 route(_CHAT, self.chat),
                 route(_EMBEDDINGS, self.embed),
+                route(_CLASSIFY, self.classify),
+                *(route(operation, self.score) for operation in _SCORES),
+                *(route(operation, self.rerank) for operation in _RERANKS),
                 route(_MODELS, self.models),
                 route(_MODEL, self.model),
                 route(_TOKENIZE, self.tokenize),
@@ -157,9 +186,38 @@ class Gateway:
         try:
             result = await self._serving.embed(embed_request(head, body, call.time_left_s(body.timeout)))
         except InvalidRequest as error:
-            raise renamed(error, _EMBEDDING_NAMES) from error
+            raise renamed_inputs(error, _INPUT_NAMES) from error
         as_base64 = body.encoding_format == "base64"
         return _json(embedding_list(head, result, as_base64=as_base64), head.id)
+
+    async def classify(self, call: Call) -> Response:
+        """/classify"""
+        body = call.read(ClassifyBody)
+        head = self._head("classify", body)
+        request = classify_request(head, body, call.time_left_s(body.timeout))
+        try:
+            result = await self._serving.classify(request)
+        except InvalidRequest as error:
+            raise renamed_inputs(error, _INPUT_NAMES) from error
+        return _json(classified_list(head, result), head.id)
+
+    async def score(self, call: Call) -> Response:
+        """/score"""
+        body = call.read(ScoreBody)
+        head = self._head("score", body)
+        comparison = comparison_of(head, body, call.time_left_s(body.timeout))
+        try:
+            scores, usage = await comparison.scores(self._serving)
+        except InvalidRequest as error:
+            raise renamed_inputs(error, _SCORE_NAMES) from error
+        return _json(score_list(head, scores, usage), head.id)
+
+    async def rerank(self, call: Call) -> Response:
+        """/rerank"""
+        body = call.read(RerankBody)
+        head = self._head("rerank", body)
+        scores, usage = await comparison_of(head, body, call.time_left_s(body.timeout)).scores(self._serving)
+        return _json(reranked_list(head, body, scores, usage), head.id)
 
     async def models(self, call: Call) -> Response:
         """/v1/models: the model, and the adapters that have been asked for"""

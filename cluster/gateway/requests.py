@@ -135,6 +135,35 @@ class EmbeddingRequest(WorkBody):
     normalize: bool | None = None
 
 
+class ActivatedBody(WorkBody):
+    """Of a request for what a classification head says. activation, use_activation: False for the head's numbers"""
+
+    activation: bool | None = None
+    use_activation: bool | None = None
+
+
+class ClassifyBody(ActivatedBody):
+    """Of /classify."""
+
+    input: str | list[str] | list[int] | list[list[int]]
+
+
+class ScoreBody(ActivatedBody):
+    """Of /score: one text and those that it is compared with, or as many of both."""
+
+    text_1: str | list[str]
+    text_2: str | list[str]
+
+
+class RerankBody(ActivatedBody):
+    """Of /rerank. top_n: so many of the best; 0: all"""
+
+    query: str
+    documents: list[str]
+    top_n: int | None = Field(None, ge=0)
+    return_documents: bool | None = None
+
+
 class TextPart(Body):
     """Part of a message's content."""
 

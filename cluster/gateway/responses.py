@@ -227,6 +227,68 @@ class EmbeddingUsage(Struct, frozen=True):
     total_tokens: int
 
 
+class Classified(Struct, frozen=True):
+    """Of one input: the class that it is most likely of, and how likely it is of each."""
+
+    index: int
+    label: str
+    probs: list[float]
+    num_classes: int
+
+
+class ClassifiedList(Struct, frozen=True):
+    """Of /classify."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Classified]
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+class Scored(Struct, frozen=True):
+    """Of one document."""
+
+    index: int
+    score: float
+    object: Literal["score"] = "score"
+
+
+class ScoreList(Struct, frozen=True):
+    """Of /score."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Scored]
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"
+
+
+class TextDocument(Struct, frozen=True):
+    """As it was sent."""
+
+    text: str
+
+
+class RankedDocument(Struct, frozen=True):
+    """index: its place among those that were sent"""
+
+    index: int
+    relevance_score: float
+    document: TextDocument | UnsetType = UNSET
+
+
+class RerankedList(Struct, frozen=True):
+    """Of /rerank."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: EmbeddingUsage
+
+
 class EmbeddingList(Struct, frozen=True):
     """Of /v1/embeddings."""
 
