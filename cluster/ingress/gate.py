@@ -1,7 +1,7 @@
 """Who is inside while a server drains.
 
 gRPC's own stop() cancels a call that arrives while it is under way, and its client sees CANCELLED, as if it had given
-up itself. So calls are refused here first, and the server is stopped when nobody is left.
+up itself. So calls are refused here first, with a reason; server.py has the rest of how an ingress ends.
 """
 
 from __future__ import annotations

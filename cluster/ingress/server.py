@@ -1,8 +1,15 @@
-"""The gRPC server of an ingress."""
+"""The gRPC server of an ingress.
+
+How it ends: health says NOT_SERVING, and new calls are refused. Half a second later those who are connected are told to
+go elsewhere (GOAWAY), while their streams go on. gRPC sends that when a server stops, which listens no more; so a
+successor listens at the same port, and refuses with the reason, until the last stream is over.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -37,6 +44,8 @@ from cluster.ingress.slow_readers import SlowReaders
 from cluster.serving import Serving
 from cluster.status import ClusterView
 
+logger = logging.getLogger(__name__)
+
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 """Both ways. A prompt of a million token ids has about 3 MB."""
 SERVICES: Final = (
@@ -48,6 +57,10 @@ SERVICES: Final = (
 _WITHOUT_ENGINES: Final = ("raypd.v1.ModelService", ADMIN_SERVICE)
 """Services that work without any."""
 _LAST_WORDS_S = 1.0
+_NOTICE_S: Final = 0.5
+"""For clients to leave by themselves, by health or refusals: a call that crosses a GOAWAY is CANCELLED by gRPC."""
+_REBIND_INTERVAL_S: Final = 0.05
+_REBIND_TIMEOUT_S: Final = 5.0
 _MAX_PENDING_CALLS: Final = 16_384
 _OPTIONS: Final = (
     # Two servers on one port would share its connections silently: a clash must fail.
@@ -106,18 +119,15 @@ class IngressServer:
         self._health = IngressHealth()
         self._gate = Gate()
         self._slow_readers = SlowReaders(self._settings.slow_reader_timeout_s)
-        server = self._make_server()
-        generate_pb2_grpc.add_GenerateServiceServicer_to_server(GenerateService(self._serving), server)
-        embed_pb2_grpc.add_EmbedServiceServicer_to_server(EmbedService(self._serving), server)
-        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving), server)
-        self._servers = [server]
         settings = self._settings
+        server = self._make_main_server()
+        self._servers = [server]
+        port = self._port = self._listen(server, settings.port)
         if settings.admin_port is not None:
-            self._servers.append(self._make_server())
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin_service, self._servers[-1])
-        port = self._listen(server, settings.port)
-        if settings.admin_port is not None:
-            self.admin_port = self._listen(self._servers[-1], settings.admin_port)
+            admin_server = self._make_server()
+            admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin_service, admin_server)
+            self.admin_port = self._listen(admin_server, settings.admin_port)
+            self._servers.append(admin_server)
         for each in self._servers:
             await each.start()
         needing_engines = [service for service in SERVICES if service not in _WITHOUT_ENGINES]
@@ -131,14 +141,53 @@ class IngressServer:
         return port
 
     async def drain(self, grace_s: float) -> None:
-        """Report NOT_SERVING, refuse new calls, let running ones end for up to grace_s, abort the rest, close."""
+        """Report NOT_SERVING, refuse new calls, let running ones end for up to grace_s, abort the rest, close.
+
+        Nobody listens at the port once it is over.
+        """
+        end_s = asyncio.get_running_loop().time() + grace_s
         await self._health.enter_graceful_shutdown()
-        is_empty = await self._gate.close(grace_s)
+        is_empty = await self._gate.close(min(_NOTICE_S, grace_s))
+        if not is_empty:
+            is_empty = await self._send_away(max(0.0, end_s - asyncio.get_running_loop().time()))
         # The last answers, refusals among them, still have to get out.
         await asyncio.gather(*(server.stop(_LAST_WORDS_S if is_empty else 0) for server in self._servers))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _send_away(self, grace_s: float) -> bool:
+        """Have clients leave their connections, and wait for calls that go on; returns whether all have ended."""
+        self._tasks.append(asyncio.create_task(self._servers[0].stop(grace_s)))
+        async with asyncio.TaskGroup() as tasks:
+            succeeding = tasks.create_task(self._succeed())
+            is_empty = await self._gate.close(grace_s)
+            succeeding.cancel()
+        return is_empty
+
+    async def _succeed(self) -> None:
+        """Listen where the main server has stopped to. The gate is closed: what needs to go in is refused."""
+        successor = self._make_main_server()
+        try:
+            async with asyncio.timeout(_REBIND_TIMEOUT_S):
+                while True:
+                    await asyncio.sleep(_REBIND_INTERVAL_S)  # gRPC does not say when it has closed its socket.
+                    with contextlib.suppress(AddressUnavailable):
+                        self._listen(successor, self._port)
+                        break
+        except TimeoutError:
+            logger.warning("nobody listens while an ingress drains", extra={"port": self._port})
+        self._servers.append(successor)
+        await successor.start()
+
+    def _make_main_server(self) -> grpc.aio.Server:
+        server = self._make_server()
+        generate_pb2_grpc.add_GenerateServiceServicer_to_server(GenerateService(self._serving), server)
+        embed_pb2_grpc.add_EmbedServiceServicer_to_server(EmbedService(self._serving), server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving), server)
+        if self._settings.admin_port is None:
+            admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin_service, server)
+        return server
 
     def _make_server(self) -> grpc.aio.Server:
         settings = self._settings
