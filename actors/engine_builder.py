@@ -9,6 +9,8 @@ from pathlib import Path
 
 from actors.config import EngineConfig
 from actors.core.adapter_cache import AdapterCache
+from actors.core.embedding_shelf import EmbeddingShelf
+from actors.core.embedding_transfers import Staging
 from actors.core.scheduler import Scheduler
 from actors.engine_core import EngineCore
 from actors.executor import Executor, InProcessExecutor
@@ -38,12 +40,14 @@ def build_engine_core(
     on_progress: Callable[[], None],
     say: Callable[[str], None] = logger.info,
     launch_ranks: RankLauncher = ProcessRanks,
+    shelf: EmbeddingShelf | None = None,
 ) -> EngineCore:
     """Load the model, size and allocate the cache, warm up. Blocks for as long as the weights take.
 
     on_progress: called from a transfer thread when a step is due because something arrived or left
     say: told what the start is busy with, in a few words
     launch_ranks: starts the tensor-parallel ranks after the first, which is this process
+    shelf: what the engine encodes for others is taken from there
     Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable, StoreUnavailable or RankLost.
     """
     group: RankGroup | None = None
@@ -70,6 +74,7 @@ def build_engine_core(
         worker_abilities=runner.abilities,
         kv_transfer_config=config.kv_transfer,
         adapters=_make_adapter_cache(config, runner),
+        staging=_make_staging(identity, runner.layout, shelf or EmbeddingShelf()),
         clock=time.time,
     )
     executor: Executor = InProcessExecutor(worker, overlap=overlap)
@@ -111,9 +116,17 @@ def _make_prefix_sources(
 
     Raises StoreUnavailable.
     """
-    settings = config.kv_transfer
-    name = f"{identity.engine_id}/{identity.incarnation}"
+    settings, name = config.kv_transfer, _name(identity)
     is_fetching = settings.prefix_fetch and config.cache.enable_prefix_caching
     max_fetches = settings.max_reserved_requests if is_fetching else 0
     fetches = PrefixFetches(name, config.cache.block_size, max_fetches=max_fetches)
     return PrefixSources(StoreSet([store.make_scheduler(layout) for store in stores]) if stores else None, fetches)
+
+
+def _make_staging(identity: EngineAddress, layout: KVCacheLayout, shelf: EmbeddingShelf) -> Staging:
+    return Staging(_name(identity), layout.num_kv_heads * layout.token_size_bytes, shelf)
+
+
+def _name(identity: EngineAddress) -> str:
+    """For what this life of the engine begins."""
+    return f"{identity.engine_id}/{identity.incarnation}"

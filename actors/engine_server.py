@@ -15,6 +15,8 @@ import grpc
 
 from actors.config import EngineConfig, ModelFacts
 from actors.core.adapter import Adapter
+from actors.core.embedding_shelf import EmbeddingShelf
+from actors.core.embedding_transfers import EmbeddingFetch
 from actors.core.multimodal import EncoderInput, PackedArray
 from actors.core.request import EngineCoreRequest
 from actors.core.stats import SchedulerStats
@@ -73,14 +75,22 @@ class EngineServer:
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         self._sessions = sessions = SessionServer(self, self._engine_id, self._incarnation)
         self._control = GrpcControl(asyncio.get_running_loop())
-        self._encoders = RemoteEncoders(self._config.scheduler.encode_timeout_s)
-        self.encode_service = EncodeService(self._encode)
+        self._encoders = RemoteEncoders(self._config.scheduler.encode_timeout_s, self)
+        shelf = EmbeddingShelf()
+        self.encode_service = EncodeService(self._encode, shelf)
         handlers = (sessions.handler(), self._control.handler(), self.encode_service.handler())
         self._server.add_generic_rpc_handlers(handlers)
         address = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
         identity = EngineAddress(self._engine_id, self._incarnation, address)
         self._core = await asyncio.to_thread(
-            build_engine_core, self._config, identity, self._control, self._wake.set, self._say, self._launch_ranks
+            build_engine_core,
+            self._config,
+            identity,
+            self._control,
+            self._wake.set,
+            self._say,
+            self._launch_ranks,
+            shelf,
         )
         self._thread = EngineThread(self._core, sessions.deliver, self._on_death, self._wake)
         self._thread.start()
@@ -94,6 +104,8 @@ class EngineServer:
             await self._server.stop(grace=0)
             await asyncio.to_thread(self._thread.stop)
             await self._control.close()
+            for encoding in list(self._encoding.values()):
+                encoding.cancel()
             await self._encoders.close()
         self._say("stopped")
 
@@ -115,6 +127,20 @@ class EngineServer:
     async def _submit_encoded(self, request: EngineCoreRequest, client_index: int) -> None:
         """Queue a request once an encode engine has made its images' embeddings."""
         self._submit(await self._encoders.embed(request), client_index)
+
+    def begin_fetch(self, fetch: EmbeddingFetch) -> None:
+        """EmbeddingFetches."""
+        core = self._core
+        assert core is not None, "requests come when the core is there"
+        core.ask(lambda: core.scheduler.remote.embeddings.begin(fetch))
+        self._wake.set()
+
+    def cancel_fetch(self, fetch: EmbeddingFetch) -> None:
+        """EmbeddingFetches."""
+        core = self._core
+        assert core is not None, "requests come when the core is there"
+        core.ask(lambda: core.scheduler.remote.embeddings.cancel(fetch))
+        self._wake.set()
 
     async def _encode(self, image: EncoderInput) -> PackedArray:
         """For another engine."""

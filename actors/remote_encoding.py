@@ -1,8 +1,9 @@
 """Encoders on engines of their own: who prefills lets them make the embeddings of images.
 
-An engine gives the encode engine that its request names what the image is made of, over gRPC, and gets the embeddings
-back. It waits for them before the scheduler hears of the request, for as long as encode_timeout_s; what fails, or does
-not come by then, the engine encodes itself. So nothing is lost with an encode engine, and no request fails by it.
+An engine gives the encode engine that its request names what the image is made of, over gRPC. When that has been
+encoded, it fetches the embeddings over a KV link (actors/core/embedding_transfers.py). It waits for them before the
+scheduler hears of the request, for as long as encode_timeout_s; what fails, or does not come by then, the engine
+encodes itself. So nothing is lost with an encode engine, and no request fails by it.
 
 The embeddings take the place of what they were made of in the request (EMBEDDINGS among its arrays), and all that
 follows is as ever: the encoder's budget and cache count them, and a preempted request still has them.
@@ -12,18 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 import grpc
 import grpc.aio
 import msgspec
 
+from actors.core.embedding_shelf import EmbeddingShelf
+from actors.core.embedding_transfers import EmbeddingFetch, Fetched
 from actors.core.multimodal import EMBEDDINGS, EncoderInput, PackedArray
 from actors.core.request import EngineCoreRequest
 from actors.session_messages import MAX_MESSAGE_BYTES
-from actors.sized_cache import SizedCache
 from kv_transfer.params import EngineAddress
 
 logger = logging.getLogger(__name__)
@@ -37,19 +40,29 @@ _OPTIONS: Final = (
     ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
-_CACHE_BYTES: Final = 256 << 20
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_input: Final = msgspec.msgpack.Decoder(EncoderInput).decode
-_decode_array: Final = msgspec.msgpack.Decoder(PackedArray).decode
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """What an encode engine has on its shelf. dtype: by torch's name; shape: [num_embeds, hidden_size]"""
+
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+_decode_encoded: Final = msgspec.msgpack.Decoder(EncodedImage).decode
 
 
 class EncodeService:
     """The end that encodes. Each image once for all who ask at a time, or soon after. Lives on one event loop."""
 
-    def __init__(self, encode: Callable[[EncoderInput], Awaitable[PackedArray]]) -> None:
-        """encode: makes an image's embeddings, [num_embeds, hidden_size]"""
+    def __init__(self, encode: Callable[[EncoderInput], Awaitable[PackedArray]], shelf: EmbeddingShelf) -> None:
+        """encode: makes an image's embeddings, [num_embeds, hidden_size]; shelf: where they are fetched from"""
         self._encode = encode
-        self._made: SizedCache[str, PackedArray] = SizedCache(_CACHE_BYTES)
+        self._shelf = shelf
         self._under_way: dict[str, asyncio.Task[PackedArray]] = {}
         self.num_encoded = 0
         """Images encoded for others so far."""
@@ -63,31 +76,42 @@ class EncodeService:
         return grpc.method_handlers_generic_handler(service, {method: serve})
 
     async def _answer(
-        self, image: EncoderInput, context: grpc.aio.ServicerContext[EncoderInput, PackedArray]
-    ) -> PackedArray:
-        if (known := self._made.get(image.mm_hash)) is not None:
-            return known
+        self, image: EncoderInput, context: grpc.aio.ServicerContext[EncoderInput, EncodedImage]
+    ) -> EncodedImage:
+        if (known := self._shelf.get(image.mm_hash)) is not None:
+            return _describe(known)
         task = self._under_way.get(image.mm_hash)
         if task is None:
             task = self._under_way[image.mm_hash] = asyncio.create_task(self._make(image))
         # Others may wait for it as well.
-        return await asyncio.shield(task)
+        return _describe(await asyncio.shield(task))
 
     async def _make(self, image: EncoderInput) -> PackedArray:
         try:
             embeddings = await self._encode(image)
             self.num_encoded += 1
-            self._made.put(image.mm_hash, embeddings, len(embeddings.data))
+            self._shelf.put(image.mm_hash, embeddings)
             return embeddings
         finally:
             del self._under_way[image.mm_hash]
 
 
+class EmbeddingFetches(Protocol):
+    """Brings embeddings over links; both calls come from the event loop and return at once."""
+
+    def begin_fetch(self, fetch: EmbeddingFetch) -> None:
+        """Begin; fetch.on_over follows."""
+
+    def cancel_fetch(self, fetch: EmbeddingFetch) -> None:
+        """End it, if it is not over."""
+
+
 class RemoteEncoders:
     """The end that asks. Lives on one event loop."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, fetches: EmbeddingFetches) -> None:
         self._timeout_s = timeout_s
+        self._fetches = fetches
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def embed(self, request: EngineCoreRequest) -> EngineCoreRequest:
@@ -96,7 +120,7 @@ class RemoteEncoders:
         encoder = request.encoder
         sizes = {feature.mm_hash: feature.num_embeds for feature in request.mm_features}
         inputs = await asyncio.gather(
-            *(self._ask(encoder, image, sizes[image.mm_hash]) for image in request.encoder_inputs)
+            *(self._embed(encoder, image, sizes[image.mm_hash]) for image in request.encoder_inputs)
         )
         return replace(request, encoder_inputs=tuple(inputs))
 
@@ -105,21 +129,60 @@ class RemoteEncoders:
         channels, self._channels = self._channels, {}
         await asyncio.gather(*(channel.close() for channel in channels.values()))
 
-    async def _ask(self, encoder: EngineAddress, image: EncoderInput, num_embeds: int) -> EncoderInput:
+    async def _embed(self, encoder: EngineAddress, image: EncoderInput, num_embeds: int) -> EncoderInput:
+        """The image's embeddings, or what came in, if they cannot be had."""
+        deadline_s = time.time() + self._timeout_s
+        made = await self._ask(encoder, image)
+        if isinstance(made, EncodedImage):
+            if made.shape[0] != num_embeds:
+                made = f"embeddings of shape {made.shape} came"
+            else:
+                fetched = await self._fetch(encoder, image.mm_hash, made.num_bytes, deadline_s)
+                if fetched.data is not None:
+                    return EncoderInput(image.mm_hash, {EMBEDDINGS: PackedArray(made.dtype, made.shape, fetched.data)})
+                made = fetched.reason
+        fields = {"engine_id": encoder.engine_id, "reason": made}
+        logger.warning("an encode engine has failed, the image is encoded here", extra=fields)
+        return image
+
+    async def _ask(self, encoder: EngineAddress, image: EncoderInput) -> EncodedImage | str:
+        """Have the image encoded; returns the reason if that fails."""
         address = encoder.control_address
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        method = channel.unary_unary(ENCODE_METHOD, request_serializer=_encode, response_deserializer=_decode_array)
+        method = channel.unary_unary(ENCODE_METHOD, request_serializer=_encode, response_deserializer=_decode_encoded)
         try:
-            embeddings = await method(image, timeout=self._timeout_s)
-            reason = "" if embeddings.shape[0] == num_embeds else f"embeddings of shape {embeddings.shape} came"
+            return await method(image, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
-            reason = error.details() or str(error.code())
+            return error.details() or str(error.code())
         except grpc.aio.UsageError as error:
-            reason = f"the channel is closed: {error}"
-        if reason:
-            fields = {"engine_id": encoder.engine_id, "reason": reason}
-            logger.warning("an encode engine has failed, the image is encoded here", extra=fields)
-            return image
-        return EncoderInput(image.mm_hash, {EMBEDDINGS: embeddings})
+            return f"the channel is closed: {error}"
+
+    async def _fetch(self, encoder: EngineAddress, mm_hash: str, num_bytes: int, deadline_s: float) -> Fetched:
+        """Bring the embeddings here. Whoever gives up waiting ends the fetch with that."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[Fetched] = loop.create_future()
+
+        def tell(fetched: Fetched) -> None:
+            if not over.done():
+                over.set_result(fetched)
+
+        def tell_from_engine(fetched: Fetched) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(tell, fetched)
+
+        fetch = EmbeddingFetch(encoder, mm_hash, num_bytes, deadline_s, tell_from_engine)
+        self._fetches.begin_fetch(fetch)
+        try:
+            async with asyncio.timeout(max(0.0, deadline_s - time.time())):
+                return await over
+        except TimeoutError:
+            return Fetched(None, "the embeddings did not come in time")
+        finally:
+            if not over.done() or over.cancelled():
+                self._fetches.cancel_fetch(fetch)
+
+
+def _describe(embeddings: PackedArray) -> EncodedImage:
+    return EncodedImage(embeddings.dtype, embeddings.shape, len(embeddings.data))

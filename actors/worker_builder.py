@@ -13,6 +13,7 @@ from kv_transfer.connector import KVConnectorWorker
 from kv_transfer.control import Control
 from kv_transfer.params import EngineAddress
 from kv_transfer.rank_connector import RankConnector
+from kv_transfer.staging import StagingConnector
 from kv_transfer.stores.choice import choose_stores
 from kv_transfer.stores.connector import StoringConnector
 from kv_transfer.stores.worker import StoreCopier
@@ -52,7 +53,7 @@ def build_worker(
     pairs = ConnectorWorker(
         config.kv_transfer, identity, runner.layout, runner.kv_cache, control=control, on_progress=on_progress
     )
-    connector: KVConnectorWorker = RankConnector(pairs, runner.layout)
+    connector: KVConnectorWorker = StagingConnector(RankConnector(pairs, runner.layout), runner.kv_cache)
     stores = choose_stores(config.kv_transfer, is_on_gpu=runner.kv_cache.is_cuda)
     if stores:
         say("opening KV stores")

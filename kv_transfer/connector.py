@@ -24,7 +24,7 @@ class Reservation:
     block_ids: every block of the prompt in order, those that hit the local prefix cache included
     num_local_blocks: the first so many of them are already here and must not be sent
     block_hashes: not a handoff, but a fetch of these very blocks, or as many of them, from the first one on, as the
-        peer has in its prefix cache
+        peer has in its prefix cache; or of staged bytes that a single one names (staging.py)
     """
 
     request_id: str
@@ -61,6 +61,18 @@ class ProducerProgress:
     block_ids: tuple[int, ...]
     num_computed_tokens_before: int
     num_computed_tokens_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBytes:
+    """Producer, scheduler -> worker: put these bytes into these blocks before the step's transfers begin.
+
+    name: of the producer that sends them; the blocks are zeroed with its finished_sending
+    """
+
+    name: str
+    block_ids: tuple[int, ...]
+    data: bytes
 
 
 class ProducerEnd(StrEnum):
@@ -100,6 +112,8 @@ class KVConnectorMetadata:
     consumer_cancels: tuple[str, ...] = ()
     """Consumer requests that ended (abort, deadline) while their blocks may still be written: drain, then report."""
     stores: StoreMetadata | None = None
+    staged: tuple[StagedBytes, ...] = ()
+    """Of producers that begin with this step."""
 
     def is_empty(self) -> bool:
         """Whether the worker side has nothing to do."""
@@ -151,6 +165,8 @@ class KVConnectorOutput:
     finished_loading: dict[str, LoadedBlocks] = field(default_factory=dict)
     """Loads from stores that are over."""
     wanted_prefixes: list[WantedPrefix] = field(default_factory=list)
+    received_bytes: dict[str, bytes] = field(default_factory=dict)
+    """What fetches of staged bytes have brought, whole slots of it; each is in finished_recving as well."""
     stats: TransferStats | None = None
     store_stats: StoreStats | None = None
 
@@ -169,6 +185,7 @@ class KVConnectorOutput:
         self.doomed_loads |= later.doomed_loads
         self.finished_loading |= later.finished_loading
         self.wanted_prefixes += later.wanted_prefixes
+        self.received_bytes |= later.received_bytes
         self.stats = later.stats or self.stats
         self.store_stats = later.store_stats or self.store_stats
 

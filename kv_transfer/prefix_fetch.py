@@ -27,6 +27,7 @@ from kv_transfer.stores.messages import LoadedBlocks
 
 _MARK: Final = "\0fetch"
 """Keeps a fetch's name apart from that of the request that it is for, which may be in a handoff at the same time."""
+_STAGED_MARK: Final = "\0staged"
 
 
 def is_fetch(name: str) -> bool:
@@ -39,9 +40,49 @@ def name_of_loan(want: WantedPrefix) -> str:
     return f"{want.transfer_id}{_MARK}"
 
 
+def name_of_staged(transfer_id: str) -> str:
+    """Under which reports speak of a fetch of staged bytes (staging.py). No request has such a name."""
+    return f"{transfer_id}{_STAGED_MARK}"
+
+
+def is_staged(name: str) -> bool:
+    """Whether a reservation, or a report, is about a fetch of staged bytes."""
+    return name.endswith(_STAGED_MARK)
+
+
 def request_of(name: str) -> str:
     """The request that a handoff, or a fetch, is for."""
     return name.removesuffix(_MARK)
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """What is sent to an engine that wants it: so many tokens, in these blocks."""
+
+    want: WantedPrefix
+    block_ids: tuple[int, ...]
+    num_tokens: int
+
+
+def add_fetches(
+    metadata: KVConnectorMetadata, reservations: Sequence[Reservation], cancels: Sequence[str], loans: Sequence[Loan]
+) -> KVConnectorMetadata:
+    """The metadata with fetches that begin or are cancelled, and with what is sent for others' fetches."""
+    producers, progress, finishes = [], [], []
+    for loan in loans:
+        ticket = KVTransferParams(loan.want.transfer_id, loan.want.attempt, TransferRole.PRODUCER, loan.want.peer)
+        name, num_tokens = name_of_loan(loan.want), loan.num_tokens
+        producers.append((name, ticket, num_tokens))
+        progress.append(ProducerProgress(name, loan.block_ids, num_tokens, num_tokens))
+        finishes.append(ProducerFinish(name, ProducerEnd.PREFIX_SENT))
+    return replace(
+        metadata,
+        new_producers=(*metadata.new_producers, *producers),
+        reservations=(*metadata.reservations, *reservations),
+        progress=(*metadata.progress, *progress),
+        producer_finishes=(*metadata.producer_finishes, *finishes),
+        consumer_cancels=(*metadata.consumer_cancels, *cancels),
+    )
 
 
 @dataclass(slots=True)
@@ -73,7 +114,7 @@ class PrefixFetches:
         self._num_started = 0
         self._reservations: list[Reservation] = []
         self._cancels: list[str] = []
-        self._loans: list[tuple[WantedPrefix, tuple[int, ...]]] = []
+        self._loans: list[Loan] = []
 
     def reserve(
         self,
@@ -124,7 +165,7 @@ class PrefixFetches:
 
     def lend(self, want: WantedPrefix, block_ids: Sequence[int]) -> None:
         """Send another engine these blocks, perhaps none."""
-        self._loans.append((want, tuple(block_ids)))
+        self._loans.append(Loan(want, tuple(block_ids), len(block_ids) * self._block_size))
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         """A step computed so many tokens."""
@@ -142,21 +183,6 @@ class PrefixFetches:
         """The metadata with what was collected, once."""
         if not (self._reservations or self._cancels or self._loans):
             return metadata
-        loans, self._loans = self._loans, []
-        producers, progress, finishes = [], [], []
-        for want, block_ids in loans:
-            ticket = KVTransferParams(want.transfer_id, want.attempt, TransferRole.PRODUCER, want.peer)
-            name, num_tokens = name_of_loan(want), len(block_ids) * self._block_size
-            producers.append((name, ticket, num_tokens))
-            progress.append(ProducerProgress(name, block_ids, num_tokens, num_tokens))
-            finishes.append(ProducerFinish(name, ProducerEnd.PREFIX_SENT))
-        metadata = replace(
-            metadata,
-            new_producers=(*metadata.new_producers, *producers),
-            reservations=(*metadata.reservations, *self._reservations),
-            progress=(*metadata.progress, *progress),
-            producer_finishes=(*metadata.producer_finishes, *finishes),
-            consumer_cancels=(*metadata.consumer_cancels, *self._cancels),
-        )
-        self._reservations, self._cancels = [], []
+        metadata = add_fetches(metadata, self._reservations, self._cancels, self._loans)
+        self._reservations, self._cancels, self._loans = [], [], []
         return metadata

@@ -29,6 +29,7 @@ def check_places(
         *remote.loading,
         *remote.held,
         *remote.prefix_loads.lent,
+        *remote.embeddings.holders(),
         *(r.request_id for r in places.all_holding()),
     }
     if not with_blocks <= may_hold:

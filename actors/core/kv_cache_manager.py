@@ -171,8 +171,13 @@ class KVCacheManager:
         self.block_pool.touch(blocks)
         self._blocks[name] = list(blocks)
 
+    def hold(self, name: str, num_blocks: int) -> list[int]:
+        """Take free blocks, for other bytes than KV, under a name that is no request's; returns their ids."""
+        self._blocks[name] = self.block_pool.get_free_blocks(num_blocks)
+        return self.get_block_ids(name)
+
     def take_back(self, name: str) -> None:
-        """Let lent blocks go. Nobody has written them, so no step under way does."""
+        """Let the blocks of a name that is no request's go. No step computes them, so none under way writes them."""
         self.block_pool.free(self._blocks.pop(name))
 
     def free(self, request: Request) -> None:

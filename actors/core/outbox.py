@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from actors.core.multimodal import EMBEDDINGS
 from actors.core.outputs import (
     DecodedTokens,
     EngineCoreOutput,
@@ -134,4 +135,5 @@ def _timings(request: Request, now_s: float) -> RequestTimings:
         num_preemptions=request.num_preemptions,
         status_changes=list(request.status_changes),
         transfer=request.transfer_timings,
+        num_fetched_images=sum(EMBEDDINGS in image.arrays for image in request.encoder_inputs),
     )

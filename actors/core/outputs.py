@@ -302,6 +302,7 @@ class RequestTimings:
     prefill_s: from then until its first token was sampled here; 0 if none was
     num_prompt_tokens_computed: prompt tokens whose KV this engine computed itself
     num_cached_tokens: prompt tokens that came from this engine's prefix cache
+    num_fetched_images: those of the request whose embeddings came from an encode engine
     """
 
     queued_s: float
@@ -311,6 +312,7 @@ class RequestTimings:
     num_preemptions: int
     status_changes: list[StatusChange]
     transfer: TransferTimings | None = None
+    num_fetched_images: int = 0
 
 
 @dataclass(frozen=True, slots=True)

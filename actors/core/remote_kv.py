@@ -6,17 +6,19 @@ Places of such a request, beside the scheduler's own queues:
 - loading:           WAITING_FOR_REMOTE_KVS; a link, or a store, may write its blocks
 - held:              finished, and a link, or a store, may still read or write its blocks
 - lent:              no request: cached blocks that are being sent to another engine that asked for them
+- embeddings:        no request: images' embeddings, in blocks for as long as they travel (embedding_transfers.py)
 
 A load is a consumer's, whose whole prompt its producer computes, or that of a prefix, which a request loads that goes
 on here: from host memory, from another store, or from another engine's cache.
 
-Blocks are pinned if preemption can't free them: those of loading, held, lent, and of running producers. Pinned blocks
-come back without any further block of this engine:
+Blocks are pinned if preemption can't free them: those of loading, held, lent, embeddings, and of running producers.
+Pinned blocks come back without any further block of this engine:
 - a running producer holds blocks for its whole prompt from the start; all that it needs is computation
 - a held producer's blocks leave into blocks that its consumer reserved before it said READY
 - a load's producer was promised these very blocks; a load past its deadline is cancelled, and cancels drain
 - a load of a prefix waits for nobody's blocks, and has its deadline as well
-- lent blocks leave into blocks that their borrower has reserved
+- lent blocks, and sent embeddings, leave into blocks that their borrower has reserved
+- embeddings that are fetched wait for nobody's request, and have their deadline
 So the engine that waits for blocks waits only for things that end by themselves; nothing is admitted past a request at
 the head that waits for blocks; and with nothing pinned and nothing running, whatever passed the door fits.
 
@@ -32,6 +34,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from actors.core.block_pool import KVCacheBlock
+from actors.core.embedding_transfers import EmbeddingTransfers, Staging
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.places import Places
 from actors.core.prefix_loads import PrefixLoads
@@ -93,8 +96,10 @@ class RemoteKV:
         config: KVTransferConfig,
         prefix_sources: PrefixSources | None = None,
         structured_output: StructuredOutputManager | None = None,
+        staging: Staging | None = None,
     ) -> None:
         self.connector = connector
+        self.embeddings = EmbeddingTransfers(staging, kv_cache_manager, config.prefix_load_timeout_s)
         self.prefix_loads = PrefixLoads(prefix_sources, kv_cache_manager)
         self._held_for: dict[str, set[TransferRole]] = {}
         self._structured_output = structured_output
@@ -117,7 +122,7 @@ class RemoteKV:
     @property
     def has_transfers(self) -> bool:
         """Whether a link may use blocks that are no unfinished request's."""
-        return bool(self.held or self.prefix_loads.lent)
+        return bool(self.held or self.prefix_loads.lent or self.embeddings)
 
     def add_request(self, request: Request) -> None:
         """Tell the connector of a request with a ticket."""
@@ -130,7 +135,7 @@ class RemoteKV:
         if self.connector is None:
             return None
         metadata = self.connector.build_connector_meta(step.producer_progress)
-        return self.prefix_loads.begin_step(metadata, num_tokens, step.now_s)
+        return self.embeddings.add_to(self.prefix_loads.begin_step(metadata, num_tokens, step.now_s))
 
     def may_prefill(self, request: Request, num_local_tokens: int) -> bool:
         """Whether the request may compute here now: READY is in, if it is a producer."""
@@ -195,7 +200,7 @@ class RemoteKV:
         """Whether each admitted request can reach its full length beside all pinned blocks, this load's included."""
         num_blocks_for, num_blocks_of = self._kv.num_blocks_for, self._kv.num_blocks_of
         num_own = num_blocks_for(consumer.num_tokens + 1)
-        num_pinned = num_own + self.prefix_loads.num_lent_blocks()
+        num_pinned = num_own + self.prefix_loads.num_lent_blocks() + self.embeddings.num_blocks()
         num_pinned += sum(num_blocks_of(request_id) for request_id in (*self.loading, *self.held))
         max_growth = num_blocks_for(consumer.max_num_tokens) - num_own
         for request in self.loading.values():
@@ -238,16 +243,22 @@ class RemoteKV:
             assert self.connector is not None, "no handoff without a connector"
             self.connector.cancel_load(request_id)
 
-    def cancel_overdue_loads(self, now_s: float) -> None:
+    def proceed(self, places: Places, now_s: float) -> None:
+        """Before a step is made: cancel what is overdue, and move embeddings for which there is room."""
+        self._cancel_overdue_loads(now_s)
+        self.embeddings.proceed(places, self.blocked_consumers, now_s)
+
+    def _cancel_overdue_loads(self, now_s: float) -> None:
         """Cancel the loads whose deadline has passed; the failure policy applies when they have drained."""
         while (first := self._load_deadlines.peek()) is not None and first[0][0] <= now_s:
             self._load_deadlines.remove(first[1])
             self._cancel_load(first[1])
 
     def next_deadline(self) -> float | None:
-        """Wall clock of the earliest load deadline."""
+        """Wall clock of the earliest deadline of a load, or of embeddings."""
         first = self._load_deadlines.peek()
-        return None if first is None else first[0][0]
+        deadlines = (first and first[0][0], self.embeddings.next_deadline())
+        return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     def update(
         self, output: KVConnectorOutput, requests: Mapping[str, Request], places: Places, now_s: float
@@ -258,7 +269,8 @@ class RemoteKV:
         for request_id, num_tokens in self.prefix_loads.take_over(output):
             self._finish_prefix_load(request_id, num_tokens, places, now_s)
         if output.wanted_prefixes:
-            self.prefix_loads.lend(output.wanted_prefixes, places.running.num_blocks_due(_LOAN_STEPS))
+            wants = self.embeddings.take_wants(output.wanted_prefixes, now_s)
+            self.prefix_loads.lend(wants, places.running.num_blocks_due(_LOAN_STEPS))
         self.connector.update_connector_output(output)
         self.transfer_stats = output.stats or self.transfer_stats
         self.store_stats = output.store_stats or self.store_stats
@@ -269,12 +281,12 @@ class RemoteKV:
         for request_id, reason in output.failed_sending.items():
             endings += self._end_producer(request_id, reason, requests)
         for request_id in output.finished_sending:
-            if not self.prefix_loads.take_back(request_id):
+            if not (self.prefix_loads.take_back(request_id) or self.embeddings.take_back(request_id)):
                 self._free_held(request_id, TransferRole.PRODUCER)
         for request_id in {request_of(name) for name in output.doomed_loads} & self.loading.keys():
             self._cancel_load(request_id)
         for request_id, received in output.finished_recving.items():
-            if is_fetch(request_id):
+            if is_fetch(request_id) or self.embeddings.take_over(request_id, output):
                 continue
             loaded = self.loading.pop(request_id, None)
             if loaded is None:
@@ -300,7 +312,8 @@ class RemoteKV:
         if request is not None and request.transfer_role is TransferRole.PRODUCER:
             return [Ending(request, RequestStatus.FINISHED_ERROR, f"handoff failed: {reason}")]
         # A held one has been finished already and waits for finished_sending, and so has what is lent.
-        self.num_late_completions += request_id not in self.held and request_id not in self.prefix_loads.lent
+        is_lent = request_id in self.prefix_loads.lent or request_id in self.embeddings
+        self.num_late_completions += request_id not in self.held and not is_lent
         return []
 
     def _free_held(self, request_id: str, role: TransferRole) -> None:

@@ -22,6 +22,7 @@ from actors.core.admission import Admission
 from actors.core.batch import Batch
 from actors.core.door import Ability, engine_abilities, find_refusal
 from actors.core.draft_control import make_draft_control, take_drafts
+from actors.core.embedding_transfers import Staging
 from actors.core.encoder_cache_manager import EncoderCacheManager
 from actors.core.encoder_scheduling import EncoderStep
 from actors.core.fair_queue import create_request_queue
@@ -69,6 +70,7 @@ class Scheduler:
         prefix_sources: PrefixSources | None = None,
         kv_transfer_config: KVTransferConfig | None = None,
         adapters: AdapterCache | None = None,
+        staging: Staging | None = None,
         clock: Callable[[], float],
     ) -> None:
         self.config = scheduler_config
@@ -91,6 +93,7 @@ class Scheduler:
             config=kv_transfer_config or KVTransferConfig(),
             prefix_sources=prefix_sources,
             structured_output=structured_output,
+            staging=staging,
         )
         self.finished_req_ids: set[str] = set()
         self._places = Places.create(scheduler_config, cache_config)
@@ -201,7 +204,7 @@ class Scheduler:
         now_s = self._clock()
         self._end_overdue_requests(now_s)
         self.preparation.proceed(now_s)
-        self.remote.cancel_overdue_loads(now_s)
+        self.remote.proceed(self._places, now_s)
         step = self._begin_step(self.config.max_num_batched_tokens, now_s)
         self._batch.schedule_running(step)
         if not step.preempted or step.is_empty:
@@ -362,6 +365,7 @@ class Scheduler:
             transfer_stats=self.remote.transfer_stats,
             store_stats=self.remote.store_stats,
             adapter_stats=self.preparation.adapter_stats(),
+            embedding_stats=replace(self.remote.embeddings.stats),
         )
         prefix.reset = False
         return snapshot

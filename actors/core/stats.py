@@ -35,6 +35,20 @@ class SpecDecodingStats:
 
 
 @dataclass(slots=True)
+class EmbeddingStats:
+    """Embeddings of images between engines. What their bytes take of the links is in TransferStats, as for KV."""
+
+    num_received: int = 0
+    """Images whose embeddings came from an encode engine."""
+    num_failed: int = 0
+    """Fetches that brought nothing: the image is encoded here."""
+    num_sent: int = 0
+    """Images whose embeddings were staged here for others."""
+    num_not_sent: int = 0
+    """Fetches of others that got nothing: no room in time, or the image was forgotten."""
+
+
+@dataclass(slots=True)
 class SchedulerStats:
     """A snapshot of one engine's scheduler. Totals run since its start."""
 
@@ -61,3 +75,4 @@ class SchedulerStats:
     transfer_stats: TransferStats | None = None
     store_stats: StoreStats | None = None
     adapter_stats: AdapterStats | None = None
+    embedding_stats: EmbeddingStats | None = None

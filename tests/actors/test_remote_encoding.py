@@ -10,6 +10,8 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from actors.core.embedding_shelf import EmbeddingShelf
+from actors.core.embedding_transfers import EmbeddingFetch, Fetched
 from actors.core.multimodal import EMBEDDINGS, EncoderInput, MultiModalFeature, PackedArray
 from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
@@ -40,11 +42,34 @@ def request(address: str, *names: str) -> EngineCoreRequest:
     )
 
 
+class Links:
+    """Fetches from a shelf, or never."""
+
+    def __init__(self, shelf: EmbeddingShelf | None) -> None:
+        self.shelf = shelf
+        self.begun: list[EmbeddingFetch] = []
+        self.cancelled: list[EmbeddingFetch] = []
+
+    def begin_fetch(self, fetch: EmbeddingFetch) -> None:
+        self.begun.append(fetch)
+        if self.shelf is not None:
+            made = self.shelf.get(fetch.mm_hash)
+            fetch.on_over(Fetched(None, "forgotten") if made is None else Fetched(made.data[: fetch.num_bytes]))
+
+    def cancel_fetch(self, fetch: EmbeddingFetch) -> None:
+        self.cancelled.append(fetch)
+
+
+@pytest.fixture
+def shelf() -> EmbeddingShelf:
+    return EmbeddingShelf()
+
+
 @asynccontextmanager
 async def encode_engine(
-    encode: Callable[[EncoderInput], Awaitable[PackedArray]],
+    encode: Callable[[EncoderInput], Awaitable[PackedArray]], shelf: EmbeddingShelf
 ) -> AsyncIterator[tuple[str, EncodeService]]:
-    service, server = EncodeService(encode), grpc.aio.server()
+    service, server = EncodeService(encode, shelf), grpc.aio.server()
     server.add_generic_rpc_handlers((service.handler(),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -54,15 +79,15 @@ async def encode_engine(
         await server.stop(0)
 
 
-async def test_an_image_is_encoded_once_for_all_who_ask() -> None:
+async def test_an_image_is_encoded_once_for_all_who_ask(shelf: EmbeddingShelf) -> None:
     may_go_on = asyncio.Event()
 
     async def encode(item: EncoderInput) -> PackedArray:
         await may_go_on.wait()
         return made_of(item.mm_hash)
 
-    encoders, others = RemoteEncoders(30.0), RemoteEncoders(30.0)
-    async with encode_engine(encode) as (address, service):
+    encoders, others = RemoteEncoders(30.0, Links(shelf)), RemoteEncoders(30.0, Links(shelf))
+    async with encode_engine(encode, shelf) as (address, service):
         asking = asyncio.gather(encoders.embed(request(address, "a", "b")), others.embed(request(address, "b", "a")))
         asyncio.get_running_loop().call_soon(may_go_on.set)
         first, second = await asking
@@ -94,10 +119,13 @@ async def wrong(item: EncoderInput) -> PackedArray:
     [(never, "Deadline Exceeded"), (broken, "out of order"), (wrong, "embeddings of shape (4, 4)")],
 )
 async def test_what_does_not_come_is_encoded_by_who_asked(
-    encode: Callable[[EncoderInput], Awaitable[PackedArray]], reason: str, caplog: pytest.LogCaptureFixture
+    encode: Callable[[EncoderInput], Awaitable[PackedArray]],
+    reason: str,
+    shelf: EmbeddingShelf,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    encoders = RemoteEncoders(0.3)
-    async with encode_engine(encode) as (address, service):
+    encoders = RemoteEncoders(0.3, Links(shelf))
+    async with encode_engine(encode, shelf) as (address, service):
         asked = request(address, "a")
         assert await encoders.embed(asked) == asked
         for task in service._under_way.values():
@@ -108,7 +136,49 @@ async def test_what_does_not_come_is_encoded_by_who_asked(
 
 
 async def test_an_encode_engine_that_is_gone_holds_nobody_up() -> None:
-    encoders = RemoteEncoders(30.0)
+    encoders = RemoteEncoders(30.0, Links(None))
     asked = request("127.0.0.1:1", "a")
     assert await asyncio.wait_for(encoders.embed(asked), 10.0) == asked
+    await encoders.close()
+
+
+async def made(item: EncoderInput) -> PackedArray:
+    return made_of(item.mm_hash)
+
+
+async def test_embeddings_that_were_forgotten_meanwhile_are_made_by_who_asked(shelf: EmbeddingShelf) -> None:
+    encoders = RemoteEncoders(30.0, Links(EmbeddingShelf()))
+    async with encode_engine(made, shelf) as (address, _):
+        assert await encoders.embed(request(address, "a")) == request(address, "a")
+    await encoders.close()
+
+
+async def test_a_fetch_that_is_not_over_in_time_is_cancelled(shelf: EmbeddingShelf) -> None:
+    links = Links(None)
+    encoders = RemoteEncoders(0.3, links)
+    async with encode_engine(made, shelf) as (address, _):
+        assert await encoders.embed(request(address, "a")) == request(address, "a")
+    assert links.cancelled == links.begun
+    assert [fetch.num_bytes for fetch in links.begun] == [len(made_of("a").data)]
+    links.begun[0].on_over(Fetched(b"too late"))
+    await encoders.close()
+
+
+async def test_a_request_that_is_aborted_cancels_its_fetch(shelf: EmbeddingShelf) -> None:
+    begun = asyncio.Event()
+
+    class Telling(Links):
+        def begin_fetch(self, fetch: EmbeddingFetch) -> None:
+            super().begin_fetch(fetch)
+            begun.set()
+
+    links = Telling(None)
+    encoders = RemoteEncoders(30.0, links)
+    async with encode_engine(made, shelf) as (address, _):
+        embedding = asyncio.create_task(encoders.embed(request(address, "a")))
+        await begun.wait()
+        embedding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await embedding
+    assert links.cancelled == links.begun
     await encoders.close()

@@ -9,6 +9,7 @@ from typing import Literal
 from actors.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from actors.core.adapter import Adapter
 from actors.core.door import Ability
+from actors.core.embedding_transfers import Staging
 from actors.core.multimodal import EncoderInput, MultiModalFeature
 from actors.core.request import EngineCoreRequest, PromptEmbeds, Request
 from actors.core.sampling_params import PoolingParams, SamplingParams, StructuredOutputParams
@@ -58,6 +59,7 @@ def make_scheduler(
     prefix_sources: PrefixSources | None = None,
     load_failure_policy: Literal["recompute", "fail"] = "recompute",
     handoff_timeout_s: float = 10.0,
+    staging: Staging | None = None,
     clock: Clock | None = None,
 ) -> Scheduler:
     if num_speculative_tokens:
@@ -91,6 +93,7 @@ def make_scheduler(
         kv_transfer_config=KVTransferConfig(
             load_failure_policy=load_failure_policy, handoff_timeout_s=handoff_timeout_s
         ),
+        staging=staging,
         clock=clock or Clock(),
     )
 
