@@ -67,6 +67,8 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
         parts.append(_links(status.engines))
     if any(engine.HasField("stores") for engine in status.engines):
         parts.append(_stores(status.engines))
+    if any(engine.HasField("embeddings") for engine in status.engines):
+        parts.append(_embeddings(status.engines))
     if any(engine.guesses.drafts for engine in status.engines):
         parts.append(_guesses(status.engines))
     if any(engine.HasField("adapters") for engine in status.engines):
@@ -238,6 +240,15 @@ def _links(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
         for link in engine.links
     ]
     return _Table("links", columns, rows)
+
+
+def _embeddings(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
+    rows = [
+        [engine.engine_id, images.received, images.failed, images.sent, images.not_sent]
+        for engine in engines
+        if (images := engine.embeddings) is not None and engine.HasField("embeddings")
+    ]
+    return _Table("embeddings, in images", (" engine", "received", "encoded here instead", "sent", "not sent"), rows)
 
 
 def _stores(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:

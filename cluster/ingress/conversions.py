@@ -208,6 +208,7 @@ def _engine_timings(report: EngineReport) -> generate_pb2.EngineTimings:
         computed_prompt_tokens=timings.num_prompt_tokens_computed,
         cached_tokens=timings.num_cached_tokens,
         preemptions=timings.num_preemptions,
+        fetched_images=timings.num_fetched_images,
         status_changes=[
             generate_pb2.StatusChange(status=f"REQUEST_STATUS_{change.status.name}", at_s=change.at_s)
             for change in timings.status_changes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.core.adapter import AdapterStats
-from actors.core.stats import SchedulerStats, SpecDecodingStats
+from actors.core.stats import EmbeddingStats, SchedulerStats, SpecDecodingStats
 from cluster.ingress.protos.raypd.v1 import admin_pb2
 from cluster.ingress.version import server_version
 from cluster.status import ClusterView, EngineView, IngressView, ModelView, RequestView
@@ -83,7 +83,16 @@ def _engine(engine: EngineView, now_s: float) -> admin_pb2.EngineStatus:
         message.guesses.CopyFrom(_guesses(stats.spec_decoding_stats))
     if stats.adapter_stats is not None:
         message.adapters.CopyFrom(_adapters(stats.adapter_stats))
+    embeddings = stats.embedding_stats
+    if embeddings is not None and embeddings != EmbeddingStats():
+        message.embeddings.CopyFrom(_embeddings(embeddings))
     return message
+
+
+def _embeddings(stats: EmbeddingStats) -> admin_pb2.EmbeddingStatus:
+    return admin_pb2.EmbeddingStatus(
+        received=stats.num_received, failed=stats.num_failed, sent=stats.num_sent, not_sent=stats.num_not_sent
+    )
 
 
 def _adapters(stats: AdapterStats) -> admin_pb2.AdapterStatus:

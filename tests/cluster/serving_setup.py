@@ -94,6 +94,7 @@ def prefill_timings() -> RequestTimings:
         num_cached_tokens=2,
         num_preemptions=0,
         status_changes=[StatusChange(RequestStatus.WAITING, 1.0), StatusChange(RequestStatus.RUNNING, 1.25)],
+        num_fetched_images=2,
     )
 
 

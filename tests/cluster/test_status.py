@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from actors.core.adapter import AdapterStats
-from actors.core.stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats
+from actors.core.stats import EmbeddingStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats
 from cluster.client import GenerateClient
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.ingress.protos.raypd.v1 import admin_pb2
@@ -45,6 +45,7 @@ STATS = SchedulerStats(
     prefix_cache_stats=PrefixCacheStats(queries=100, hits=20, loaded=5),
     transfer_stats=TRANSFERS,
     store_stats=StoreStats(num_saved_blocks=9),
+    embedding_stats=EmbeddingStats(num_received=41, num_failed=12, num_sent=17, num_not_sent=19),
     adapter_stats=AdapterStats(["sql", "chat"], num_waiting_reqs=2, num_loads=11, num_failed_loads=3, num_evictions=6),
     spec_decoding_stats=SpecDecodingStats(
         4, num_drafts=50, num_draft_tokens=90, num_accepted_tokens=63, num_accepted_tokens_per_pos=[44, 19]
@@ -99,6 +100,8 @@ def test_every_number_has_its_place() -> None:
     assert engine.stores.saved_blocks == 9
     assert (engine.guesses.drafts, engine.guesses.guessed_tokens, engine.guesses.accepted_tokens) == (50, 90, 63)
     assert list(engine.guesses.accepted_by_place) == [44, 19]
+    images = engine.embeddings
+    assert (images.received, images.failed, images.sent, images.not_sent) == (41, 12, 17, 19)
     adapters = engine.adapters
     assert (list(adapters.loaded), adapters.waiting, adapters.loads) == (["sql", "chat"], 2, 11)
     assert (adapters.failed_loads, adapters.evictions) == (3, 6)

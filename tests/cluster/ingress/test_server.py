@@ -104,6 +104,7 @@ async def test_tokens_stream_as_they_come_and_the_last_response_tells_everything
                     generate_pb2.StatusChange(status=generate_pb2.REQUEST_STATUS_WAITING, at_s=1.0),
                     generate_pb2.StatusChange(status=generate_pb2.REQUEST_STATUS_RUNNING, at_s=1.25),
                 ],
+                fetched_images=2,
             ),
             decode_engine=generate_pb2.EngineTimings(
                 engine_id="d0",

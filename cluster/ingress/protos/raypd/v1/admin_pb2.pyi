@@ -206,7 +206,7 @@ class RefusedPair(_message.Message):
     def __init__(self, prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("engine_id", "incarnation", "role", "state", "address", "last_error", "load", "transfers", "links", "stores", "age_seconds", "kv_transport", "node", "model_version", "guesses", "adapters")
+    __slots__ = ("engine_id", "incarnation", "role", "state", "address", "last_error", "load", "transfers", "links", "stores", "age_seconds", "kv_transport", "node", "model_version", "guesses", "adapters", "embeddings")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +223,7 @@ class EngineStatus(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     GUESSES_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     incarnation: int
     role: str
@@ -239,7 +240,20 @@ class EngineStatus(_message.Message):
     model_version: int
     guesses: GuessStatus
     adapters: AdapterStatus
-    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., last_error: _Optional[str] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., transfers: _Optional[_Union[TransferStatus, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., stores: _Optional[_Union[StoreStatus, _Mapping]] = ..., age_seconds: _Optional[float] = ..., kv_transport: _Optional[str] = ..., node: _Optional[str] = ..., model_version: _Optional[int] = ..., guesses: _Optional[_Union[GuessStatus, _Mapping]] = ..., adapters: _Optional[_Union[AdapterStatus, _Mapping]] = ...) -> None: ...
+    embeddings: EmbeddingStatus
+    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., last_error: _Optional[str] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., transfers: _Optional[_Union[TransferStatus, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., stores: _Optional[_Union[StoreStatus, _Mapping]] = ..., age_seconds: _Optional[float] = ..., kv_transport: _Optional[str] = ..., node: _Optional[str] = ..., model_version: _Optional[int] = ..., guesses: _Optional[_Union[GuessStatus, _Mapping]] = ..., adapters: _Optional[_Union[AdapterStatus, _Mapping]] = ..., embeddings: _Optional[_Union[EmbeddingStatus, _Mapping]] = ...) -> None: ...
+
+class EmbeddingStatus(_message.Message):
+    __slots__ = ("received", "failed", "sent", "not_sent")
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    NOT_SENT_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    failed: int
+    sent: int
+    not_sent: int
+    def __init__(self, received: _Optional[int] = ..., failed: _Optional[int] = ..., sent: _Optional[int] = ..., not_sent: _Optional[int] = ...) -> None: ...
 
 class AdapterStatus(_message.Message):
     __slots__ = ("loaded", "waiting", "loads", "failed_loads", "evictions")

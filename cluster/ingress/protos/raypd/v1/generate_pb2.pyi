@@ -323,7 +323,7 @@ class Transfer(_message.Message):
     def __init__(self, kv_bytes: _Optional[int] = ..., transfer_s: _Optional[float] = ..., exposed_s: _Optional[float] = ...) -> None: ...
 
 class EngineTimings(_message.Message):
-    __slots__ = ("engine_id", "queued_s", "prefill_s", "computed_prompt_tokens", "cached_tokens", "preemptions", "status_changes")
+    __slots__ = ("engine_id", "queued_s", "prefill_s", "computed_prompt_tokens", "cached_tokens", "preemptions", "status_changes", "fetched_images")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     QUEUED_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
@@ -331,6 +331,7 @@ class EngineTimings(_message.Message):
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     STATUS_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_IMAGES_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     queued_s: float
     prefill_s: float
@@ -338,7 +339,8 @@ class EngineTimings(_message.Message):
     cached_tokens: int
     preemptions: int
     status_changes: _containers.RepeatedCompositeFieldContainer[StatusChange]
-    def __init__(self, engine_id: _Optional[str] = ..., queued_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., status_changes: _Optional[_Iterable[_Union[StatusChange, _Mapping]]] = ...) -> None: ...
+    fetched_images: int
+    def __init__(self, engine_id: _Optional[str] = ..., queued_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., computed_prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., status_changes: _Optional[_Iterable[_Union[StatusChange, _Mapping]]] = ..., fetched_images: _Optional[int] = ...) -> None: ...
 
 class StatusChange(_message.Message):
     __slots__ = ("status", "at_s")
