@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from hashlib import blake2b
-from typing import TypeVar
 
 from actors.core.request import EngineCoreRequest
 from cluster.attempt import Attempt
@@ -25,9 +23,8 @@ from cluster.input_limits import InputLimits
 from cluster.input_processor import draw_engine_request_id
 from cluster.model_versions import ModelVersion
 from cluster.router.base import EngineT, Route, Router
-from cluster.sampling_rules import MAX_SEED, Violations
-
-_T = TypeVar("_T")
+from cluster.sample_seeds import sample_seed
+from cluster.sampling_rules import Violations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,14 +69,6 @@ class Sample:
     sample_index: int
     request: GenerateRequest
     prompt: SharedPrompt
-
-
-def sample_seed(seed: int, sample_index: int) -> int:
-    """The seed of one of a prompt's samples. seed: the first one's."""
-    if sample_index == 0:
-        return seed
-    digest = blake2b(f"raypd/sample/{seed}/{sample_index}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") & MAX_SEED
 
 
 def split(request: GenerateManyRequest, limits: InputLimits) -> list[Sample]:
@@ -208,40 +197,6 @@ class _HomeRouter:
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
         """Tell the router."""
         self.router.on_end(request, output_token_ids, route)
-
-
-async def side_by_side(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncGenerator[tuple[int, _T], None]:
-    """What comes of several streams, as it comes, with the stream's index. One that fails ends all; so does leaving.
-
-    Raises what a stream raises.
-    """
-    queue: asyncio.Queue[tuple[int, _T] | Exception | None] = asyncio.Queue(maxsize=len(streams))
-
-    async def read(index: int, stream: AsyncGenerator[_T, None]) -> None:
-        try:
-            async with aclosing(stream):
-                async for item in stream:
-                    await queue.put((index, item))
-        except Exception as error:  # whoever reads the queue raises it
-            await queue.put(error)
-        else:
-            await queue.put(None)
-
-    tasks = [asyncio.create_task(read(index, stream)) for index, stream in enumerate(streams)]
-    try:
-        num_open = len(tasks)
-        while num_open:
-            item = await queue.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                num_open -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Answers:

@@ -19,7 +19,8 @@ from cluster.model_versions import EnginesOfVersion, ModelVersion, ModelVersions
 from cluster.moves import Moves
 from cluster.output_processor import OutputProcessor, ProcessedOutput
 from cluster.recovery import Recovery, RecoveryPolicy
-from cluster.samples import Answers, GenerateManyRequest, Sample, SampleChunk, SharedPrompt, side_by_side, split
+from cluster.samples import Answers, GenerateManyRequest, Sample, SampleChunk, SharedPrompt, split
+from cluster.side_by_side import side_by_side
 from cluster.status import RequestView
 from cluster.stopwatch import Stopwatch
 from cluster.vectors.computing import Vectors, compute_vectors, scores_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from cluster.ingress.protos.raypd.v1 import generate_pb2
 
@@ -15,6 +15,7 @@ class Answer:
     seed:       what it was sampled with: with it, and on the same model, it comes again
     logprobs:   one for each token, if they were asked for; prompt_logprobs: likewise, see raypd.v1.GenerateResponse
     stop:       the stop string or stop token that ended it, if one did
+    cumulative_logprob: of all its tokens, if it is of a batch and was asked for log-probabilities or best_of
     """
 
     request_id: str
@@ -27,6 +28,21 @@ class Answer:
     seed: int
     usage: generate_pb2.Usage
     timings: generate_pb2.Timings
+    cumulative_logprob: float | None = None
+
+    @classmethod
+    def of_batch(cls, responses: Iterable[generate_pb2.GenerateBatchResponse]) -> list[list[Answer]]:
+        """Put together all responses of a batch that has come to its end: by prompt, and by sample."""
+        by_place: dict[tuple[int, int], list[generate_pb2.GenerateBatchResponse]] = {}
+        for response in responses:
+            by_place.setdefault((response.prompt_index, response.sample_index), []).append(response)
+        answers: list[list[Answer]] = [[] for _ in {prompt_index for prompt_index, _ in by_place}]
+        for (prompt_index, _), parts in sorted(by_place.items()):
+            last = parts[-1]
+            total = last.cumulative_logprob if last.HasField("cumulative_logprob") else None
+            answer = replace(cls.of([part.response for part in parts]), cumulative_logprob=total)
+            answers[prompt_index].append(answer)
+        return answers
 
     @classmethod
     def of(cls, responses: Sequence[generate_pb2.GenerateResponse]) -> Answer:

@@ -13,7 +13,7 @@ from cluster.client.client import GenerateClient
 from cluster.client.credentials import Credentials
 from cluster.client.errors import ClientClosed
 from cluster.client.loop_thread import LoopClosed, LoopThread
-from cluster.client.options import ChatTurn, Options, Prompt
+from cluster.client.options import BatchOptions, ChatTurn, Options, Prompt
 from cluster.client.vectors import EmbedOptions, HeadOptions, Prompts
 from cluster.ingress.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
 
@@ -84,6 +84,18 @@ class BlockingClient:
     ) -> list[Answer]:
         """The whole answers to several prompts; as GenerateClient.complete_many()."""
         return self._run(self._client.complete_many(prompts, max_concurrent=max_concurrent, **options))
+
+    def generate_batch(
+        self, prompts: Iterable[Prompt], *, n: int = 1, best_of: int | None = None, **options: Unpack[BatchOptions]
+    ) -> Generator[generate_pb2.GenerateBatchResponse, None, None]:
+        """Stream n answers to each of several prompts; as GenerateClient.generate_batch()."""
+        return self._stream(self._client.generate_batch(prompts, n=n, best_of=best_of, **options))
+
+    def complete_batch(
+        self, prompts: Iterable[Prompt], *, n: int = 1, best_of: int | None = None, **options: Unpack[BatchOptions]
+    ) -> list[list[Answer]]:
+        """The n whole answers to each prompt; as GenerateClient.complete_batch()."""
+        return self._run(self._client.complete_batch(prompts, n=n, best_of=best_of, **options))
 
     def send(
         self, request: generate_pb2.GenerateRequest, timeout_s: float | None = None, *, resume: bool = True

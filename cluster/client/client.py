@@ -11,10 +11,19 @@ from typing import Self, TypeVar, Unpack
 import grpc.aio
 
 from cluster.client.answers import Answer
+from cluster.client.batch import batch_once, batch_resuming
 from cluster.client.credentials import Credentials
 from cluster.client.errors import CallFailed, as_call_failed
 from cluster.client.ingresses import Ingress, Ingresses, parse_addresses
-from cluster.client.options import ChatTurn, Options, Prompt, make_request, set_prompt
+from cluster.client.options import (
+    BatchOptions,
+    ChatTurn,
+    Options,
+    Prompt,
+    make_batch_request,
+    make_request,
+    set_prompt,
+)
 from cluster.client.patience import Deadline, Patience
 from cluster.client.stream import stream_once, stream_resuming
 from cluster.client.vectors import (
@@ -130,6 +139,35 @@ class GenerateClient:
         except BaseExceptionGroup as failures:
             raise _first(failures) from None
         return [answer.result() for answer in answers]
+
+    async def generate_batch(
+        self, prompts: Iterable[Prompt], *, n: int = 1, best_of: int | None = None, **options: Unpack[BatchOptions]
+    ) -> AsyncGenerator[generate_pb2.GenerateBatchResponse, None]:
+        """Stream n answers to each of several prompts, side by side: each prompt is prefilled once, in one call.
+
+        Responses have the prompt_index and the sample_index that they belong to. If the ingress goes away, each answer
+        goes on at its next position, as with generate(); answers that had not begun begin elsewhere.
+
+        best_of: make so many of each, and give the n that are most likely, each whole, in one response
+        options: of each of them; timeout_s is for all
+        Raises what generate() raises, at the first answer that fails; all others are aborted then.
+        """
+        request, timeout_s = make_batch_request(prompts, n, best_of, options), options.get("timeout_s")
+        if options.get("resume", True):
+            batch = batch_resuming(self._ingresses, request, timeout_s, self._patience)
+        else:
+            batch = batch_once(await self._ingresses.find(timeout_s), request, timeout_s)
+        async with aclosing(batch) as responses:
+            async for response in responses:
+                yield response
+
+    async def complete_batch(
+        self, prompts: Iterable[Prompt], *, n: int = 1, best_of: int | None = None, **options: Unpack[BatchOptions]
+    ) -> list[list[Answer]]:
+        """The n whole answers to each prompt, in the order of the prompts; otherwise as generate_batch()."""
+        batch = self.generate_batch(prompts, n=n, best_of=best_of, **options)
+        async with aclosing(batch) as responses:
+            return Answer.of_batch([response async for response in responses])
 
     async def send(
         self, request: generate_pb2.GenerateRequest, timeout_s: float | None = None, *, resume: bool = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypedDict
 
 from cluster.ingress.protos.raypd.v1 import generate_pb2
@@ -45,10 +45,9 @@ class Sampling(TypedDict, total=False):
     grammar: str
 
 
-class Options(Sampling, total=False):
+class BatchOptions(Sampling, total=False):
     """Further fields of raypd.v1.GenerateRequest, and what concerns the call.
 
-    images:    of a text or of token ids, which have a placeholder for each; a conversation has them in its turns
     timeout_s: for all of the answer, waits and further calls included
     resume:    False: nothing is asked again; a call that fails raises CallFailed, and what to do is the caller's affair
     """
@@ -58,12 +57,20 @@ class Options(Sampling, total=False):
     lora_name: str
     lora_digest: str
     priority: int
-    output_token_ids: Sequence[int]
     cache_salt: str
     model_version: int
-    images: Sequence[bytes]
     timeout_s: float | None
     resume: bool
+
+
+class Options(BatchOptions, total=False):
+    """Those of a single prompt.
+
+    images: of a text or of token ids, which have a placeholder for each; a conversation has them in its turns
+    """
+
+    output_token_ids: Sequence[int]
+    images: Sequence[bytes]
 
 
 _REQUEST_FIELDS: Final = frozenset(Options.__annotations__) - frozenset(Sampling.__annotations__)
@@ -74,13 +81,29 @@ def make_request(prompt: Prompt, options: Options) -> generate_pb2.GenerateReque
 
     Raises ValueError or TypeError for a field that does not exist or cannot hold its value.
     """
+    message = _make_each(options)
+    set_prompt(message, prompt)
+    return message
+
+
+def make_batch_request(
+    prompts: Iterable[Prompt], n: int, best_of: int | None, options: BatchOptions
+) -> generate_pb2.GenerateBatchRequest:
+    """As make_request. Raises TypeError for one prompt instead of several too."""
+    if isinstance(prompts, str):
+        raise TypeError("a batch has several prompts; for one, put it into a list")
+    message = generate_pb2.GenerateBatchRequest(n=n, best_of=best_of, each=_make_each(options))
+    for prompt in prompts:
+        set_prompt(message.prompts.add(), prompt)
+    return message
+
+
+def _make_each(options: BatchOptions) -> generate_pb2.GenerateRequest:
     fields: dict[str, Any] = {name: value for name, value in options.items() if name not in ("timeout_s", "resume")}
     of_request = {name: fields.pop(name) for name in _REQUEST_FIELDS & fields.keys()}
     if "images" in of_request:
         of_request["images"] = [generate_pb2.Image(data=image) for image in of_request["images"]]
-    message = generate_pb2.GenerateRequest(sampling_params=make_sampling_params(fields), **of_request)
-    set_prompt(message, prompt)
-    return message
+    return generate_pb2.GenerateRequest(sampling_params=make_sampling_params(fields), **of_request)
 
 
 def make_sampling_params(fields: Mapping[str, Any]) -> generate_pb2.SamplingParams:

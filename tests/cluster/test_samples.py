@@ -16,8 +16,10 @@ from cluster.errors import InvalidRequest, Overloaded
 from cluster.generation import GenerateRequest, SamplingOptions, TextPrompt
 from cluster.input_limits import InputLimits
 from cluster.model_versions import ModelVersions
-from cluster.samples import GenerateManyRequest, SampleChunk, sample_seed, side_by_side, split
+from cluster.sample_seeds import sample_seed
+from cluster.samples import GenerateManyRequest, SampleChunk, split
 from cluster.serving import Serving
+from cluster.side_by_side import side_by_side
 from kv_transfer.params import TransferRole
 from tests.cluster.serving_setup import assert_nothing_is_left, make_pair, make_serving, make_version
 from tests.fakes import FakeEngine

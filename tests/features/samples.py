@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
-from cluster.samples import GenerateManyRequest, sample_seed
+from cluster.sample_seeds import sample_seed
+from cluster.samples import GenerateManyRequest
 from cluster.serving import Serving
 from tests.features.feature import EVERYWHERE, Scenario
 from tests.integration.promises import Answers, ask_all, assert_same, engines_config

@@ -13,6 +13,7 @@ import grpc
 from cluster.errors import FieldViolation, InvalidRequest, Overloaded
 from cluster.ingress.protos.raypd.v1 import admin_pb2, admin_pb2_grpc, generate_pb2, generate_pb2_grpc
 from cluster.ingress.statuses import status_of
+from cluster.sample_seeds import sample_seed
 
 _TIMEOUT_S = 10.0
 
@@ -31,6 +32,7 @@ class ScriptedIngress(generate_pb2_grpc.GenerateServiceServicer, admin_pb2_grpc.
     ) -> None:
         self._answer = answer
         self.requests: list[generate_pb2.GenerateRequest] = []
+        self.batches: list[generate_pb2.GenerateBatchRequest] = []
         self.hold_after: int | None = None
         self.num_refusals = 0
         self.retry_delay_s = 0.0
@@ -96,6 +98,39 @@ class ScriptedIngress(generate_pb2_grpc.GenerateServiceServicer, admin_pb2_grpc.
             self.has_aborted.set()
             raise
 
+    async def GenerateBatch(self, request: generate_pb2.GenerateBatchRequest, context: Any) -> None:  # noqa: N802
+        """Position by position, all samples in turn; whole samples if the best are asked for.
+
+        hold_after: so many responses
+        """
+        self.batches.append(request)
+        if self.num_refusals:
+            self.num_refusals -= 1
+            status = status_of(Overloaded("it is full", self.retry_delay_s))
+            await context.abort(status.code, status.message, status.trailing_metadata)
+        responses: list[tuple[int, int, int, generate_pb2.GenerateResponse]] = []
+        for prompt_index, prompt in enumerate(request.prompts):
+            for sample_index in range(request.n):
+                one = generate_pb2.GenerateRequest(request_id=request.each.request_id, text=prompt.text)
+                one.sampling_params.seed = sample_seed(request.each.sampling_params.seed or 3, sample_index)
+                text = self._answer(one)
+                parts = [_response(one, text, position, is_first=position == 0) for position in range(len(text))]
+                if request.best_of:
+                    whole = _response(one, text, len(text) - 1, is_first=True)
+                    whole.text, whole.token_ids[:], whole.first_position = text, text.encode(), 0
+                    parts = [whole]
+                responses += [(number, prompt_index, sample_index, part) for number, part in enumerate(parts)]
+        responses.sort(key=lambda entry: entry[:3])
+        for number, (_, prompt_index, sample_index, response) in enumerate(responses):
+            if number == self.hold_after:
+                self.is_held.set()
+                await self._released.wait()
+            await context.write(
+                generate_pb2.GenerateBatchResponse(
+                    prompt_index=prompt_index, sample_index=sample_index, response=response
+                )
+            )
+
     async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Any) -> admin_pb2.GetStatusResponse:  # noqa: N802
         return admin_pb2.GetStatusResponse(model=f"scripted at {self.address}")
 
@@ -112,5 +147,5 @@ def _response(
         first_position=position,
         finish_reason=length if is_last else generate_pb2.FINISH_REASON_UNSPECIFIED,
         usage=generate_pb2.Usage(prompt_tokens=1, output_tokens=len(text)) if is_last else None,
-        seed=3 if is_first else None,
+        seed=request.sampling_params.seed or 3 if is_first else None,
     )

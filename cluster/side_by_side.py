@@ -1,0 +1,44 @@
+"""Several streams as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+async def side_by_side(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncGenerator[tuple[int, _T], None]:
+    """What comes of several streams, as it comes, with the stream's index. One that fails ends all; so does leaving.
+
+    Raises what a stream raises.
+    """
+    queue: asyncio.Queue[tuple[int, _T] | Exception | None] = asyncio.Queue(maxsize=len(streams))
+
+    async def read(index: int, stream: AsyncGenerator[_T, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for item in stream:
+                    await queue.put((index, item))
+        except Exception as error:  # whoever reads the queue raises it
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    tasks = [asyncio.create_task(read(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_open -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
