@@ -17,7 +17,7 @@ class InputLimits(BaseModel):
     max_prompt_embeds_bytes: int = Field(
         12 * 2**20, ge=0, le=48 * 2**20, description="Bytes of a prompt's embeddings; see also max_message_bytes."
     )
-    max_chat_messages: int = Field(10_000, ge=1, description="Messages of a conversation.")
+    max_chat_messages: int = Field(10_000, ge=1, description="Messages of a conversation, or parts of them.")
     max_samples: int = Field(32, ge=1, description="Samples of one prompt: n, or best_of.")
     max_samples_per_call: int = Field(
         256, ge=1, description="Samples of all prompts of one call: prompts times n, or best_of."

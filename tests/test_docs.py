@@ -50,6 +50,8 @@ def test_the_client_does_what_its_page_shows(capsys: pytest.CaptureFixture[str])
         "<Hello>",
         "7",
         "<Hello> <one> <two> <three>",
+        "<one> -1.0 -2.0",
+        "<two> -1.0 -2.0",
         "INVALID_ARGUMENT {'sampling_params.top_p': 'sampling_params.top_p is 7.0; allowed: (0, 1]'}",
         "2",
     ]

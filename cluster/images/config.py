@@ -10,7 +10,7 @@ class ImageConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_images: int = Field(8, ge=0, description="Images of a request.")
+    max_images: int = Field(8, ge=0, le=1024, description="Images of a request.")
     max_image_kib: int = Field(8192, ge=1, description="Size of an image as it is sent.")
     max_pixels: int = Field(33_554_432, ge=1, description="Pixels of an image, before it is made smaller.")
     formats: tuple[str, ...] = Field(("PNG", "JPEG", "WEBP"), description="Formats that are read, by Pillow's names.")

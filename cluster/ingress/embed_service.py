@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc.aio
 
+from cluster.ingress.counts import check_vectors
 from cluster.ingress.embed_conversions import (
     classify_request_from_proto,
     classify_result_to_proto,
@@ -32,7 +33,7 @@ class EmbedService(embed_pb2_grpc.EmbedServiceServicer):
 
     async def Embed(self, request: embed_pb2.EmbedRequest, context: _Context) -> embed_pb2.EmbedResponse:  # noqa: N802
         """Give an embedding for each input."""
-        _name(request)
+        self._prepare(request)
         result = await self._serving.embed(embed_request_from_proto(request, context.time_remaining()))
         return embed_result_to_proto(request.request_id, result)
 
@@ -40,17 +41,17 @@ class EmbedService(embed_pb2_grpc.EmbedServiceServicer):
         self, request: embed_pb2.ClassifyRequest, context: _Context
     ) -> embed_pb2.ClassifyResponse:
         """Give what the classification head says of each input."""
-        _name(request)
+        self._prepare(request)
         result = await self._serving.classify(classify_request_from_proto(request, context.time_remaining()))
         return classify_result_to_proto(request.request_id, result)
 
     async def Score(self, request: embed_pb2.ScoreRequest, context: _Context) -> embed_pb2.ScoreResponse:  # noqa: N802
         """Give how well each document answers the query."""
-        _name(request)
+        self._prepare(request)
         result = await self._serving.score(score_request_from_proto(request, context.time_remaining()))
         return score_result_to_proto(request.request_id, result)
 
-
-def _name(request: embed_pb2.EmbedRequest | embed_pb2.ClassifyRequest | embed_pb2.ScoreRequest) -> None:
-    if not request.request_id:
-        request.request_id = uuid.uuid4().hex
+    def _prepare(self, request: embed_pb2.EmbedRequest | embed_pb2.ClassifyRequest | embed_pb2.ScoreRequest) -> None:
+        check_vectors(request, self._serving.newest_model().input_processor.limits)
+        if not request.request_id:
+            request.request_id = uuid.uuid4().hex

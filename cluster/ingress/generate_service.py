@@ -9,6 +9,7 @@ import grpc.aio
 
 from cluster.ingress.batch_conversions import batch_from_proto, sample_to_proto
 from cluster.ingress.conversions import request_from_proto, response_to_proto
+from cluster.ingress.counts import check_batch, check_generate
 from cluster.ingress.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
 from cluster.serving import Serving
 
@@ -30,6 +31,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         if not request.request_id:
             request.request_id = uuid.uuid4().hex
         request_id = request.request_id
+        check_generate(request, self._serving.newest_model().input_processor.limits)
         # Closing is what aborts: the generator must not be left to the garbage collector.
         async with aclosing(
             self._serving.generate(request_from_proto(request_id, request, context.time_remaining()))
@@ -44,6 +46,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         if not request.each.request_id:
             request.each.request_id = uuid.uuid4().hex
         request_id = request.each.request_id
+        check_batch(request, self._serving.newest_model().input_processor.limits)
         batch = batch_from_proto(request_id, request, context.time_remaining())
         async with aclosing(self._serving.generate_many(batch)) as samples:
             async for sample in samples:

@@ -9,6 +9,7 @@ import grpc.aio
 from cluster.access.caller import current_caller
 from cluster.errors import FieldViolation, InvalidRequest
 from cluster.ingress.conversions import prompt_from_proto
+from cluster.ingress.counts import check_tokenize
 from cluster.ingress.embed_conversions import vectors_to_proto
 from cluster.ingress.protos.raypd.v1 import model_pb2, model_pb2_grpc
 from cluster.ingress.version import server_version
@@ -42,6 +43,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         del context
         current_caller().allowance.take_request()
         input_processor = self._input_processor(request.model)
+        check_tokenize(request, input_processor.limits)
         prompt = prompt_from_proto(request)
         if prompt is None:
             raise InvalidRequest(FieldViolation("prompt", "missing", "one of text and chat"))

@@ -125,11 +125,12 @@ class ScriptedIngress(generate_pb2_grpc.GenerateServiceServicer, admin_pb2_grpc.
             if number == self.hold_after:
                 self.is_held.set()
                 await self._released.wait()
-            await context.write(
-                generate_pb2.GenerateBatchResponse(
-                    prompt_index=prompt_index, sample_index=sample_index, response=response
-                )
+            message = generate_pb2.GenerateBatchResponse(
+                prompt_index=prompt_index, sample_index=sample_index, response=response
             )
+            if request.best_of:
+                message.cumulative_logprob = -1.0 - sample_index
+            await context.write(message)
 
     async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Any) -> admin_pb2.GetStatusResponse:  # noqa: N802
         return admin_pb2.GetStatusResponse(model=f"scripted at {self.address}")

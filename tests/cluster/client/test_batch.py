@@ -95,6 +95,7 @@ async def test_of_a_prompt_with_best_of_all_answers_come_from_one_call(
         await asyncio.to_thread(first.kill)
         answers = await asyncio.wait_for(reading, _TIMEOUT_S)
     assert [[one.text for one in of_prompt] for of_prompt in answers] == expected(3)
+    assert [[one.cumulative_logprob for one in of_prompt] for of_prompt in answers] == [[-1.0, -2.0]] * 3
     assert [len(batch.prompts) for batch in second.batches] == [3]
     assert not second.requests
 

@@ -39,6 +39,16 @@ def batch(num_prompts: int = 1, **fields: Any) -> generate_pb2.GenerateBatchRequ
     return generate_pb2.GenerateBatchRequest(prompts=[generate_pb2.Prompt(text="x")] * num_prompts, **fields)
 
 
+def turns(count: int) -> generate_pb2.ChatMessages:
+    return generate_pb2.ChatMessages(messages=[generate_pb2.ChatMessage()] * count)
+
+
+def parts(count: int) -> generate_pb2.ChatMessages:
+    return generate_pb2.ChatMessages(messages=[generate_pb2.ChatMessage(parts=[generate_pb2.ContentPart()] * count)])
+
+
+NOTHING = [generate_pb2.Prompt()]
+
 ATTACKS: list[tuple[str, str, Message | bytes, grpc.StatusCode, str]] = [
     ("a prompt of 10 MB", "Generate", generate(text="x" * 10 * MIB), INVALID, "text is 10485760 characters long"),
     ("a message of 20 MB", "Generate", generate(text="x" * 20 * MIB), EXHAUSTED, "larger than max"),
@@ -50,7 +60,7 @@ ATTACKS: list[tuple[str, str, Message | bytes, grpc.StatusCode, str]] = [
     ("100 000 stop tokens", "Generate", sampling(stop_token_ids=[1] * 100_000), INVALID, "at most 64 tokens"),
     ("a regex of 1 MB", "Generate", sampling(regex="(a|b)*" * (MIB // 6)), INVALID, "at most 65536 characters"),
     ("a grammar of 1 MB", "Generate", sampling(grammar='root ::= "a"\n' * 80_000), INVALID, "at most 65536 characters"),
-    ("10 000 choices", "Generate", sampling(choice=generate_pb2.Choices(choices=["x"] * 10_000)), INVALID, "1 to 1024 texts"),
+    ("10 000 choices", "Generate", sampling(choice=generate_pb2.Choices(choices=["x"] * 10_000)), INVALID, "at most 1024 texts"),
     ("JSON that is 50 000 deep", "Generate", sampling(json_schema=DEEP_JSON[:65_000]), INVALID, "JSON"),
     ("schemas 40 deep", "Generate", sampling(json_schema=json.dumps(DEEP_SCHEMA)), INVALID, "too many schemas inside each other"),
     ("a temperature of NaN", "Generate", sampling(temperature=NAN), INVALID, "temperature is nan"),
@@ -78,6 +88,17 @@ ATTACKS: list[tuple[str, str, Message | bytes, grpc.StatusCode, str]] = [
     ("a profile of a year", "Profile", admin_pb2.ProfileRequest(engine_id="d0", duration_seconds=3e7), INVALID, "at most 60"),
     ("a profile of NaN seconds", "Profile", admin_pb2.ProfileRequest(engine_id="d0", duration_seconds=NAN), INVALID, "at most 60"),
     ("20 000 inputs to embed", "Embed", embed_pb2.EmbedRequest(inputs=[generate_pb2.Prompt(text="x")] * 20_000), INVALID, "inputs"),
+    ("2 million empty inputs", "Embed", embed_pb2.EmbedRequest(inputs=NOTHING * 2_000_000), INVALID, "2000000 of them"),
+    ("2 million empty inputs to classify", "Classify", embed_pb2.ClassifyRequest(inputs=NOTHING * 2_000_000), INVALID, "at most 2048 of them"),
+    ("2 million empty documents", "Score", embed_pb2.ScoreRequest(documents=NOTHING * 2_000_000), INVALID, "documents is 2000000"),
+    ("inputs with a million empty turns", "Embed", embed_pb2.EmbedRequest(inputs=[generate_pb2.Prompt(chat=turns(500_000))] * 2), INVALID, "at most 100000 messages"),
+    ("2 million empty prompts", "GenerateBatch", generate_pb2.GenerateBatchRequest(prompts=NOTHING * 2_000_000), INVALID, "at most 256 samples"),
+    ("prompts with a million empty turns", "GenerateBatch", generate_pb2.GenerateBatchRequest(prompts=[generate_pb2.Prompt(chat=turns(500_000))] * 2), INVALID, "at most 100000 messages"),
+    ("2 million empty turns", "Generate", generate(chat=turns(2_000_000)), INVALID, "at most 10000 messages"),
+    ("2 million empty turns to tokenize", "Tokenize", model_pb2.TokenizeRequest(chat=turns(2_000_000)), INVALID, "at most 10000 messages"),
+    ("2 million empty parts of a turn", "Generate", generate(chat=parts(2_000_000)), INVALID, "at most 10000 parts"),
+    ("2 million empty images", "Generate", generate(images=[generate_pb2.Image()] * 2_000_000), INVALID, "at most 1024 images"),
+    ("2 million empty choices", "Generate", sampling(choice=generate_pb2.Choices(choices=[""] * 2_000_000)), INVALID, "at most 1024 texts"),
 ]  # fmt: skip
 
 
@@ -95,3 +116,20 @@ async def test_it_is_refused_with_the_bound_and_nobody_notices(
         assert engine.submitted == []
         assert serving.num_requests_in_flight == 0
         assert await status_of(channel, METHODS["Generate"], generate()) is None
+
+
+@pytest.mark.parametrize(("method", "request_"), [a[1:3] for a in ATTACKS if "empty" in a[0]])
+async def test_too_many_entries_are_refused_before_any_is_read(
+    method: str, request_: Message, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*arguments: object) -> None:
+        raise AssertionError("it takes seconds to read them")
+
+    for name in ("generate_service.request_from_proto", "generate_service.batch_from_proto"):
+        monkeypatch.setattr(f"cluster.ingress.{name}", read)
+    for name in ("embed_conversions.prompt_from_proto", "model_service.prompt_from_proto"):
+        monkeypatch.setattr(f"cluster.ingress.{name}", read)
+    async with answering_ingress() as (channel, _, _):
+        refused = await status_of(channel, METHODS[method], request_)
+    assert refused is not None
+    assert refused.code() is INVALID, refused.details()
