@@ -184,6 +184,8 @@ class EngineCore:
 
 
 def _answer(question: _Question) -> None:
+    if not question.answer.set_running_or_notify_cancel():
+        return  # Who asked has left.
     try:
         question.answer.set_result(question.function())
     except Exception as error:

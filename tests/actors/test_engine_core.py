@@ -138,6 +138,16 @@ def test_an_abort_of_another_client_or_attempt_is_ignored() -> None:
     assert len(run(core)) == 3
 
 
+def test_who_asked_and_has_left_ends_nothing() -> None:
+    core, _ = make_core(overlap=False)
+    asked: list[str] = []
+    core.ask(lambda: asked.append("left")).cancel()
+    answer = core.ask(lambda: asked.append("waits"))
+    core.step()
+    assert answer.result(0) is None
+    assert asked == ["waits"]
+
+
 class BlockingWorker:
     """A worker whose step lasts until the test lets it go."""
 
