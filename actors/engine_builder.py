@@ -47,7 +47,7 @@ def build_engine_core(
     on_progress: called from a transfer thread when a step is due because something arrived or left
     say: told what the start is busy with, in a few words
     launch_ranks: starts the tensor-parallel ranks after the first, which is this process
-    shelf: what the engine encodes for others is taken from there
+    shelf: embeddings that others fetch are taken from there
     Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable, StoreUnavailable or RankLost.
     """
     group: RankGroup | None = None

@@ -109,9 +109,11 @@ class EmbeddingFetches(Protocol):
 class RemoteEncoders:
     """The end that asks. Lives on one event loop."""
 
-    def __init__(self, timeout_s: float, fetches: EmbeddingFetches) -> None:
+    def __init__(self, timeout_s: float, fetches: EmbeddingFetches, shelf: EmbeddingShelf) -> None:
+        """shelf: where what was fetched is kept, so that an image is fetched once for those who show it later."""
         self._timeout_s = timeout_s
         self._fetches = fetches
+        self._shelf = shelf
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def embed(self, request: EngineCoreRequest) -> EngineCoreRequest:
@@ -131,6 +133,8 @@ class RemoteEncoders:
 
     async def _embed(self, encoder: EngineAddress, image: EncoderInput, num_embeds: int) -> EncoderInput:
         """The image's embeddings, or what came in, if they cannot be had."""
+        if (known := self._shelf.get(image.mm_hash)) is not None and known.shape[0] == num_embeds:
+            return EncoderInput(image.mm_hash, {EMBEDDINGS: known})
         deadline_s = time.time() + self._timeout_s
         made = await self._ask(encoder, image)
         if isinstance(made, EncodedImage):
@@ -139,7 +143,9 @@ class RemoteEncoders:
             else:
                 fetched = await self._fetch(encoder, image.mm_hash, made.num_bytes, deadline_s)
                 if fetched.data is not None:
-                    return EncoderInput(image.mm_hash, {EMBEDDINGS: PackedArray(made.dtype, made.shape, fetched.data)})
+                    embeddings = PackedArray(made.dtype, made.shape, fetched.data)
+                    self._shelf.put(image.mm_hash, embeddings)
+                    return EncoderInput(image.mm_hash, {EMBEDDINGS: embeddings})
                 made = fetched.reason
         fields = {"engine_id": encoder.engine_id, "reason": made}
         logger.warning("an encode engine has failed, the image is encoded here", extra=fields)

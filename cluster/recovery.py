@@ -198,9 +198,12 @@ class Recovery:
 
     def _choose(self) -> Route[EngineConnection]:
         engines = self._engines.snapshot()
+        route = self._router.choose(self._request, engines)
         if self._request.encoder_inputs:
-            self._request = replace(self._request, encoder=choose_encoder(self._request, engines))
-        return self._router.choose(self._request, engines)
+            asker = route.decode if route.prefill is None else route.prefill
+            encoder = choose_encoder(self._request, engines, asker.descriptor)
+            self._request = replace(self._request, encoder=encoder)
+        return route
 
     async def _choose_again(self, failure: EngineFailed) -> Route[EngineConnection]:
         """Choose engines to go on with; wait for them if there are none."""

@@ -1,4 +1,8 @@
-"""What an engine has encoded for others, by the hash of the image: kept for those who fetch it, now or later."""
+"""Embeddings that an engine has encoded for others, or fetched from others, by the hash of the image.
+
+They are kept for those who fetch them, now or later, and for the image's next request: the next turn of a chat shows it
+again.
+"""
 
 from __future__ import annotations
 

@@ -142,8 +142,12 @@ async def test_tokens_equal_generate_and_the_bytes_go_over_links(
         assert pair.encode.encode_service.num_encoded == 3, "each image once"
         assert num_encoded_by(pair.prefill) == 0
         await pair.assert_whole()
-        assert await pair.embeddings(pair.prefill) == EmbeddingStats(num_received=4)
-        assert await pair.embeddings(pair.encode) == EmbeddingStats(num_sent=4)
+        received = (await pair.embeddings(pair.prefill)).num_received
+        assert received in {3, 4}, "one image is shown by two, perhaps at the same time"
+        assert await pair.embeddings(pair.prefill) == EmbeddingStats(num_received=received)
+        assert await pair.embeddings(pair.encode) == EmbeddingStats(num_sent=received)
+        assert await pair.ask(case.request("later", (3, 1))) == case.expected((3, 1))
+        assert (await pair.embeddings(pair.prefill)).num_received == received, "what was fetched is kept"
         assert (await pair.transfers(pair.prefill)).num_received_bytes > 0
         if is_shared is False:
             assert (await pair.transfers(pair.encode)).num_sent_bytes > 0

@@ -86,7 +86,10 @@ async def test_an_image_is_encoded_once_for_all_who_ask(shelf: EmbeddingShelf) -
         await may_go_on.wait()
         return made_of(item.mm_hash)
 
-    encoders, others = RemoteEncoders(30.0, Links(shelf)), RemoteEncoders(30.0, Links(shelf))
+    encoders, others = (
+        RemoteEncoders(30.0, Links(shelf), EmbeddingShelf()),
+        RemoteEncoders(30.0, Links(shelf), EmbeddingShelf()),
+    )
     async with encode_engine(encode, shelf) as (address, service):
         asking = asyncio.gather(encoders.embed(request(address, "a", "b")), others.embed(request(address, "b", "a")))
         asyncio.get_running_loop().call_soon(may_go_on.set)
@@ -124,7 +127,7 @@ async def test_what_does_not_come_is_encoded_by_who_asked(
     shelf: EmbeddingShelf,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    encoders = RemoteEncoders(0.3, Links(shelf))
+    encoders = RemoteEncoders(0.3, Links(shelf), EmbeddingShelf())
     async with encode_engine(encode, shelf) as (address, service):
         asked = request(address, "a")
         assert await encoders.embed(asked) == asked
@@ -136,7 +139,7 @@ async def test_what_does_not_come_is_encoded_by_who_asked(
 
 
 async def test_an_encode_engine_that_is_gone_holds_nobody_up() -> None:
-    encoders = RemoteEncoders(30.0, Links(None))
+    encoders = RemoteEncoders(30.0, Links(None), EmbeddingShelf())
     asked = request("127.0.0.1:1", "a")
     assert await asyncio.wait_for(encoders.embed(asked), 10.0) == asked
     await encoders.close()
@@ -147,7 +150,7 @@ async def made(item: EncoderInput) -> PackedArray:
 
 
 async def test_embeddings_that_were_forgotten_meanwhile_are_made_by_who_asked(shelf: EmbeddingShelf) -> None:
-    encoders = RemoteEncoders(30.0, Links(EmbeddingShelf()))
+    encoders = RemoteEncoders(30.0, Links(EmbeddingShelf()), EmbeddingShelf())
     async with encode_engine(made, shelf) as (address, _):
         assert await encoders.embed(request(address, "a")) == request(address, "a")
     await encoders.close()
@@ -155,7 +158,7 @@ async def test_embeddings_that_were_forgotten_meanwhile_are_made_by_who_asked(sh
 
 async def test_a_fetch_that_is_not_over_in_time_is_cancelled(shelf: EmbeddingShelf) -> None:
     links = Links(None)
-    encoders = RemoteEncoders(0.3, links)
+    encoders = RemoteEncoders(0.3, links, EmbeddingShelf())
     async with encode_engine(made, shelf) as (address, _):
         assert await encoders.embed(request(address, "a")) == request(address, "a")
     assert links.cancelled == links.begun
@@ -173,7 +176,7 @@ async def test_a_request_that_is_aborted_cancels_its_fetch(shelf: EmbeddingShelf
             begun.set()
 
     links = Telling(None)
-    encoders = RemoteEncoders(30.0, links)
+    encoders = RemoteEncoders(30.0, links, EmbeddingShelf())
     async with encode_engine(made, shelf) as (address, _):
         embedding = asyncio.create_task(encoders.embed(request(address, "a")))
         await begun.wait()

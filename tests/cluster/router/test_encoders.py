@@ -7,10 +7,11 @@ from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
 from cluster.engine_connection import EngineRole
 from cluster.router.encoders import choose_encoder
-from tests.cluster.router.test_base import load
+from kv_transfer.pairing import PairingFacts
+from tests.cluster.router.test_base import A, B, C, load
 
 
-def choose(name: str, *engine_ids: str) -> str | None:
+def choose(name: str, *engine_ids: str, pairing: PairingFacts = A) -> str | None:
     request = EngineCoreRequest(
         request_id="r",
         prompt_token_ids=[1],
@@ -19,13 +20,19 @@ def choose(name: str, *engine_ids: str) -> str | None:
         encoder_inputs=(EncoderInput(name, {}),),
     )
     others = [load("p0", EngineRole.PREFILL), load("d0", EngineRole.DECODE), load("b0", EngineRole.BOTH)]
-    chosen = choose_encoder(request, [*others, *(load(engine_id, EngineRole.ENCODE) for engine_id in engine_ids)])
+    encoders = [load(engine_id, EngineRole.ENCODE, pairing) for engine_id in engine_ids]
+    chosen = choose_encoder(request, [*others, *encoders], others[0].descriptor)
     return None if chosen is None else chosen.engine_id
 
 
 def test_only_encode_engines_are_asked() -> None:
     assert choose("cat") is None
     assert choose("cat", "e0") == "e0"
+
+
+def test_an_engine_that_can_have_no_link_with_who_prefills_is_not_asked() -> None:
+    assert choose("cat", "e0", pairing=C) == "e0"
+    assert choose("cat", "e0", pairing=B) is None
 
 
 def test_an_image_stays_where_it_is_when_others_come_and_go() -> None:
