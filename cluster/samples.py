@@ -3,8 +3,8 @@
 The samples of a prompt are requests like any other, each with a seed of its own: whatever becomes of one is what would
 become of it alone. Only their beginning is common. The first one leads: its prompt is prefilled and handed over. When
 its decode engine has given a token, the blocks of the prompt are in that engine's prefix cache, and the others follow
-there, alone: they share the full blocks, and compute what is left of the prompt, less than a block, in one of their
-own. A leader that ends before that passes the lead on. See docs/decisions/0022.
+there, alone: they share the full blocks, get a copy of the last one, and compute the prompt's last token. A leader that
+ends before that passes the lead on. See docs/decisions/0022.
 """
 
 from __future__ import annotations

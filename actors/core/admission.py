@@ -6,6 +6,7 @@ from actors.config import SchedulerConfig
 from actors.core.block_pool import KVCacheBlock
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.places import Places
+from actors.core.prompt_tails import PartialHit
 from actors.core.remote_kv import LoadDecision, RemoteKV
 from actors.core.request import Request, RequestStatus
 from actors.core.request_queue import RequestQueue, order_of
@@ -119,6 +120,9 @@ class Admission:
         ):
             queue.pop_request()
             return True
+        partial_hit = None if is_holding else kv.find_partial_block(request, hit)
+        if partial_hit is not None:
+            num_hit_tokens += partial_hit.num_tokens
         num_missing_tokens = request.num_tokens - request.num_computed_tokens - num_hit_tokens
         num_new_tokens = step.num_new_tokens(request, num_missing_tokens, self._places)
         num_computed_tokens = request.num_computed_tokens + num_hit_tokens
@@ -129,7 +133,7 @@ class Admission:
         chosen = step.choose_encoder_inputs(request, num_computed_tokens, num_new_tokens)
         if chosen is not None:
             num_new_tokens = chosen.num_new_tokens
-        if num_new_tokens <= 0 or not self._has_room(request, hit, num_new_tokens):
+        if num_new_tokens <= 0 or not self._has_room(request, hit, partial_hit, num_new_tokens):
             if chosen is not None:
                 step.encoder.give_up(request, chosen)
             return False
@@ -140,7 +144,9 @@ class Admission:
         step.take(request, num_new_tokens)
         return True
 
-    def _has_room(self, request: Request, hit: list[KVCacheBlock], num_new_tokens: int) -> bool:
+    def _has_room(
+        self, request: Request, hit: list[KVCacheBlock], partial_hit: PartialHit | None, num_new_tokens: int
+    ) -> bool:
         """Give a newcomer its prefix hit and the blocks for so many tokens; returns whether it got them.
 
         A producer gets its whole prompt's blocks, so it can neither need more nor be preempted half-sent. What is
@@ -148,13 +154,20 @@ class Admission:
         """
         is_producer = request.transfer_role is TransferRole.PRODUCER
         num_hit_tokens = len(hit) * self._kv.block_size
+        if partial_hit is not None:
+            num_hit_tokens += partial_hit.num_tokens
         num_computed_tokens = request.num_computed_tokens + num_hit_tokens
         num_slots = request.num_tokens - num_computed_tokens if is_producer else num_new_tokens
         num_possible = request.max_num_tokens - num_computed_tokens
         num_slots = min(num_slots + self._config.num_lookahead_tokens, max(num_slots, num_possible))
         headroom = self._num_headroom_blocks()
         new_blocks = self._kv.allocate_slots(
-            request, num_slots, hit, full_sequence_must_fit=True, num_headroom_blocks=headroom
+            request,
+            num_slots,
+            hit,
+            partial_hit=partial_hit,
+            full_sequence_must_fit=True,
+            num_headroom_blocks=headroom,
         )
         return new_blocks is not None
 

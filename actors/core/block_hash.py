@@ -76,6 +76,21 @@ class BlockHasher:
             parent = digest(parent + tokens + self._extra(block, keys))
             append(parent)
 
+    def name_tail(
+        self, block_hashes: Sequence[BlockHash], token_ids: Sequence[int], keys: ExtraKeys
+    ) -> BlockHash | None:
+        """Return the name of what token_ids has after its last full block; None if it has nothing there.
+
+        block_hashes: of token_ids' full blocks at least
+        """
+        num_full = len(token_ids) // self.block_size
+        tail = token_ids[num_full * self.block_size :]
+        if not tail:
+            return None
+        parent = block_hashes[num_full - 1] if num_full else root_hash(keys.cache_salt)
+        tokens = pack(f"{len(tail) + 1}i", len(tail), *tail)
+        return xxh3_128_digest(parent + tokens + self._extra(num_full, keys))
+
     def _extra(self, block: int, keys: ExtraKeys) -> bytes:
         """Encode a block's own keys: each with its kind and its length, so that no two lists of keys look alike."""
         begin = block * self.block_size

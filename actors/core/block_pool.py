@@ -6,7 +6,8 @@ given away, and a hit takes it out of the middle of the free queue.
 Invariants:
 - a block is in the free queue iff ref_cnt == 0
 - a block is in the cache iff it has a block_hash; no two blocks have the same
-- only blocks that were found in the cache are shared, so a block without a hash has at most one holder
+- only blocks that were found in the cache are shared, so at most one request holds a block without a hash; a step
+  that copies it may hold it as well
 
 The free queue is given away from its front. Blocks without a hash are worth nothing and go to the front; cached ones go
 to the back, the last blocks of a prefix before its first ones, so a prefix is lost from its end, the least recently
@@ -85,6 +86,11 @@ class BlockPool:
             found.append(block)
         return found
 
+    def find_held(self, block_hash: BlockHash) -> KVCacheBlock | None:
+        """Return the cached block of that name, if somebody holds it. It is not touched."""
+        block = self._cached.get(block_hash)
+        return block if block is not None and block.ref_cnt else None
+
     def get_free_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
         """Take blocks from the front of the free queue; what the cache kept in them is forgotten only now.
 
@@ -147,10 +153,7 @@ class BlockPool:
         for block in self.blocks:
             if (block.block_id in self._free) != (block.ref_cnt == 0) or block.ref_cnt < 0:
                 raise IntegrityError(f"block {block.block_id}: ref_cnt {block.ref_cnt} contradicts the free queue")
-            if block.block_hash is None:
-                if block.ref_cnt > 1:
-                    raise IntegrityError(f"block {block.block_id} has no hash and {block.ref_cnt} holders")
-            elif self._cached.get(block.block_hash) is not block:
+            if block.block_hash is not None and self._cached.get(block.block_hash) is not block:
                 raise IntegrityError(f"block {block.block_id} has a hash that the cache does not know")
         if len(self._cached) != sum(block.block_hash is not None for block in self.blocks):
             raise IntegrityError("the cache names a block that has another hash")

@@ -133,6 +133,8 @@ class Intake:
         rows.num_expected[row] = max(int(rows.num_expected[row]), request.num_tokens)
         if num_computed_tokens % self._kv.block_size < num_new_tokens:
             self._kv.cache_blocks(request, num_computed_tokens)
+        if int(results.batch.num_computed_tokens[index]) < request.num_prompt_tokens <= num_computed_tokens:
+            self._end_prompt(request)
         if request.mm_features:
             self._pass_inputs(request, num_computed_tokens)
         new_token_ids = request.all_token_ids[num_earlier_tokens:]
@@ -143,6 +145,11 @@ class Intake:
             self._outbox.add_end(request, results.now_s, error=error)
         elif new_token_ids:
             self._report_tokens(request, new_token_ids, stop, results)
+
+    def _end_prompt(self, request: Request) -> None:
+        """A prompt is computed: those with the same one may go on from it, while its request is here."""
+        if request.transfer_role is not TransferRole.PRODUCER and request.pooling_params is None:
+            self._kv.offer_prompt_tail(request)
 
     def _pass_inputs(self, request: Request, num_computed_tokens: int) -> None:
         """Let go of the multimodal items that the request's computed tokens have passed."""

@@ -7,6 +7,9 @@ is over: see cache_blocks.
 A step that is still under way may write the blocks of a request that has ended meanwhile. Nobody else may have them
 before it is over, a link least of all, whose writes the device does not order after the step's: until then they are
 fenced, held by nobody and not free.
+
+Blocks are shared when they are full. What a prompt has after them is copied (prompt_tails.py): the step that admits a
+request copies first. It holds the source until it is over, whatever becomes of its request.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from actors.core.block_pool import BlockPool, CacheObserver, KVCacheBlock
 from actors.core.kv_events import BlockStored, KVEventLog
+from actors.core.prompt_tails import BlockCopy, PartialHit, PromptTails
 from actors.core.request import Request
 from actors.core.stats import PrefixCacheStats
 from actors.errors import IntegrityError
@@ -44,6 +48,9 @@ class KVCacheManager:
         self._last_step_begun = 0
         self._last_step_over = 0
         self._fenced: deque[tuple[int, list[KVCacheBlock]]] = deque()
+        self._tails = PromptTails()
+        self._copies: list[BlockCopy] = []
+        self._copied: list[KVCacheBlock] = []
 
     @property
     def usage(self) -> float:
@@ -55,9 +62,14 @@ class KVCacheManager:
         """Blocks that come back when the steps under way are over; shared ones may be counted twice."""
         return sum(len(blocks) for _, blocks in self._fenced)
 
-    def begin_step(self, step_index: int) -> None:
-        """A step begins that writes blocks. step_index: 1, 2, 3 …"""
+    def begin_step(self, step_index: int) -> list[BlockCopy]:
+        """A step begins that writes blocks. step_index: 1, 2, 3 … Returns what it has to copy before."""
         self._last_step_begun = step_index
+        if not self._copies:
+            return []
+        self._fenced.append((step_index, self._copied))
+        copies, self._copies, self._copied = self._copies, [], []
+        return copies
 
     def end_step(self, step_index: int) -> None:
         """A step is over, and with it all before it."""
@@ -85,18 +97,41 @@ class KVCacheManager:
         num_tokens = request.num_tokens - (request.transfer_role is not TransferRole.CONSUMER)
         return self.block_pool.find_longest_prefix(request.block_hashes, num_tokens // self.block_size)
 
+    def find_partial_block(self, request: Request, hit: Sequence[KVCacheBlock]) -> PartialHit | None:
+        """Return a block that has more of a request's prompt than its hit, without taking hold of it.
+
+        Either the prompt's tail, or its last full block, whose last token has to be computed. Only while somebody holds
+        it: then it costs no block. Not for the ends of a handoff: links move what was computed, maybe before this step.
+        """
+        if not self._enable_caching or request.transfer_role is not None or not request.reads_prefix_cache:
+            return None
+        begin = len(hit) * self.block_size
+        block, num_tokens = None, request.num_tokens - 1
+        if begin + self.block_size == request.num_tokens:
+            block = self.block_pool.find_held(request.block_hashes[len(hit)])
+        if block is None and begin <= request.num_prompt_tokens < begin + self.block_size:
+            block = self._find_tail(request)
+            num_tokens = min(num_tokens, request.num_prompt_tokens)
+        return PartialHit(block, num_tokens - begin) if block is not None and num_tokens > begin else None
+
+    def _find_tail(self, request: Request) -> KVCacheBlock | None:
+        name = request.prompt_tail_name()
+        return None if name is None else self._tails.find(name)
+
     def allocate_slots(
         self,
         request: Request,
         num_new_tokens: int,
         new_computed_blocks: Sequence[KVCacheBlock] = (),
         *,
+        partial_hit: PartialHit | None = None,
         full_sequence_must_fit: bool = False,
         num_headroom_blocks: int = 0,
     ) -> list[KVCacheBlock] | None:
         """Give the request slots for num_new_tokens after those that it has computed.
 
         new_computed_blocks: its prefix hit, if it holds nothing yet
+        partial_hit: what it has after these; the next step copies it, and holds it until then
         full_sequence_must_fit: refuse unless there are blocks for all its tokens, although it gets fewer now
         num_headroom_blocks: refuse unless so many more stay free
         Returns the new blocks beyond the hit, or None if the pool has not enough: then nothing was touched.
@@ -104,6 +139,8 @@ class KVCacheManager:
         blocks = self._blocks.get(request.request_id, ())
         num_held = len(blocks) + len(new_computed_blocks)
         num_slots = request.num_computed_tokens + len(new_computed_blocks) * self.block_size + num_new_tokens
+        if partial_hit is not None:
+            num_slots += partial_hit.num_tokens
         num_new_blocks = self.num_blocks_for(num_slots) - num_held
         if num_new_blocks <= 0 and not new_computed_blocks:
             return []
@@ -123,6 +160,10 @@ class KVCacheManager:
         held += new_blocks
         if new_computed_blocks:
             self._num_cached_blocks[request.request_id] = len(new_computed_blocks)
+        if partial_hit is not None:
+            self.block_pool.touch([partial_hit.block])
+            self._copied.append(partial_hit.block)
+            self._copies.append(BlockCopy(partial_hit.block.block_id, new_blocks[0].block_id))
         return new_blocks
 
     def grow(self, request_id: str) -> int:
@@ -155,6 +196,12 @@ class KVCacheManager:
             parent = hashes[first - 1] if first else None
             self._events.add(BlockStored(hashes[first:last], parent, tokens, self.block_size, request.lora_name))
 
+    def offer_prompt_tail(self, request: Request) -> None:
+        """Let others copy the end of a request's prompt, now that all of it is computed."""
+        if self._enable_caching and (name := request.prompt_tail_name()) is not None:
+            block = self._blocks[request.request_id][request.num_prompt_tokens // self.block_size]
+            self._tails.add(request.request_id, name, block)
+
     def count_lookup(self, request: Request, num_hit_tokens: int) -> None:
         """Count a look-up whose request was admitted."""
         if self._enable_caching:
@@ -183,6 +230,7 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Let go of all that the request holds, if anything; fenced while steps are under way."""
         self._num_cached_blocks.pop(request.request_id, None)
+        self._tails.remove(request.request_id)
         blocks = self._blocks.pop(request.request_id, None)
         if not blocks:
             return
@@ -234,6 +282,9 @@ class KVCacheManager:
             if len({block.block_id for block in blocks}) != len(blocks):
                 raise IntegrityError(f"{request_id} holds a block twice: {self.get_block_ids(request_id)}")
             num_holds.update(block.block_id for block in blocks)
+        for block in self.block_pool.blocks:
+            if block.block_hash is None and num_holds[block.block_id] > 1:
+                raise IntegrityError(f"block {block.block_id} has no hash and is shared")
         for _, blocks in self._fenced:
             num_holds.update(block.block_id for block in blocks)
         for block in self.block_pool.blocks:
@@ -241,3 +292,7 @@ class KVCacheManager:
                 raise IntegrityError(
                     f"block {block.block_id} has ref_cnt {block.ref_cnt}, {num_holds[block.block_id]} requests hold it"
                 )
+        if self._copies:
+            raise IntegrityError(f"no step has begun that does {self._copies}")
+        if not self._tails.owners() <= self._blocks.keys():
+            raise IntegrityError("a request that holds nothing has the tail of its prompt copied")

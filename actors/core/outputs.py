@@ -10,6 +10,7 @@ import numpy as np
 
 from actors.core.adapter import AdapterCommands
 from actors.core.multimodal import EncoderInput, MultiModalFeature
+from actors.core.prompt_tails import BlockCopy
 from actors.core.request import PromptEmbeds
 from actors.core.request import StatusChange as StatusChange
 from actors.core.sampling_params import PoolingParams, SamplingParams
@@ -115,6 +116,7 @@ class SchedulerOutput:
     scheduled_cached_reqs say the same request by request; they are made when they are asked for.
 
     step_index: 1, 2, 3 … counts the steps that compute; 0 for one that does not
+    block_copies: to be done before anything is written; no block is the source of one and the destination of another
     finished_req_ids: requests that ended since the last step, known to the worker or not: it forgets them before it
         looks at anything else, since an id may come back at once
     preempted_req_ids: requests that lost their blocks in this step
@@ -137,6 +139,7 @@ class SchedulerOutput:
     scheduled_resumed_reqs: list[ResumedRequestData] = field(default_factory=list)
     total_num_scheduled_tokens: int = 0
     step_index: int = 0
+    block_copies: list[BlockCopy] = field(default_factory=list)
     preempted_req_ids: set[str] = field(default_factory=set)
     scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
     num_drafts_wanted: np.ndarray | None = None

@@ -347,6 +347,7 @@ class RemoteKV:
         """All KV is here: append the producer's token, whose own KV is the first that this engine computes."""
         request.num_computed_tokens = request.num_tokens
         self._kv.cache_blocks(request, request.num_tokens)
+        self._kv.offer_prompt_tail(request)
         request.set_status(RequestStatus.WAITING, now_s)
         request.append_output_token_ids(first_token_id)
         places.holding.add_request(request)

@@ -100,6 +100,7 @@ class Request:
     __slots__ = (
         "_hasher",
         "_num_computed_tokens",
+        "_prompt_tail_name",
         "_rows",
         "all_token_ids",
         "arrival_time",
@@ -177,6 +178,7 @@ class Request:
         self.stop_token_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else self.eos_token_ids))
         self.block_hashes: list[BlockHash] = []
         self._hasher = None if block_size is None else BlockHasher(block_size)
+        self._prompt_tail_name: BlockHash | None = None
         self.extend_block_hashes()
 
         self._rows: RunningRows | None = None
@@ -323,6 +325,14 @@ class Request:
         names: list[BlockHash] = []
         BlockHasher(self.num_tokens).extend(names, self.all_token_ids, self._extra_keys())
         return names[0]
+
+    def prompt_tail_name(self) -> BlockHash | None:
+        """Name what the prompt has after its last full block; None if it has nothing there."""
+        if self._prompt_tail_name is None and self._hasher is not None:
+            self._prompt_tail_name = self._hasher.name_tail(
+                self.block_hashes, self.prompt_token_ids, self._extra_keys()
+            )
+        return self._prompt_tail_name
 
     def _extra_keys(self) -> ExtraKeys:
         digest = None if self.prompt_embeds is None else self.prompt_embeds.digest

@@ -240,7 +240,7 @@ class Scheduler:
         if output.total_num_scheduled_tokens:
             self._stats.num_steps += 1
             output.step_index = self._stats.num_steps
-            self.kv_cache_manager.begin_step(output.step_index)
+            output.block_copies = self.kv_cache_manager.begin_step(output.step_index)
         output.kv_connector_metadata = self.remote.build_metadata(step, output.total_num_scheduled_tokens)
         return output
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
+from actors.core.prompt_tails import BlockCopy
 from actors.model.attention.probe import KVGeometry
 from actors.model.kv_cache_size import choose_num_blocks as choose_num_blocks
 from kv_transfer.layout import KVCacheLayout
@@ -50,3 +52,13 @@ def allocate_kv_cache(layout: KVCacheLayout, device: torch.device) -> Tensor:
     dtype = getattr(torch, layout.dtype)
     assert isinstance(dtype, torch.dtype)
     return torch.zeros(layout.shape, dtype=dtype, device=device)
+
+
+def copy_blocks(kv_cache: Tensor, copies: Iterable[BlockCopy]) -> None:
+    """Copy whole blocks, for all layers and heads of this rank, in the order of what the device was given before.
+
+    kv_cache: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]
+    copies: of existing blocks, none of which is both a source and a destination
+    """
+    for copy in copies:
+        kv_cache[copy.destination].copy_(kv_cache[copy.source])

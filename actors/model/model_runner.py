@@ -32,7 +32,7 @@ from actors.model.errors import UnsupportedModel
 from actors.model.forward import TakeStates
 from actors.model.grammar.mask import GrammarMask
 from actors.model.input_batch import InputBatch, StepInputs
-from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks, make_layout
+from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks, copy_blocks, make_layout
 from actors.model.loader import LoadedModel, load_model
 from actors.model.lora.store import AdapterStore
 from actors.model.memory import free_memory_bytes, peak_memory_bytes
@@ -162,6 +162,8 @@ class ModelRunner:
             self._images.update(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens == 0:
             return ModelRunnerOutput([], [])
+        if scheduler_output.block_copies:
+            copy_blocks(self.kv_cache, scheduler_output.block_copies)
         req_ids = scheduler_output.batch.req_ids
         pooled = self._pooler.begin_step(scheduler_output.batch)
         take_states = None if pooled is None else pooled.take_states

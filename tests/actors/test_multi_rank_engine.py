@@ -61,7 +61,8 @@ class RunningEngine:
         token_ids: list[int] = []
         while len(token_ids) < num_tokens:
             for batch in self.core.step().outputs.values():
-                token_ids += [token for output in batch.outputs for token in output.new_token_ids]
+                own = [output for output in batch.outputs if output.request_id == "r"]
+                token_ids += [token for output in own for token in output.new_token_ids]
         return token_ids
 
 
@@ -111,6 +112,20 @@ def test_all_ranks_sample_the_tokens_that_one_rank_would(checkpoint: CheckpointO
             )
     assert answers[0] == answers[1]
     assert len(set(answers[0])) > 5
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_every_rank_copies_the_last_block_of_a_prompt_for_a_further_sample(
+    overlap: bool, checkpoint: CheckpointOf
+) -> None:
+    directory, prompt = checkpoint("llama"), random_prompt(30)
+    with running(directory, RankThreads, overlap=overlap) as engine:
+        params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+        engine.core.submit(EngineCoreRequest(request_id="leader", prompt_token_ids=prompt, sampling_params=params))
+        while not any(batch.outputs for batch in engine.core.step().outputs.values()):
+            pass
+        assert engine.generate(prompt, 12) == greedy_tokens(directory, tuple(prompt), 12)
+        assert engine.core.make_stats().num_prompt_tokens_computed == len(prompt) + 1
 
 
 def test_all_ranks_check_the_guesses_of_the_first(checkpoint: CheckpointOf) -> None:

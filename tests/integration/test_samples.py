@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 
+from actors.config import EngineConfig
 from cluster.errors import DeadlineExceeded
 from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
 from cluster.samples import GenerateManyRequest, SampleChunk
@@ -56,6 +57,10 @@ async def assert_are_as_alone(serving: Serving, request: GenerateManyRequest, sa
         assert_same(name, chunks, await collect(serving, alone))
 
 
+def with_overlap(config: EngineConfig) -> EngineConfig:
+    return config.model_copy(update={"scheduler": config.scheduler.model_copy(update={"overlap": True})})
+
+
 def num_computed(cluster: RecoveringCluster, engine_id: str) -> int:
     return cluster.engines[engine_id].stats.num_prompt_tokens_computed
 
@@ -66,7 +71,9 @@ def num_received_blocks(cluster: RecoveringCluster) -> int:
     return stats.num_received_blocks
 
 
-async def test_the_prompt_is_prefilled_and_sent_once_and_its_blocks_are_shared(checkpoint: CheckpointOf) -> None:
+async def test_the_prompt_is_prefilled_and_sent_once_and_its_blocks_are_shared_and_its_last_one_copied(
+    checkpoint: CheckpointOf,
+) -> None:
     async with recovering_cluster(engines_config(checkpoint("llama")), ["prefill-0", "decode-0"]) as cluster:
         await cluster.join("prefill-0", "decode-0")
         core = cluster.engines["decode-0"]._core
@@ -88,16 +95,47 @@ async def test_the_prompt_is_prefilled_and_sent_once_and_its_blocks_are_shared(c
 
         assert len(samples) == _N
         assert num_computed(cluster, "prefill-0") == NUM_PROMPT_TOKENS
-        num_own_tokens = NUM_PROMPT_TOKENS - _NUM_FULL_BLOCKS * _BLOCK_SIZE
-        assert num_computed(cluster, "decode-0") == (_N - 1) * num_own_tokens
+        # Each computes the prompt's last token, for its own first one.
+        assert num_computed(cluster, "decode-0") == _N - 1
         assert num_received_blocks(cluster) == _NUM_FULL_BLOCKS + 1
         assert most_shared == _NUM_FULL_BLOCKS
         ends = [chunks[-1].end for chunks in samples.values()]
-        assert sorted(end.usage.num_cached_tokens for end in ends if end is not None) == [0] + [
-            _NUM_FULL_BLOCKS * _BLOCK_SIZE
-        ] * (_N - 1)
+        num_cached_tokens = sorted(end.usage.num_cached_tokens for end in ends if end is not None)
+        assert num_cached_tokens == [0] + [NUM_PROMPT_TOKENS - 1] * (_N - 1)
         assert len({tuple(token for chunk in chunks for token in chunk.token_ids) for chunks in samples.values()}) > 1
         await assert_are_as_alone(cluster.serving, request, samples)
+
+
+async def test_samples_that_lose_their_blocks_to_each_other_are_what_they_are_alone(checkpoint: CheckpointOf) -> None:
+    config = engines_config(checkpoint("llama"))
+    few_blocks = config.cache.model_copy(update={"num_blocks": 16})
+    config = config.model_copy(
+        update={"cache": few_blocks, "model": config.model.model_copy(update={"max_model_len": 96})}
+    )
+    async with recovering_cluster(config, ["prefill-0", "decode-0"]) as cluster:
+        await cluster.join("prefill-0", "decode-0")
+        request = many(each=replace(_EACH, sampling=replace(_SAMPLING, max_tokens=40)))
+        samples = await collect_many(cluster.serving, request)
+        await cluster.until_idle()
+        stats = cluster.engines["decode-0"].stats
+        assert stats.num_preemptions > 0
+        assert num_received_blocks(cluster) == _NUM_FULL_BLOCKS + 1
+        await assert_are_as_alone(cluster.serving, request, samples)
+        await cluster.until_idle()
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [1, 8, 40, 41, 47])
+async def test_wherever_the_last_block_of_the_prompt_ends(num_prompt_tokens: int, checkpoint: CheckpointOf) -> None:
+    config = with_overlap(engines_config(checkpoint("llama")))
+    async with recovering_cluster(config, ["prefill-0", "decode-0"]) as cluster:
+        await cluster.join("prefill-0", "decode-0")
+        request = replace(many(), prompts=[TokenPrompt(random_prompt(num_prompt_tokens))])
+        samples = await collect_many(cluster.serving, request)
+        await cluster.until_idle()
+        assert num_computed(cluster, "prefill-0") == num_prompt_tokens
+        assert num_computed(cluster, "decode-0") == _N - 1
+        await assert_are_as_alone(cluster.serving, request, samples)
+        await cluster.until_idle()
 
 
 async def test_one_prompt_and_one_sample_is_a_plain_request(checkpoint: CheckpointOf) -> None:
@@ -153,7 +191,9 @@ async def test_the_best_is_the_one_that_the_model_finds_likeliest(checkpoint: Ch
             best: list[SampleChunk] = [one async for one in chunks]
         assert [one.cumulative_logprob for one in best] == pytest.approx(sorted(made.values())[:-3:-1], abs=1e-3)
         await cluster.until_idle()
-        assert 0 < num_computed(cluster, "decode-0") <= NUM_PROMPT_TOKENS + 2 * _N * _BLOCK_SIZE
+        num_own_tokens = NUM_PROMPT_TOKENS - _NUM_FULL_BLOCKS * _BLOCK_SIZE
+        # The second time, nobody holds the last block when the first sample comes.
+        assert num_computed(cluster, "decode-0") == NUM_PROMPT_TOKENS + num_own_tokens + 2 * (_N - 1)
 
 
 async def test_all_samples_go_on_when_their_decode_engine_dies(checkpoint: CheckpointOf) -> None:
@@ -182,9 +222,8 @@ async def test_all_samples_begin_although_the_prefill_engine_dies_under_the_firs
         await cluster.kill("prefill-0")
         samples = await asking
         assert len(samples) == _N
-        num_own_tokens = NUM_PROMPT_TOKENS - _NUM_FULL_BLOCKS * _BLOCK_SIZE
         await cluster.until_idle()
-        assert num_computed(cluster, "decode-0") == NUM_PROMPT_TOKENS + (_N - 1) * num_own_tokens
+        assert num_computed(cluster, "decode-0") == NUM_PROMPT_TOKENS + _N - 1
         await assert_are_as_alone(cluster.serving, request, samples)
         await cluster.until_idle()
 

@@ -60,6 +60,7 @@ class FakeWorker:
     features: dict[str, tuple[MultiModalFeature, ...]] = field(default_factory=dict)
     encoded: set[str] = field(default_factory=set)
     num_encoded: int = 0
+    num_copied: int = 0
     pooling: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -73,6 +74,7 @@ class FakeWorker:
         starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         assert set(starts) == set(req_ids)
         self._encode(output, starts)
+        self._copy(output)
         drafts = output.scheduled_spec_decode_tokens
         for request_id, num_tokens in output.num_scheduled_tokens.items():
             tokens = self.tokens[request_id] + drafts.get(request_id, [])
@@ -87,6 +89,16 @@ class FakeWorker:
             if request_id in self.pooling and starts[request_id] + num_tokens == len(self.tokens[request_id])
         }
         return ModelRunnerOutput(req_ids, sampled, pooler_output=vectors)
+
+    def _copy(self, output: SchedulerOutput) -> None:
+        sources = {copy.source for copy in output.block_copies}
+        destinations = {copy.destination for copy in output.block_copies}
+        assert not sources & destinations, "the copies of a step depend on their order"
+        assert len(destinations) == len(output.block_copies), "two copies go to one block"
+        for copy in output.block_copies:
+            begin, size = copy.source * self.block_size, self.block_size
+            self.slots[copy.destination * size : (copy.destination + 1) * size] = self.slots[begin : begin + size]
+        self.num_copied += len(output.block_copies)
 
     def _encode(self, output: SchedulerOutput, starts: dict[str, int]) -> None:
         """Encode what the step says; every item that a chunk touches has to be there then."""

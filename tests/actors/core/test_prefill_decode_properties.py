@@ -164,6 +164,21 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
         if arrival.kind.endswith(("dead", "nothing")):
             self.has_faults = True
 
+    @rule(data=st.data(), num_samples=st.integers(1, 3), max_tokens=st.integers(1, 16))
+    def sample(self, data: st.DataObject, num_samples: int, max_tokens: int) -> None:
+        """Further samples of a prompt that the decode engine has, or will have."""
+        scheduler = self.decode.scheduler
+        leaders = sorted(scheduler.running.by_id or scheduler.requests)
+        if not leaders:
+            return
+        prompt = scheduler.requests[data.draw(st.sampled_from(leaders))].prompt_token_ids
+        for _ in range(num_samples):
+            self.num_requests += 1
+            now_s = self.clock.now_s
+            self.decode.submit(
+                make_request(f"r{self.num_requests}", prompt, max_tokens=max_tokens, arrival_time_s=now_s)
+            )
+
     def make_ends(self, request_id: str, arrival: Arrival) -> tuple[Request, Request]:
         peer = DEAD if arrival.kind == "producer is dead" else PREFILL
         producer = self.make_end(request_id, arrival, (TransferRole.PRODUCER, DECODE))

@@ -218,6 +218,26 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.transfers.ready_to_prefill.add(request_id)
         self.scheduler.add_request(request)
 
+    @precondition(lambda self: self.scheduler.running)
+    @rule(data=st.data(), num_samples=st.integers(1, 3), max_tokens=st.integers(1, 9), num_resumed=st.integers(0, 3))
+    def sample(self, data: st.DataObject, num_samples: int, max_tokens: int, num_resumed: int) -> None:
+        """Further samples of the prompt of a request that runs: they copy the end of it, if it is computed."""
+        leader = self.scheduler.requests[data.draw(st.sampled_from(sorted(self.scheduler.running.by_id)))]
+        for _ in range(num_samples):
+            self.num_requests += 1
+            request = make_request(
+                f"r{self.num_requests}",
+                leader.prompt_token_ids,
+                max_tokens=max_tokens,
+                output_token_ids=reference_tokens(leader.prompt_token_ids, min(num_resumed, max_tokens)),
+                arrival_time_s=self.clock.now_s,
+                tenant=leader.tenant,
+                lora_name=None if leader.lora is None else leader.lora.name,
+                mm_features=leader.mm_features,
+            )
+            self.submitted[request.request_id] = request
+            self.scheduler.add_request(request)
+
     @precondition(lambda self: self.scheduler.requests)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
