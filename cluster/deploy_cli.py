@@ -48,6 +48,7 @@ def manifests(
     prefill: Annotated[int | None, typer.Option(help="Number of prefill engines.")] = None,
     decode: Annotated[int | None, typer.Option(help="Number of decode engines.")] = None,
     both: Annotated[int | None, typer.Option(help="Number of engines that do both.")] = None,
+    encode: Annotated[int | None, typer.Option(help="Number of engines that encode images.")] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each engine.")] = None,
     gpu: Annotated[str | None, typer.Option(help="One for each rank: a100, h100, h200, b200, l40s, or any.")] = None,
     image: Annotated[str | None, typer.Option(help="repository/raypd:tag.")] = None,
@@ -61,7 +62,7 @@ def manifests(
     """Print a cluster as Kubernetes objects for KubeRay: `raypd manifests … | kubectl apply -f -`."""
     from cluster import manifests_command
 
-    options = manifests_command.Options(prefill, decode, both, tp, gpu, model, image, namespace)
+    options = manifests_command.Options(prefill, decode, both, encode, tp, gpu, model, image, namespace)
     if kustomize is not None:
         run(lambda: manifests_command.write_kustomization(kustomize, Console(), only_checks=check))
     elif files:

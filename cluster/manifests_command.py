@@ -29,6 +29,7 @@ class Options:
     prefill: int | None = None
     decode: int | None = None
     both: int | None = None
+    encode: int | None = None
     tp: int | None = None
     gpu: str | None = None
     model: str | None = None
@@ -37,9 +38,10 @@ class Options:
 
     def overrides(self) -> dict[str, Any]:
         """As load_cluster_config() takes them."""
-        # There are engines that do both only if they are asked for: a group with any setting of its own has one.
-        counts = {"prefill": self.prefill, "decode": self.decode, "both": self.both or None}
-        wanted = {role for role in counts if self.gpu is not None and (role != "both" or self.both)}
+        # There are engines of the latter kinds only if they are asked for: a group with any setting of its own has one.
+        optional = {"both": self.both or None, "encode": self.encode or None}
+        counts = {"prefill": self.prefill, "decode": self.decode, **optional}
+        wanted = {role for role in counts if self.gpu is not None and (role not in optional or optional[role])}
         kubernetes = {
             "gpu": None if self.gpu == _ANY_GPU else self.gpu,
             "image": self.image,

@@ -20,7 +20,7 @@ from cluster.manifests.objects import (
     manifest,
 )
 from cluster.manifests.placement import CONFIG_FILE, config_file
-from cluster.manifests.pods import ingress_address
+from cluster.manifests.pods import admin_address
 
 _TRIES: Final = 5
 _IMAGE_PULL_S: Final = 1200
@@ -106,7 +106,7 @@ def submit_script(config: ClusterConfig) -> str:
     """Waits for Ray's dashboard, not for pods to be ready: an ingress is ready only after what this starts."""
     return (
         "set -eu\n"
-        f"if raypd status --address {ingress_address(config)} --timeout 5 > /dev/null 2>&1; then\n"
+        f"if raypd status --address {admin_address(config)} --timeout 5 > /dev/null 2>&1; then\n"
         '  echo "it serves already"\n'
         "  exit 0\n"
         "fi\n"

@@ -85,9 +85,9 @@ class PodGroup:
 
 def settle(config: ClusterConfig) -> ClusterConfig:
     """The settings that this cluster runs with in Kubernetes. Raises InvalidConfig."""
-    for name, port in client_ports(config).items():
+    for name, port in (client_ports(config) | admin_ports(config)).items():
         if port == 0:
-            setting = "ingress.port" if name == "grpc" else f"ingress.{name}.port"
+            setting = {"grpc": "ingress.port", "admin": "ingress.admin_port"}.get(name, f"ingress.{name}.port")
             raise InvalidConfig("kubernetes", [f"{setting} = 0: Services need to know the port; give it a number"])
     if config.ray.address is not None:
         raise InvalidConfig("kubernetes", ["ray.address: the manifests bring a Ray cluster of their own; leave it out"])
@@ -116,17 +116,24 @@ def settle(config: ClusterConfig) -> ClusterConfig:
 
 
 def client_ports(config: ClusterConfig) -> dict[str, int]:
-    """Of each ingress, by name."""
+    """Of each ingress, by name: those that clients are to reach."""
     ports = {"grpc": config.ingress.port}
     if config.ingress.http is not None:
         ports["http"] = config.ingress.http.port
     return ports
 
 
+def admin_ports(config: ClusterConfig) -> dict[str, int]:
+    """Of each ingress, by name: those that only operators are to reach; none if AdminService is where clients are."""
+    return {} if config.ingress.admin_port is None else {"admin": config.ingress.admin_port}
+
+
 def _ingress(config: ClusterConfig) -> IngressConfig:
     kubernetes = config.kubernetes
     updates: dict[str, Any] = {
         "host": "0.0.0.0",
+        # A pod more is an ingress more, whoever wanted the pod.
+        "per_node": True,
         "resources": {**config.ingress.resources, INGRESS_RESOURCE: 1.0},
     }
     if kubernetes.tls is None:
@@ -211,7 +218,8 @@ def _engine_group(config: ClusterConfig, role: EngineRole, mistakes: list[str]) 
 
 def _pods_of(kubernetes: KubernetesConfig, role: EngineRole) -> PodConfig:
     pods = {EngineRole.PREFILL: kubernetes.prefill, EngineRole.DECODE: kubernetes.decode}
-    return pods.get(role, kubernetes.both)
+    pods |= {EngineRole.BOTH: kubernetes.both, EngineRole.ENCODE: kubernetes.encode}
+    return pods[role]
 
 
 def _engine_memory_gib(config: ClusterConfig, role: EngineRole, group: EngineGroupConfig) -> float:

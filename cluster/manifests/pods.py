@@ -19,7 +19,7 @@ from cluster.manifests.objects import (
     environment,
     quantity,
 )
-from cluster.manifests.placement import CONFIG_DIRECTORY, HEAD, INGRESS, PodGroup, client_ports
+from cluster.manifests.placement import CONFIG_DIRECTORY, HEAD, INGRESS, PodGroup, admin_ports, client_ports
 from cluster.manifests.settings import GPU_PRODUCTS, KubernetesConfig
 
 NODE_IP_VARIABLE: Final = "RAYPD_NODE_IP"
@@ -68,7 +68,7 @@ def worker_template(config: ClusterConfig, image: str, group: PodGroup) -> Manif
     container = _container("ray-worker", config, image, group)
     ports = {"metrics": METRICS_PORT}
     if group.name == INGRESS:
-        ports = client_ports(config) | ports
+        ports = client_ports(config) | admin_ports(config) | ports
         # Kubernetes' gRPC probe knows no TLS; the port is open from the start of serving to the end of draining.
         kind = "grpc" if kubernetes.tls is None else "tcpSocket"
         container["readinessProbe"] = {
@@ -90,17 +90,18 @@ def worker_template(config: ClusterConfig, image: str, group: PodGroup) -> Manif
     return {"metadata": metadata, "spec": spec}
 
 
-def ingress_address(config: ClusterConfig) -> str:
-    """Where pods of the cluster find an ingress."""
+def admin_address(config: ClusterConfig) -> str:
+    """Where pods of the cluster find an ingress's AdminService."""
     kubernetes = config.kubernetes
-    return f"{kubernetes.name}-grpc.{kubernetes.namespace}.svc:{config.ingress.port}"
+    [(service, port)] = admin_ports(config).items() or {"grpc": config.ingress.port}.items()
+    return f"{kubernetes.name}-{service}.{kubernetes.namespace}.svc:{port}"
 
 
 def drain_command(config: ClusterConfig) -> list[JSON]:
     """Before a pod is stopped: what it holds ends its work or goes on elsewhere. It fails at once if nothing serves."""
     wait_s = math.ceil(config.drain_timeout_s) + DRAIN_SLACK_S
     command = f'raypd drain --node "${NODE_IP_VARIABLE}" --wait --wait-timeout {wait_s}'
-    return ["/bin/sh", "-c", f"{command} --address {ingress_address(config)}"]
+    return ["/bin/sh", "-c", f"{command} --address {admin_address(config)}"]
 
 
 def grace_period_s(config: ClusterConfig) -> int:

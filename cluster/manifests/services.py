@@ -16,14 +16,17 @@ from cluster.manifests.objects import (
     group_selector,
     manifest,
 )
-from cluster.manifests.placement import HEAD, INGRESS, OPERATOR_FILE, client_ports, worker_groups
+from cluster.manifests.placement import HEAD, INGRESS, OPERATOR_FILE, admin_ports, client_ports, worker_groups
 from cluster.manifests.settings import KubernetesConfig
 
 _ENCRYPTED: Final = {"grpc": "https", "http": "https"}
 
 
 def services(config: ClusterConfig) -> list[Manifest]:
-    """gRPC, its headless twin for clients that balance by themselves, HTTP, and Ray's metrics of every pod."""
+    """gRPC, its headless twin for clients that balance by themselves, HTTP, and Ray's metrics of every pod.
+
+    Operators' calls have one too, inside only, if they have a port of their own.
+    """
     kubernetes = config.kubernetes
     # h2c is HTTP/2 without TLS.
     protocols = {"grpc": "kubernetes.io/h2c", "http": "http"} if kubernetes.tls is None else _ENCRYPTED
@@ -32,6 +35,10 @@ def services(config: ClusterConfig) -> list[Manifest]:
         for name, port in client_ports(config).items()
     }
     grpc = ports["grpc"]
+    admin: list[JSON] = [
+        {"name": name, "port": port, "targetPort": port, "appProtocol": protocols["grpc"]}
+        for name, port in admin_ports(config).items()
+    ]
     metrics: JSON = [{"name": "metrics", "port": METRICS_PORT, "targetPort": METRICS_PORT}]
     ingresses = group_selector(kubernetes, INGRESS)
     balanced = {
@@ -45,8 +52,13 @@ def services(config: ClusterConfig) -> list[Manifest]:
         "selector": group_selector(kubernetes),
         "ports": metrics,
     }
+    if admin:
+        balanced["admin"] = {"type": "ClusterIP", "selector": ingresses, "ports": admin}
     return [
-        *(manifest("v1", "Service", f"{kubernetes.name}-{name}", kubernetes, spec=balanced[name]) for name in ports),
+        *(
+            manifest("v1", "Service", f"{kubernetes.name}-{name}", kubernetes, spec=spec)
+            for name, spec in balanced.items()
+        ),
         manifest("v1", "Service", f"{kubernetes.name}-grpc-headless", kubernetes, spec=headless),
         manifest("v1", "Service", f"{kubernetes.name}-metrics", kubernetes, spec=all_pods),
     ]
@@ -74,11 +86,14 @@ def network_policies(config: ClusterConfig) -> list[Manifest]:
         ),
         policy("submit", head, {"from": [submitters], "ports": [{"protocol": "TCP", "port": DASHBOARD_PORT}]}),
     ]
+    if admin := admin_ports(config):
+        ports: JSON = [{"protocol": "TCP", "port": port} for port in admin.values()]
+        policies.append(policy("admin", ingresses, {"from": [submitters], "ports": ports}))
     if (monitoring := kubernetes.monitoring) is not None:
         namespace: Manifest = {
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": monitoring.namespace}}
         }
-        ports: JSON = [{"protocol": "TCP", "port": port} for port in (METRICS_PORT, 44217, 44227)]
+        ports = [{"protocol": "TCP", "port": port} for port in (METRICS_PORT, 44217, 44227)]
         policies.append(policy("metrics", every_pod, {"from": [namespace], "ports": ports}))
     return policies
 

@@ -70,7 +70,10 @@ class RedisConfig(_Settings):
 class TlsSecretConfig(_Settings):
     """The ingresses' certificate, in a Secret as cert-manager makes them: tls.crt, tls.key, ca.crt."""
 
-    secret: str = Field("raypd-tls", description="Its certificate is also for NAME-grpc.NAMESPACE.svc.")
+    secret: str = Field(
+        "raypd-tls",
+        description="Its certificate is also for NAME-grpc.NAMESPACE.svc, and NAME-admin with an admin_port.",
+    )
     mutual: bool = Field(
         False, description="Clients must show a certificate of ca.crt; raypd's own commands show this one."
     )
@@ -120,6 +123,7 @@ class KubernetesConfig(_Settings):
     prefill: PodConfig = PodConfig()
     decode: PodConfig = PodConfig()
     both: PodConfig = PodConfig()
+    encode: PodConfig = PodConfig()
     autoscaling: bool = Field(False, description="Ray's autoscaler adds pods for engines that have no room.")
     idle_timeout_s: int = Field(600, ge=0, description="After which it takes a pod without an engine away.")
     redis: RedisConfig | None = Field(None, description="GCS fault tolerance; default: none.")

@@ -157,6 +157,7 @@ class Ingresses:
                     await self._give_up(life, one_line(died))
                     if num_deaths == _MAX_DEATHS_OF_ONE_PROOF:
                         raise CannotStart(f"{num_deaths} ingresses died trying {decode.engine_id}") from died
+            await self.find_places()
             self.begin(now_s)
             # Those that may not be tried yet are, by the controller's rounds.
             await asyncio.wait({asyncio.ensure_future(self.settled())}, timeout=self._config.heartbeat_interval_s)

@@ -27,6 +27,14 @@ def test_a_cluster_is_printed_as_the_command_line_says() -> None:
     assert of_kind(objects, "Namespace")["metadata"]["name"] == "llm"
 
 
+def test_engines_for_images_are_rendered_too() -> None:
+    result = CliRunner().invoke(app, [*_ISSUE, "--encode", "2"])
+    groups = worker_groups(list(yaml.safe_load_all(result.output)))
+
+    assert groups["encode"]["replicas"] == 2
+    assert groups["encode"]["resources"]["GPU"] == "2"
+
+
 def test_checking_says_how_much_there_is() -> None:
     result = CliRunner().invoke(app, [*_ISSUE, "--check"])
 

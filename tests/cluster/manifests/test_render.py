@@ -174,6 +174,47 @@ def test_services_select_ingresses_with_http2_and_one_names_each_of_them() -> No
     assert http["ports"] == [{"name": "http", "port": 8000, "targetPort": 8000, "appProtocol": "http"}]
 
 
+def test_every_ingress_pod_gets_its_ingress_however_many_there_come_to_be() -> None:
+    assert all(_served(overlay).ingress.per_node for overlay in OVERLAYS)
+
+
+def test_operators_have_a_port_of_their_own_that_clients_do_not_reach() -> None:
+    objects = render(ClusterConfig.model_validate({"ingress": {"admin_port": 50061, "count": 2}}))
+    [ingress] = worker_groups(objects)["ingress"]["template"]["spec"]["containers"]
+    address = "raypd-admin.raypd.svc:50061"
+
+    assert {"name": "admin", "containerPort": 50061} in ingress["ports"]
+    service = of_kind(objects, "Service", "raypd-admin")["spec"]
+    assert service["type"] == "ClusterIP"
+    assert service["selector"] == {"ray.io/cluster": "raypd", "ray.io/group": "ingress"}
+    assert [(port["port"], port["appProtocol"]) for port in service["ports"]] == [(50061, "kubernetes.io/h2c")]
+    assert of_kind(objects, "NetworkPolicy", "raypd-admin")["spec"]["ingress"] == [
+        {
+            "from": [{"podSelector": {"matchLabels": {"raypd.io/submitter": "true"}}}],
+            "ports": [{"protocol": "TCP", "port": 50061}],
+        }
+    ]
+    open_to_all = of_kind(objects, "NetworkPolicy", "raypd-clients")["spec"]["ingress"][0]["ports"]
+    assert 50061 not in [port["port"] for port in open_to_all]
+    for group in worker_groups(objects).values():
+        hook = group["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert hook[-1].endswith(f"--address {address}")
+    assert (
+        f"raypd status --address {address}"
+        in (of_kind(objects, "Job")["spec"]["template"]["spec"]["containers"][0]["command"][-1])
+    )
+
+
+def test_engines_that_encode_have_pods_with_settings_of_their_own() -> None:
+    config = ClusterConfig.model_validate(
+        {"encode": {"count": 2}, "kubernetes": {"encode": {"max_pods": 4}, "both": {"max_pods": 9}}}
+    )
+    group = worker_groups(render(config))["encode"]
+
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (2, 2, 4)
+    assert group["labels"] == {"raypd.io/role": "encode"}
+
+
 def test_without_an_http_door_nothing_speaks_of_one() -> None:
     config = ClusterConfig.model_validate({"ingress": {"http": None}, "kubernetes": {"monitoring": {}}})
     objects = render(config)
@@ -301,6 +342,7 @@ def test_the_settings_of_the_page_are_the_projects() -> None:
     [
         ({"ingress": {"port": 0}}, "ingress.port = 0: Services need to know the port"),
         ({"ingress": {"http": {"port": 0}}}, "ingress.http.port = 0: Services need to know the port"),
+        ({"ingress": {"admin_port": 0}}, "ingress.admin_port = 0: Services need to know the port"),
         ({"ray": {"address": "10.0.0.1:6379"}}, "ray.address: the manifests bring a Ray cluster of their own"),
         ({"ingress": {"tokens": "/tokens"}}, "here the files come from Secrets; set kubernetes.tls, kubernetes.tokens"),
         ({"prefill": {"num_gpus": 0.5}}, "prefill.num_gpus = 0.5: a pod holds one engine, and whole GPUs"),

@@ -342,3 +342,27 @@ async def test_with_one_per_node_nodes_that_come_get_theirs_and_a_lost_nodes_is_
     selectors = [world.ray.options_of[f"raypd-ingress/{number}/2"]["label_selector"] for number in (0, 1)]
     assert selectors == [{"ray.io/node-id": "node-c"}, {"ray.io/node-id": "node-b"}]
     assert [one.home for one in world.ingresses.saved()] == ["node-c", "node-b"]
+
+
+async def test_a_canary_waits_for_the_first_node_that_may_have_an_ingress(
+    world_of: WorldOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: list[dict[str, object]] = []
+    place = {"NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "host", "Resources": {}, "Labels": {}}
+    world = world_of()
+    world.ingresses = Ingresses(
+        ClusterConfig(ingress=IngressConfig(per_node=True), heartbeat_interval_s=0.01, heartbeat_timeout_s=2.0),
+        world.journal,
+        POLICY,
+        HeadProbe(),
+        world._save,
+    )
+    monkeypatch.setattr(ray, "nodes", lambda: there)
+    await world.ingresses.find_places()
+    world.ingresses.begin(NOW_S)
+    proving = asyncio.create_task(world.ingresses.prove(None, ENGINE, FACTS, NOW_S))
+    await asyncio.sleep(0)
+    there.append({"NodeID": "node-a", "Alive": True, **place})
+    async with asyncio.timeout(10):
+        await proving
+    assert world.thing("raypd-ingress/0/1").proofs == ["decode-0"]
