@@ -110,6 +110,12 @@ class IngressConfig(_Settings):
     )
     images: ImageConfig = ImageConfig()
 
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Of all doors of the first ingress of a node: gRPC's, HTTP's, operators'."""
+        http = None if self.http is None else self.http.port
+        return tuple(port for port in (self.port, http, self.admin_port) if port is not None)
+
     @model_validator(mode="after")
     def _ports_do_not_meet(self) -> Self:
         if self.admin_port and self.port and abs(self.admin_port - self.port) < self.count:

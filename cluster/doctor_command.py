@@ -41,7 +41,7 @@ def examine(config: ClusterConfig, console: Console, *, gpu: str | None, as_json
     elif local_ray.address_of(config) is not None:
         findings += _look_at_cluster(config, checkpoint)
     else:
-        facts = look_at_node(config.ingress.host, config.ingress.port)
+        facts = look_at_node(config.ingress.host, config.ingress.ports)
         findings += judge_node(facts, _num_gpus(config))
         findings += _budgets(config, checkpoint, {role: _room_of(config, role, [facts]) for role in EngineRole})
     _print(findings, console, as_json=as_json)
@@ -63,14 +63,21 @@ def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, list[Findi
 def _look_at_cluster(config: ClusterConfig, checkpoint: Checkpoint | None) -> list[Finding]:
     local_ray.connect(config)
     # Ray reads its authentication when it is imported, so connecting comes first.
-    from cluster.doctor.cluster import clock_offsets, judge_clocks, judge_room, judge_versions, look_at_nodes
+    from cluster.doctor.cluster import (
+        clock_offsets,
+        judge_clocks,
+        judge_ingress_room,
+        judge_room,
+        judge_versions,
+        look_at_nodes,
+    )
     from cluster.pool.placement import alive_nodes
 
     try:
         nodes = asyncio.run(alive_nodes())
-        looks = look_at_nodes(nodes, config.ingress.host, config.ingress.port)
+        looks = look_at_nodes(nodes, config.ingress.host, config.ingress.ports)
         findings = [judge_clocks(clock_offsets(nodes), {node.node_id: node.address for node in nodes})]
-        findings += [judge_versions(looks), *judge_room(config, nodes)]
+        findings += [judge_versions(looks), *judge_room(config, nodes), judge_ingress_room(config, nodes)]
         facts_by_role: dict[EngineRole, list[NodeFacts]] = {role: [] for role in EngineRole}
         for look in looks:
             if look.facts is None:

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, IngressConfig
 from cluster.doctor.findings import Finding, failure, ok, warning
 from cluster.doctor.node import NodeFacts, look_at_node
 from cluster.engine_connection import EngineRole
@@ -31,13 +31,13 @@ class NodeLook:
     error: str = ""
 
 
-def look_at_nodes(nodes: list[Node], host: str, port: int) -> list[NodeLook]:
+def look_at_nodes(nodes: list[Node], host: str, ports: tuple[int, ...]) -> list[NodeLook]:
     """Let every node look at itself, all at once; who takes too long is left out."""
     look: Any = ray.remote(look_at_node)
     asked = {}
     for node in nodes:
         where = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        asked[node.node_id] = look.options(num_cpus=0, scheduling_strategy=where).remote(host, port)
+        asked[node.node_id] = look.options(num_cpus=0, scheduling_strategy=where).remote(host, ports)
     deadline_s = time.monotonic() + _LOOK_TIMEOUT_S
     looks = []
     for node in nodes:
@@ -107,6 +107,31 @@ def judge_room(config: ClusterConfig, nodes: list[Node]) -> list[Finding]:
         else:
             findings.append(warning(check, found, "the others wait until there is room, as `raypd status` shows"))
     return findings
+
+
+def judge_ingress_room(config: ClusterConfig, nodes: list[Node]) -> Finding:
+    """Whether the cluster, empty, has nodes for all ingresses, by their resources and labels."""
+    ingress, check = config.ingress, "room for ingresses"
+    fitting = [node for node in nodes if node.has(ingress.resources, ingress.labels)]
+    needs = f"each needs {ingress.resources} on a node that is labelled {ingress.labels}"
+    advice = "add such nodes, or change ingress.resources and ingress.labels"
+    if ingress.per_node:
+        if fitting:
+            return ok(check, f"one on each of {len(fitting)} nodes")
+        return failure(check, f"no node is labelled {ingress.labels} and has {ingress.resources}", advice)
+    num_placed = min(sum(_num_ingresses(ingress, node) for node in fitting), ingress.count)
+    found = f"{num_placed} of {ingress.count}"
+    if num_placed == ingress.count:
+        return ok(check, found)
+    if num_placed == 0:
+        return failure(check, f"{found}: {needs}", advice)
+    return warning(check, f"{found}: {needs}", "the others wait until there is room, as `raypd status` shows")
+
+
+def _num_ingresses(ingress: IngressConfig, node: Node) -> int:
+    """So many fit on a node that one fits on; without needs all do."""
+    needs = [(name, amount) for name, amount in ingress.resources.items() if amount > 0]
+    return min((int(node.resources[name] // amount) for name, amount in needs), default=ingress.count)
 
 
 def _place(config: ClusterConfig, role: EngineRole, nodes: list[Node], left: dict[str, dict[str, float]]) -> bool:

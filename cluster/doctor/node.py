@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -47,7 +48,7 @@ class NodeFacts:
     nvlink: lines of nvidia-smi about links that are up; None if it could not be asked
     rdma: device -> state of its first port; memlock_bytes: None without a limit
     errors: what went wrong while the devices were asked
-    taken_port: the ingress's, if somebody listens there
+    taken_ports: of the ingress's, those where somebody listens
     """
 
     hostname: str
@@ -69,13 +70,13 @@ class NodeFacts:
     nccl: int | None
     rdma: dict[str, str]
     errors: tuple[str, ...] = ()
-    taken_port: str = ""
+    taken_ports: tuple[str, ...] = ()
 
 
-def look_at_node(host: str, port: int) -> NodeFacts:
+def look_at_node(host: str, ports: Collection[int]) -> NodeFacts:
     """Everything about this node. Takes seconds: it starts a process that imports torch.
 
-    host, port: where an ingress is to listen; port 0 is not looked at
+    host, ports: where an ingress is to listen; port 0 is not looked at
     """
     shm = os.statvfs(_SHM)
     devices = _probe_devices()
@@ -100,7 +101,7 @@ def look_at_node(host: str, port: int) -> NodeFacts:
         nccl=devices.get("nccl"),
         rdma=_rdma_devices(_INFINIBAND),
         errors=tuple(devices.get("errors", ())),
-        taken_port=_taken_port(host, port),
+        taken_ports=tuple(filter(None, (_taken_port(host, port) for port in ports))),
     )
 
 
@@ -110,9 +111,8 @@ def judge_node(facts: NodeFacts, num_gpus: int) -> list[Finding]:
     if num_gpus:
         findings += [_judge_nccl(facts), _judge_peers(facts, num_gpus), _judge_rdma(facts)]
     findings += [_judge_shm(facts, num_gpus), _judge_files(facts)]
-    if facts.taken_port:
-        advice = "end what listens there (raypd itself?), or choose another ingress.port"
-        findings.append(warning("port", f"{facts.taken_port} is taken", advice))
+    advice = "end what listens there (raypd itself?), or choose another port of the ingress"
+    findings += [warning("port", f"{taken} is taken", advice) for taken in facts.taken_ports]
     return findings
 
 

@@ -13,7 +13,7 @@ import pytest
 from actors.device_probe import probe_devices
 from cluster.config import ClusterConfig
 from cluster.doctor import node as node_module
-from cluster.doctor.cluster import NodeLook, judge_clocks, judge_room, judge_versions
+from cluster.doctor.cluster import NodeLook, judge_clocks, judge_ingress_room, judge_room, judge_versions
 from cluster.doctor.findings import GIB, Finding, Verdict
 from cluster.doctor.node import Gpu, NodeFacts, _rdma_devices, judge_node, look_at_node
 from cluster.pool.placement import Node
@@ -65,7 +65,12 @@ _TROUBLES: dict[str, tuple[dict[str, Any], str, Verdict, str]] = {
     "locked memory": ({"memlock_bytes": 65536}, "RDMA", Verdict.FAILURE, "ulimit -l unlimited"),
     "small /dev/shm": ({"shm_free_bytes": 64 * 2**20}, "/dev/shm", Verdict.FAILURE, "--shm-size"),
     "few files": ({"max_files": 1024}, "open files", Verdict.WARNING, "ulimit -n 65536"),
-    "port taken": ({"taken_port": "0.0.0.0:50051 (in use)"}, "port", Verdict.WARNING, "another ingress.port"),
+    "port taken": (
+        {"taken_ports": ("0.0.0.0:50051 (in use)",)},
+        "port",
+        Verdict.WARNING,
+        "another port of the ingress",
+    ),
     "no torch": ({"torch": None, "errors": ("torch: ImportError",)}, "node", Verdict.FAILURE, "dependencies"),
 }
 
@@ -92,10 +97,11 @@ def test_this_machine_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_module, "_probe_devices", lambda: devices)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        facts = look_at_node("127.0.0.1", port)
+        facts = look_at_node("127.0.0.1", (0, port))
 
     assert (facts.torch, facts.gpus, facts.errors) == ("2.13.0", (Gpu("G", 1, 2),), ("cupy: no",))
-    assert facts.taken_port.startswith(f"127.0.0.1:{port} ")
+    [found] = facts.taken_ports
+    assert found.startswith(f"127.0.0.1:{port} ")
     assert facts.free_memory_bytes > 0
     assert facts.shm_bytes >= facts.shm_free_bytes > 0
 
@@ -154,3 +160,30 @@ def test_room_is_counted_for_all_roles_together() -> None:
     assert verdicts == [("room for prefill engines", Verdict.OK), ("room for decode engines", Verdict.WARNING)]
     assert judge_room(config, nodes)[1].found.startswith("for 1 of 2: each needs {'CPU': 3.0, 'GPU': 1.0} on one node")
     assert judge_room(config, nodes[:1])[1].verdict is Verdict.FAILURE
+
+
+_DOORS = [
+    Node("a", "10.0.0.1", "a", {"raypd_ingress": 1.0}, {"zone": "x"}),
+    Node("b", "10.0.0.2", "b", {"raypd_ingress": 1.0}, {"zone": "y"}),
+    Node("c", "10.0.0.3", "c", {}, {"zone": "x"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("ingress", "verdict", "found"),
+    [
+        ({"count": 9}, Verdict.OK, "9 of 9"),
+        ({"count": 2, "resources": {"raypd_ingress": 1}}, Verdict.OK, "2 of 2"),
+        ({"count": 3, "resources": {"raypd_ingress": 1}}, Verdict.WARNING, "2 of 3: each needs {'raypd_ingress': 1.0}"),
+        ({"resources": {"raypd_ingress": 2}}, Verdict.FAILURE, "0 of 1: each needs {'raypd_ingress': 2.0}"),
+        ({"per_node": True, "labels": {"zone": "x"}}, Verdict.OK, "one on each of 2 nodes"),
+        ({"per_node": True, "labels": {"zone": "z"}}, Verdict.FAILURE, "no node is labelled {'zone': 'z'}"),
+    ],
+)
+def test_ingresses_have_room_where_their_resources_and_labels_are(
+    ingress: dict[str, object], verdict: Verdict, found: str
+) -> None:
+    finding = judge_ingress_room(ClusterConfig.model_validate({"ingress": ingress}), _DOORS)
+
+    assert (finding.check, finding.verdict) == ("room for ingresses", verdict)
+    assert found in finding.found
