@@ -56,17 +56,24 @@ class Pods:
         self.gcs_address = f"{_HEAD_ADDRESS}:{self.gcs_port}"
         self.dashboard = f"http://{_HEAD_ADDRESS}:{free_port(_HEAD_ADDRESS)}"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        commands = directory / "bin"
         # As KubeRay does for authOptions.mode token.
         assert ray_cluster["spec"]["authOptions"] == {"mode": "token"}
         self.environment = inherited | {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(16),
             "RAY_agent_register_timeout_ms": "150000",
+            # Other pods' work is not in their way; here it is, and Ray's workers would yield to everything else.
+            "RAY_worker_niceness": "0",
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "200",
             "PYTHONPATH": str(ROOT),
-            "PATH": f"{_BIN}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([str(commands), str(_BIN), os.environ["PATH"]]),
         }
+        # The image's entry point, of this working tree.
+        commands.mkdir(parents=True)
+        (commands / "raypd").write_text(f'#!/bin/sh\nexec {sys.executable} -m cluster "$@"\n')
+        (commands / "raypd").chmod(0o755)
 
     @classmethod
     @contextmanager
@@ -85,13 +92,13 @@ class Pods:
         return [pod for pod in self.pods if pod.group == group]
 
     def run(
-        self, command: list[str], environment: Mapping[str, str], timeout_s: float
+        self, command: list[str], environment: Mapping[str, str], timeout_s: float, directory: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run a container's command."""
+        """Run a container's command, or one in another directory."""
         return subprocess.run(
             command,
             env=self.environment | dict(environment),
-            cwd=self._directory,
+            cwd=directory or self._directory,
             capture_output=True,
             text=True,
             timeout=timeout_s,
@@ -107,11 +114,15 @@ class Pods:
 
     def address_of_actor(self, class_name: str) -> str:
         """Of the node that the one living actor of this class is on."""
-        actors = self.ask("/api/v0/actors?detail=1")["data"]["result"]["result"]
-        [actor] = [one for one in actors if one["class_name"] == class_name and one["state"] == "ALIVE"]
+        [actor] = [one for one in self.actors() if one["class_name"] == class_name and one["state"] == "ALIVE"]
         nodes = self.ask("/api/v0/nodes?detail=1")["data"]["result"]["result"]
         [address] = [node["node_ip"] for node in nodes if node["node_id"] == actor["node_id"]]
         return str(address)
+
+    def actors(self) -> list[Any]:  # JSON
+        """All that Ray knows of, dead ones too."""
+        actors: list[Any] = self.ask("/api/v0/actors?detail=1&limit=10000")["data"]["result"]["result"]
+        return actors
 
     def _start_all(self) -> None:
         spec = self._cluster["spec"]
@@ -126,19 +137,22 @@ class Pods:
         arguments = [str(_BIN / "ray"), "start", "--block", "--node-ip-address", address, "--disable-usage-stats"]
         if name == "head":
             port = self.dashboard.rpartition(":")[2]
-            arguments += ["--head", "--port", str(self.gcs_port), "--temp-dir", str(self._directory)]
+            arguments += ["--head", "--port", str(self.gcs_port)]
             arguments += ["--dashboard-host", _HEAD_ADDRESS, "--dashboard-port", port]
         else:
             arguments += ["--address", self.gcs_address]
+        # Of each pod alone: a job's working directory in it is taken away by the node that does not need it any more.
+        temporary = self._directory / address.rpartition(".")[2]
+        arguments += ["--temp-dir", str(temporary)]
         arguments += ["--object-store-memory", str(80 * 2**20), *_ray_start_arguments(group)]
         variables = {
             one["name"]: one.get("value", address) for one in group["template"]["spec"]["containers"][0]["env"]
         }
-        self._directory.mkdir(exist_ok=True)
+        temporary.mkdir()
         process = subprocess.Popen(
             arguments,
-            env=self.environment | variables | {"HOME": str(self._directory)},
-            cwd=self._directory,
+            env=self.environment | variables | {"HOME": str(temporary)},
+            cwd=temporary,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,0 +1,112 @@
+"""A rendered cluster, on pods that are Ray nodes of this machine: its commands, and what Ray knows of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster.config import DEMO_MODEL, ClusterConfig
+from cluster.manifests.placement import CONFIG_FILE
+from cluster.manifests.pods import admin_address
+from cluster.manifests.render import render
+from tests.cluster.manifests.deployments import of_kind, settings, worker_groups
+from tests.integration.pods import ROOT, Pods, free_port
+
+_COMMAND_TIMEOUT_S = 300.0
+_GONE_TIMEOUT_S = 60.0
+
+
+class Deployment:
+    """An overlay's commands with what only exists in Kubernetes put in: names and paths."""
+
+    def __init__(self, overlay: str, directory: Path) -> None:
+        chosen = settings(overlay).model_dump(exclude_unset=True, exclude={"model"})
+        # The demo model, and little memory, instead of what only a GPU could hold.
+        ports = {"port": free_port(), "http": {"port": free_port()}}
+        ingress = {**chosen.get("ingress", {}), **ports, "count": 1}
+        chosen |= {"cache": {"kv_cache_memory_gib": 0.05}, "ingress": ingress, "drain_timeout_s": 10.0}
+        chosen |= {"model": {"model": str(DEMO_MODEL), "dtype": "float32", "device": "cpu"}}
+        self.config = ClusterConfig.model_validate(chosen)
+        self.objects = render(self.config)
+        self.config_file = directory / "cluster.yaml"
+        self.config_file.write_text(of_kind(self.objects, "ConfigMap", "raypd-config")["data"]["cluster.yaml"])
+        self.pods: Pods
+
+    @classmethod
+    @contextmanager
+    def started(cls, overlay: str, directory: Path) -> Iterator[Deployment]:
+        deployment = cls(overlay, directory)
+        with Pods.started(of_kind(deployment.objects, "RayCluster")) as deployment.pods:
+            yield deployment
+
+    @property
+    def address(self) -> str:
+        """Where its ingress is to listen."""
+        [ingress] = self.pods.of_group("ingress")
+        return f"{ingress.address}:{self.config.ingress.port}"
+
+    @property
+    def submit(self) -> list[str]:
+        """The command of the Job."""
+        [container] = of_kind(self.objects, "Job")["spec"]["template"]["spec"]["containers"]
+        return [self._here(part) for part in container["command"]]
+
+    def pre_stop(self, group: str) -> list[str]:
+        """The hook of that group's pods."""
+        container = worker_groups(self.objects)[group]["template"]["spec"]["containers"][0]
+        return [self._here(part) for part in container["lifecycle"]["preStop"]["exec"]["command"]]
+
+    def raypd(self, *arguments: str) -> list[str]:
+        """A command that reads the configuration, from outside of the pods."""
+        return ["raypd", *arguments, "--ray-address", self.pods.gcs_address]
+
+    def run(self, *command: str, directory: Path | None = None, **environment: str) -> str:
+        """What a command prints that succeeds; Ray's dashboard is where the Job would find it."""
+        submitter = {"RAY_ADDRESS": self.pods.dashboard}
+        result = self.pods.run(list(command), submitter | environment, _COMMAND_TIMEOUT_S, directory)
+        assert result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    def serve(self) -> subprocess.Popen[str]:
+        """`raypd serve` with the configuration, attached."""
+        return subprocess.Popen(
+            self.raypd("serve", "--config", str(self.config_file)),
+            cwd=ROOT,
+            env=self.pods.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait_for_log(self, job: str, pattern: str) -> re.Match[str]:
+        """Of a submitted job."""
+        deadline_s = time.monotonic() + _COMMAND_TIMEOUT_S
+        while True:
+            logs = str(self.pods.ask(f"/api/jobs/{job}/logs")["logs"])
+            if (found := re.search(pattern, logs)) is not None:
+                return found
+            assert self.pods.ask(f"/api/jobs/{job}")["status"] in {"PENDING", "RUNNING"}, logs
+            assert time.monotonic() < deadline_s, logs
+            time.sleep(0.2)
+
+    def alive_actors(self) -> list[str]:
+        """Classes of raypd's actors, sorted."""
+        # The job's own supervisor belongs to Ray.
+        actors = [actor["class_name"] for actor in self.pods.actors() if actor["state"] == "ALIVE"]
+        return sorted(name for name in actors if name != "JobSupervisor")
+
+    def wait_until_gone(self) -> None:
+        """Raises AssertionError if anything of raypd is left in the Ray cluster."""
+        deadline_s = time.monotonic() + _GONE_TIMEOUT_S
+        while alive := self.alive_actors():
+            assert time.monotonic() < deadline_s, f"left: {alive}"
+            time.sleep(0.2)
+        groups = self.pods.ask("/api/v0/placement_groups")["data"]["result"]["result"]
+        assert [group["name"] for group in groups if group["state"] != "REMOVED"] == []
+
+    def _here(self, text: str) -> str:
+        return text.replace(admin_address(self.config), self.address).replace(CONFIG_FILE, str(self.config_file))

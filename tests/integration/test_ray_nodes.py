@@ -1,0 +1,150 @@
+"""raypd in a Ray cluster of several nodes that is there before and after it: what the manifests would start, started
+on nodes as KubeRay would make them; a job; attached and detached."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cluster.client import GenerateClient
+from tests.integration.deployment import Deployment
+from tests.integration.pods import ROOT
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
+
+_EVERYBODY = ["Controller", "EngineActor", "EngineActor", "IngressActor"]
+_NUM_LONG_TOKENS = 200
+
+
+@pytest.fixture(scope="module", params=["cpu-demo", pytest.param("gpu-1p1d", marks=pytest.mark.slow)])
+def deployment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with Deployment.started(request.param, tmp_path_factory.mktemp("deployment")) as deployment:
+        yield deployment
+
+
+def test_doctor_finds_room_for_an_engine_on_each_pod(deployment: Deployment) -> None:
+    # The GPUs of these pods are only numbers.
+    examined = deployment.run(*deployment.raypd("doctor", "--config", str(deployment.config_file)))
+
+    assert "failure" not in examined
+    assert all(f"ok       room for {role} engines: 1 of " in examined for role in ("prefill", "decode")), examined
+    assert "ok       room for ingresses: one on each of 1 nodes" in examined
+    assert examined.count(" node: Python ") == len(deployment.pods.pods)
+
+
+async def test_the_manifests_job_starts_a_cluster_on_the_pods_that_stays_and_each_pod_drains_before_it_stops(
+    deployment: Deployment,
+) -> None:
+    pods, address = deployment.pods, deployment.address
+    [ingress], [prefill], [decode] = (pods.of_group(group) for group in ("ingress", "prefill", "decode"))
+
+    said = deployment.run(*deployment.submit)
+    assert re.search(rf"ready .* at {address} \(gRPC", said), said
+    assert deployment.run(*deployment.submit) == "it serves already\n"
+    with deployment.serve() as second:
+        _read_until(second, "a raypd cluster runs in namespace 'raypd' of this Ray cluster already: end it with `raypd")
+        assert second.wait(60) == 1
+
+    await _check_that_it_serves(address)
+    async with GenerateClient(address) as client:
+        status = await client.status(10)
+    assert {(engine.engine_id, engine.node) for engine in status.engines} == {
+        ("prefill-0", prefill.address),
+        ("decode-0", decode.address),
+    }
+    assert pods.address_of_actor("IngressActor") == ingress.address
+    assert pods.address_of_actor("Controller") in {ingress.address, prefill.address, decode.address}
+    assert deployment.alive_actors() == _EVERYBODY
+
+    drained = deployment.run(*deployment.pre_stop("decode"), RAYPD_NODE_IP=decode.address)
+    assert "it had: decode-0\ndone" in drained
+    drained = deployment.run(*deployment.pre_stop("ingress"), RAYPD_NODE_IP=ingress.address)
+    assert f"it had: {address}\ndone" in drained
+    assert not _is_open(address)
+
+    assert deployment.run(*deployment.raypd("stop")) == "stopped\n"
+    deployment.wait_until_gone()
+
+
+_WORKING_DIR = ("--working-dir", ".")
+_MODULE = ("python", "-m", "cluster")
+_ENVIRONMENTS = {"working-dir": (_WORKING_DIR, _MODULE), "installed": ((), ("raypd",)), "pip": (_WORKING_DIR, _MODULE)}
+"""By the name of the file in deploy/ray/: further arguments of `ray job submit`, and raypd as it is called there."""
+
+
+@pytest.mark.parametrize(
+    "environment", ["working-dir", *(pytest.param(name, marks=pytest.mark.slow) for name in ("installed", "pip"))]
+)
+async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(deployment: Deployment, environment: str) -> None:
+    arguments, raypd = _ENVIRONMENTS[environment]
+    submitted = deployment.run(
+        *("ray", "job", "submit", "--no-wait", *arguments, "--runtime-env", f"deploy/ray/{environment}.yaml", "--"),
+        *(*raypd, "serve", "--config", str(deployment.config_file)),
+        directory=ROOT,
+    )
+    found = re.search(r"raysubmit_\w+", submitted)
+    assert found is not None, submitted
+    job = found.group(0)
+    address = deployment.wait_for_log(job, r"ready .* at (\S+:\d+)").group(1)
+    await _check_that_it_serves(address)
+    assert deployment.alive_actors() == _EVERYBODY
+
+    assert await _num_tokens_across(deployment, address, "ray", "job", "stop", job) == _NUM_LONG_TOKENS
+    deployment.wait_until_gone()
+
+
+def test_an_attached_cluster_ends_when_whoever_started_it_is_killed(deployment: Deployment) -> None:
+    with deployment.serve() as driver:
+        try:
+            _read_until(driver, "ready")
+        finally:
+            driver.kill()
+    deployment.wait_until_gone()
+
+
+async def _check_that_it_serves(address: str) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        probe = await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)  # type: ignore[attr-defined]  # its types
+    assert probe.status == health_pb2.HealthCheckResponse.SERVING
+    async with GenerateClient(address) as client:
+        responses = [response async for response in client.generate("def f(n):", max_tokens=8, temperature=0.0)]
+    assert "".join(response.text for response in responses)
+    assert responses[-1].timings.transfer.kv_bytes > 0
+
+
+async def _num_tokens_across(deployment: Deployment, address: str, *stop: str) -> int:
+    """Of an answer that has begun when the cluster is told to stop, and that nobody tries again."""
+    async with GenerateClient(address) as client:
+        answer = client.generate(
+            "def f(n):", resume=False, max_tokens=_NUM_LONG_TOKENS, temperature=0.0, ignore_eos=True
+        )
+        num_tokens = len((await anext(answer)).token_ids)
+        stopping = asyncio.create_task(asyncio.to_thread(deployment.run, *stop))
+        async for response in answer:
+            num_tokens += len(response.token_ids)
+        await stopping
+    return num_tokens
+
+
+def _read_until(process: subprocess.Popen[str], pattern: str) -> None:
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if re.search(pattern, line) is not None:
+            return
+    raise AssertionError("".join(lines))
+
+
+def _is_open(address: str) -> bool:
+    host, _, port = address.partition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
