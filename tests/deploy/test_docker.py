@@ -14,6 +14,9 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 _DOCKER = _ROOT / "deploy" / "docker"
 _DOCKERFILE = (_DOCKER / "Dockerfile").read_text()
+_NO_NETWORK = re.compile(
+    "Failed to establish a new connection|Temporary failure in name resolution|NameResolutionError"
+)
 
 
 def test_hadolint_finds_nothing() -> None:
@@ -65,7 +68,6 @@ def test_what_the_installation_does_not_know_it_refuses(arguments: list[str]) ->
     assert "it can be" in result.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_installation_works_in_an_empty_environment(tmp_path: Path) -> None:
     """The RUN lines of the CPU image, in the order of the file, in a directory that holds what it has copied so far."""
@@ -73,13 +75,14 @@ def test_the_installation_works_in_an_empty_environment(tmp_path: Path) -> None:
     source.mkdir()
     subprocess.run([sys.executable, "-m", "venv", environment], check=True, timeout=120)
     variables = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
-    variables |= {"PYTHON": str(environment / "bin" / "python"), "VARIANT": "cpu"}
+    # Byte code of everything, of which little is imported here, would take as long as all of the rest.
+    variables |= {"PYTHON": str(environment / "bin" / "python"), "VARIANT": "cpu", "PIP_NO_COMPILE": "1"}
     stage = _DOCKERFILE.partition("AS build")[2].partition("\nFROM ")[0]
     for instruction, words in re.findall(r"^(COPY|RUN) (.*)$", stage, re.MULTILINE):
         if instruction == "COPY":
             _copy(words.split(), source)
         elif "install.sh" in words:
-            subprocess.run(words, shell=True, cwd=source, env=variables, check=True, timeout=900)
+            _install(words, source, variables)
 
     installed = environment / "bin"
     said = subprocess.run(
@@ -96,6 +99,17 @@ def test_the_installation_works_in_an_empty_environment(tmp_path: Path) -> None:
     # Every protocol file and the demo model have come along.
     code = "import cluster.ingress.process, cluster.config as c; assert (c.DEMO_MODEL / 'model.safetensors').exists()"
     subprocess.run([installed / "python", "-c", code], check=True, timeout=120, cwd=tmp_path)
+    # 1.5 GB, of which the temporary directories of three runs are kept.
+    shutil.rmtree(environment)
+
+
+def _install(command: str, source: Path, variables: dict[str, str]) -> None:
+    result = subprocess.run(
+        command, shell=True, cwd=source, env=variables, capture_output=True, text=True, timeout=900, check=False
+    )
+    if result.returncode != 0 and _NO_NETWORK.search(result.stderr):
+        pytest.skip("no package index can be reached, which the image is installed from")
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def _copy(words: list[str], source: Path) -> None:
