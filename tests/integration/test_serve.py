@@ -1,4 +1,4 @@
-"""The whole cluster, as `raypd serve` starts it: Ray actors, gRPC in, text out."""
+"""The whole cluster, as `raypd serve` starts it: Ray actors, gRPC in, text out. Its decode engine has two ranks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import openai
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -24,6 +25,7 @@ from tests.reference import greedy_tokens, random_prompt
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 _NUM_TOKENS = 12
+_NUM_DECODE_RANKS = 2
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +40,11 @@ def served(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "cache": {"num_blocks": 256},
         "scheduler": {"max_num_batched_tokens": 48, "max_num_seqs": 32},
         "parallel": {"num_threads": 1},
+        "decode": {
+            "count": 1,
+            "num_cpus": 0.5,
+            "parallel": {"num_threads": 1, "tensor_parallel_size": _NUM_DECODE_RANKS},
+        },
     }
     process = ServeProcess(config, tmp_path_factory.mktemp("serve"))
     try:
@@ -68,6 +75,12 @@ async def test_tokens_through_the_whole_cluster_equal_generate(
         statuses = [change.status for change in last.timings.decode_engine.status_changes]
         assert generate_pb2.REQUEST_STATUS_WAITING_FOR_REMOTE_KVS in statuses
         assert last.timings.transfer.kv_bytes > 0
+
+
+def test_a_second_rank_is_an_actor_of_its_own(served: tuple[ServeProcess, str]) -> None:
+    names = [process.name() for process in psutil.Process().children(recursive=True)]
+
+    assert sum("RankActor" in name for name in names) == _NUM_DECODE_RANKS - 1, names
 
 
 async def test_both_doors_give_the_same_tokens(served: tuple[ServeProcess, str], directory: Path) -> None:
@@ -110,7 +123,7 @@ async def test_status_shows_engines_links_and_decisions(served: tuple[ServeProce
     assert status.controller_error == ""
     assert {engine.state for engine in status.engines} == {"ready"}
     assert engines["decode-0"].transfers.mean_transfer_seconds > 0
-    assert [link.peer_engine_id for link in engines["decode-0"].links] == ["prefill-0"]
+    assert [link.peer_engine_id for link in engines["decode-0"].links] == ["prefill-0"] * _NUM_DECODE_RANKS
     assert {engine.kv_transport for engine in status.engines} == {"tcp"}
     assert {link.state for engine in status.engines for link in engine.links} == {"open"}
     assert any("prefill-0" in decision.text and "serve" in decision.text for decision in status.decisions)
