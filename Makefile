@@ -20,9 +20,10 @@ demo: $(READY) ## Start one prefill and one decode engine, send 16 prompts, show
 	@echo "== raypd demo: a cluster of one prefill and one decode engine on the CPU"
 	@$(BIN)/raypd demo
 
+# In the order of the files: xdist would otherwise take those with the fewest tests last, which are the longest ones.
 test: $(READY) ## Run the tests that need neither a GPU nor minutes each
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
 
 slow: $(READY) ## Run the tests that take minutes
 	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
