@@ -88,10 +88,13 @@ class Controller:
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
                 await self._wait_for_first_engines()
+                if missing := self._ingresses.missing():
+                    self._fleet.progress.say(missing)
                 self._fleet.may_prove.set()
                 await self._wait_while(EngineState.STARTING)
         except TimeoutError:
-            raise CannotStart(f"the engines did not come up within {self._config.start_timeout_s:g} s") from None
+            what = self._ingresses.missing() or "the engines did not come up"
+            raise CannotStart(f"{what}, within {self._config.start_timeout_s:g} s") from None
         await self._open()
         if not self._ingresses.addresses:
             raise CannotStart("; ".join(view.last_error for view in self._ingresses.views()))

@@ -85,6 +85,12 @@ class Ingresses:
         """The model's, as they were opened with."""
         return self._facts
 
+    def missing(self) -> str:
+        """What those that are not up need, if none is; empty if one is."""
+        ingress = self._config.ingress
+        needs = f"each needs {ingress.resources} on a node that is labelled {ingress.labels}"
+        return "" if self._begun() else f"no ingress is up: {needs}"
+
     def views(self) -> tuple[IngressView, ...]:
         """For people."""
         views = []

@@ -348,10 +348,14 @@ async def test_a_canary_waits_for_the_first_node_that_may_have_an_ingress(
     world_of: WorldOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there: list[dict[str, object]] = []
-    place = {"NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "host", "Resources": {}, "Labels": {}}
+    place = {"NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "host", "Resources": {"door": 1}, "Labels": {}}
     world = world_of()
     world.ingresses = Ingresses(
-        ClusterConfig(ingress=IngressConfig(per_node=True), heartbeat_interval_s=0.01, heartbeat_timeout_s=2.0),
+        ClusterConfig(
+            ingress=IngressConfig(per_node=True, resources={"door": 1}),
+            heartbeat_interval_s=0.01,
+            heartbeat_timeout_s=2.0,
+        ),
         world.journal,
         POLICY,
         HeadProbe(),
@@ -362,7 +366,9 @@ async def test_a_canary_waits_for_the_first_node_that_may_have_an_ingress(
     world.ingresses.begin(NOW_S)
     proving = asyncio.create_task(world.ingresses.prove(None, ENGINE, FACTS, NOW_S))
     await asyncio.sleep(0)
+    assert world.ingresses.missing() == "no ingress is up: each needs {'door': 1.0} on a node that is labelled {}"
     there.append({"NodeID": "node-a", "Alive": True, **place})
     async with asyncio.timeout(10):
         await proving
     assert world.thing("raypd-ingress/0/1").proofs == ["decode-0"]
+    assert world.ingresses.missing() == ""
