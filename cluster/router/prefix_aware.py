@@ -15,7 +15,7 @@ from kv_transfer.params import PrefixSource
 
 _MAX_ADAPTERS = 10_000
 _MAX_BLOCKS = 200_000
-"""About 75 MB, and 3 million tokens in blocks of 16."""
+"""About 30 MB, and 3 million tokens in blocks of 16."""
 
 
 class PrefixAwarePair:
@@ -50,11 +50,12 @@ class PrefixAwarePair:
         prefill, decode = choose_pair(engines, work)
         computing = decode if prefill is None else prefill
         source = self._find_source(computing, engines, cached)
-        for engine in (computing, decode):
-            # It will have them when the next request comes.
-            self._index.add(engine.descriptor.key, hashes)
-            if request.lora is not None:
-                self._note_adapter(engine.descriptor.key, request.lora.key)
+        keys = {computing.descriptor.key, decode.descriptor.key}
+        # They will have them when the next request comes.
+        self._index.add(keys, hashes)
+        if request.lora is not None:
+            for key in keys:
+                self._note_adapter(key, request.lora.key)
         return Route(prefill, decode, source)
 
     def _note_adapter(self, engine: EngineKey, adapter: str) -> None:
@@ -66,7 +67,7 @@ class PrefixAwarePair:
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
         """The engine that decoded has the answer's KV, but for its last token, which nothing was computed from."""
         token_ids = [*request.prompt_token_ids, *output_token_ids][:-1]
-        self._index.add(route.decode.descriptor.key, self._hash(request, token_ids))
+        self._index.add([route.decode.descriptor.key], self._hash(request, token_ids))
 
     def _hash(self, request: EngineCoreRequest, token_ids: list[int]) -> list[BlockHash]:
         hashes: list[BlockHash] = []

@@ -7,7 +7,7 @@ it find out. An engine's next life is another engine. Bounded, the prefixes used
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from actors.core.block_hash import BlockHash
 from cluster.engine_connection import EngineKey
@@ -18,28 +18,34 @@ class PrefixIndex:
 
     def __init__(self, max_blocks: int) -> None:
         self._max_blocks = max_blocks
-        self._holders: OrderedDict[BlockHash, set[EngineKey]] = OrderedDict()
+        # Blocks that came together share one set: there are hundreds of them in a prompt.
+        self._holders: OrderedDict[BlockHash, frozenset[EngineKey]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._holders)
 
-    def add(self, engine: EngineKey, block_hashes: Sequence[BlockHash]) -> None:
-        """The engine has these blocks, the first of a prompt first."""
+    def add(self, engines: Iterable[EngineKey], block_hashes: Sequence[BlockHash]) -> None:
+        """These engines have these blocks, the first of a prompt first."""
+        holders, new = self._holders, frozenset(engines)
         # Last ones first, so that a prefix is forgotten from its end.
         for block_hash in reversed(block_hashes):
-            self._holders.setdefault(block_hash, set()).add(engine)
-            self._holders.move_to_end(block_hash)
-        while len(self._holders) > self._max_blocks:
-            self._holders.popitem(last=False)
+            known = holders.pop(block_hash, new)
+            holders[block_hash] = known if known >= new else known | new
+        while len(holders) > self._max_blocks:
+            holders.popitem(last=False)
 
     def find(self, block_hashes: Sequence[BlockHash]) -> dict[EngineKey, int]:
         """How many of these blocks, from the first one on, each engine has; those that have none are left out."""
         found: dict[EngineKey, int] = {}
-        holders: set[EngineKey] | None = None
+        holders: frozenset[EngineKey] = frozenset()
         for index, block_hash in enumerate(block_hashes):
-            here = self._holders.get(block_hash, set())
-            holders = set(here) if holders is None else holders & here
+            here = self._holders.get(block_hash, frozenset())
+            if index == 0:
+                holders = here
+            elif not (here is holders or here >= holders):
+                found.update(dict.fromkeys(holders - here, index))
+                holders &= here
             if not holders:
-                break
-            found.update(dict.fromkeys(holders, index + 1))
+                return found
+        found.update(dict.fromkeys(holders, len(block_hashes)))
         return found
