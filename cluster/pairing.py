@@ -11,7 +11,11 @@ from kv_transfer.pairing import find_mismatch
 
 @dataclass(frozen=True, slots=True)
 class RefusedPair:
-    """A prefill and a decode engine that cannot hand over, by their ids, and why not."""
+    """Two engines that cannot work together, by their ids, and why not.
+
+    A prefill and a decode engine, which cannot hand over; or, in their places, an encode and a prefill engine, to which
+    no embeddings can travel.
+    """
 
     prefill: str
     decode: str
@@ -28,13 +32,13 @@ def find_refusal(one: EngineDescriptor, other: EngineDescriptor) -> str | None:
 
 
 def refused_pairs(engines: Iterable[EngineDescriptor]) -> tuple[RefusedPair, ...]:
-    """Every prefill and decode engine that would be a pair by their roles, and cannot be one."""
+    """Every two engines that would be a pair by their roles, and cannot be one."""
     members = sorted(engines, key=lambda engine: engine.key)
-    decode = [engine for engine in members if engine.role is EngineRole.DECODE]
     return tuple(
         RefusedPair(producer.engine_id, consumer.engine_id, reason)
+        for roles in ((EngineRole.PREFILL, EngineRole.DECODE), (EngineRole.ENCODE, EngineRole.PREFILL))
         for producer in members
-        if producer.role is EngineRole.PREFILL
-        for consumer in decode
-        if (reason := find_refusal(producer, consumer)) is not None
+        if producer.role is roles[0]
+        for consumer in members
+        if consumer.role is roles[1] and (reason := find_refusal(producer, consumer)) is not None
     )

@@ -178,7 +178,7 @@ def _refused_pairs(pairs: Sequence[admin_pb2.RefusedPair]) -> _Table:
     title = "pairs that cannot hand over"
     if len(pairs) > _MAX_REFUSED_PAIRS:
         title += f", {_MAX_REFUSED_PAIRS} of {len(pairs)}"
-    return _Table(title, (" prefill", " decode", " why not"), rows)
+    return _Table(title, (" from", " to", " why not"), rows)
 
 
 def _transfers(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:

@@ -54,6 +54,7 @@ async def _ask(address: str, reference: VisionReference) -> None:
                 token_ids += response.token_ids
             assert token_ids == expected
             assert response.timings.prefill_engine.engine_id == "prefill-0"
+            assert response.timings.prefill_engine.fetched_images == 1
         for bad in (b"no image", data[:100]):
             with pytest.raises(CallFailed) as caught:
                 _ = [response async for response in client.generate(_turn("What? ", bad))]

@@ -146,3 +146,10 @@ def test_the_pairs_that_cannot_hand_over_are_listed_with_the_reason() -> None:
         RefusedPair("p1", "d0", "dtype: 'bfloat16' at p1, 'float32' at d0"),
         RefusedPair("p1", "d1", "model version: 1 at p1, 2 at d1"),
     )
+
+
+def test_the_prefill_engines_to_which_no_embeddings_can_travel_are_listed() -> None:
+    engines = [load("p0", P), load("p1", P, B), load("d0", D, None), load("e0", EngineRole.ENCODE, C)]
+    assert refused_pairs(engine.descriptor for engine in engines) == (
+        RefusedPair("e0", "p1", "dtype: 'float32' at e0, 'bfloat16' at p1"),
+    )
