@@ -11,6 +11,7 @@ from typing import Self, TypeVar, Unpack
 import grpc.aio
 
 from cluster.client.answers import Answer
+from cluster.client.attempts import Attempts
 from cluster.client.batch import batch_once, batch_resuming
 from cluster.client.credentials import Credentials
 from cluster.client.errors import CallFailed, as_call_failed
@@ -311,18 +312,24 @@ class GenerateClient:
     async def _read(
         self, method: _Method[_Request, _Response], request: _Request, timeout_s: float | None
     ) -> _Response:
-        """Ask an ingress, and the others as well if that one is gone: nothing changes by it. Raises CallFailed."""
-        deadline, tried = Deadline(timeout_s, _now_s()), set[Ingress]()
+        """Ask an ingress, and the others as well if that one is gone or full: nothing changes by it.
+
+        If all are full it is asked again when they said, as generate() is. Raises CallFailed.
+        """
+        attempts = Attempts(self._ingresses, timeout_s, self._patience)
+        ingress = await attempts.first()
         while True:
-            ingress = await self._ingresses.find(deadline.left_s(_now_s()), without=tried)
             try:
                 with as_call_failed():
-                    return await method(ingress)(request, timeout=deadline.left_s(_now_s()))
+                    response = await method(ingress)(request, timeout=attempts.left_s())
             except CallFailed as failure:
-                tried.add(ingress)
-                if not failure.is_passing or len(tried) == len(self._ingresses):
+                if not failure.is_passing:
                     raise
-                self._ingresses.put_last(ingress, failure.retry_delay_s)
+                attempts.note_failure(ingress, failure, is_under_way=False)
+                ingress = await attempts.next_ingress(failure)
+            else:
+                ingress.note_answer()
+                return response
 
     async def _change(
         self, method: _Method[_Request, _Response], request: _Request, timeout_s: float | None

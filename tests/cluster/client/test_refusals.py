@@ -6,12 +6,18 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
+import yaml
 
-from cluster.client import CallFailed, GenerateClient, patience
+from cluster.access.control import AccessControl
+from cluster.access.tokens import Tokens, hash_token, make_token
+from cluster.client import CallFailed, Credentials, GenerateClient, patience
+from cluster.ingress.server import DoorSettings
 from tests.cluster.client.scripted_ingress import ScriptedIngress
+from tests.cluster.serving_setup import make_ingress_server, make_pair
 
 NOBODY = "127.0.0.1:1"
 _TIMEOUT_S = 10.0
@@ -43,6 +49,25 @@ async def test_a_full_ingress_is_asked_again_when_it_said(first: ScriptedIngress
         assert (await client.complete("x")).text == "hello"
     assert time.monotonic() - began_s >= 0.4
     assert len(first.requests) == 3
+
+
+async def test_a_call_that_reads_is_made_again_when_a_full_ingress_said(tmp_path: Path) -> None:
+    secret = make_token()
+    entry = {"name": "t", "sha256": hash_token(secret), "requests_per_s": 5, "burst_s": 0.2}
+    (tmp_path / "tokens").write_text(yaml.safe_dump({"tokens": [entry]}))
+    settings = DoorSettings(access=AccessControl(Tokens(tmp_path / "tokens")))
+    server = make_ingress_server(make_pair().serving, settings=settings)
+    address, credentials = f"127.0.0.1:{await server.start()}", Credentials(secret)
+    async with GenerateClient(address, credentials=credentials) as client:
+        began_s = time.monotonic()
+        for _ in range(3):
+            assert await client.tokenize("a") == [97]
+    assert time.monotonic() - began_s >= 0.35
+    async with GenerateClient(address, credentials=credentials, overload_timeout_s=0) as client:
+        with pytest.raises(CallFailed, match="at its limit of 5 requests/s") as raised:
+            await asyncio.gather(client.tokenize("a"), client.tokenize("a"))
+    assert raised.value.retry_delay_s
+    await server.drain(0)
 
 
 async def test_of_two_full_ingresses_the_one_that_is_free_first_is_asked(
