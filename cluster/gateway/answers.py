@@ -102,15 +102,14 @@ class UsageCount:
         self._num_cached_tokens = 0
 
     def add(self, index: int, chunk: GenerateChunk) -> None:
-        """Count a choice that ends with this chunk."""
-        if chunk.end is None:
-            return
-        usage = chunk.end.usage
+        """Count what a choice's next chunk brings."""
+        leads = index % self._num_samples == 0
+        if leads and chunk.prompt_token_ids is not None:
+            self._num_prompt_tokens += len(chunk.prompt_token_ids)
         if self._has_output:
-            self._num_output_tokens += usage.num_output_tokens
-        if index % self._num_samples == 0:
-            self._num_prompt_tokens += usage.num_prompt_tokens
-            self._num_cached_tokens += usage.num_cached_tokens
+            self._num_output_tokens += len(chunk.token_ids)
+        if leads and chunk.end is not None:
+            self._num_cached_tokens += chunk.end.usage.num_cached_tokens
 
     @property
     def usage(self) -> Usage:

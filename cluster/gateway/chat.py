@@ -18,7 +18,7 @@ from cluster.gateway.completions import finish_reason_of
 from cluster.gateway.config import HttpConfig
 from cluster.gateway.logprobs import chat_logprobs, prompt_logprobs
 from cluster.gateway.parsing.pieces import CallArguments, CallBegin, Content, Piece, Reasoning
-from cluster.gateway.requests import ChatCompletionRequest
+from cluster.gateway.requests import ChatCompletionRequest, StreamOptions
 from cluster.gateway.responses import (
     AnswerMessage,
     CalledFunction,
@@ -93,8 +93,9 @@ class ChatAnswer:
         self.names: Mapping[str, str] = NAMES if form is None else form.names
         self.request = request_of(head, body, [chat_prompt(body)], sampling)
         self._head = head
-        has_usage = body.stream_options is not None and body.stream_options.include_usage
-        self._has_usage = bool(body.stream) and has_usage
+        options = body.stream_options if body.stream and body.stream_options else StreamOptions()
+        self._has_usage = options.include_usage
+        self._counts_on = options.include_usage and options.continuous_usage_stats
         self._has_token_ids = bool(body.return_token_ids)
         self._usage = UsageCount(max(1, self.request.n))
         # Made as they come: how many there may be, Serving knows.
@@ -126,6 +127,8 @@ class ChatAnswer:
         chunks = [self._chunk([choice]) for choice in choices]
         if is_first and index == 0:
             chunks[0].prompt_token_ids, chunks[0].prompt_logprobs = self._prompt_token_ids, self._prompt_logprobs
+        if self._counts_on and chunks:
+            chunks[-1].usage = self._usage.usage
         return chunks
 
     def last_events(self) -> list[msgspec.Struct]:

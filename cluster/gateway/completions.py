@@ -13,7 +13,7 @@ from actors.core.outputs import TokenLogprobs
 from actors.core.request import FinishReason
 from cluster.gateway.answers import AnswerHead, TokenTextsOf, UsageCount, request_of
 from cluster.gateway.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
-from cluster.gateway.requests import CompletionRequest
+from cluster.gateway.requests import CompletionRequest, StreamOptions
 from cluster.gateway.responses import Completion, CompletionChoice
 from cluster.gateway.responses import FinishReason as FinishReasonName
 from cluster.gateway.sampling import NAMES, form_of, sampling_of
@@ -46,8 +46,9 @@ class CompletionAnswer:
         self._head = head
         num_samples = max(1, self.request.n)
         self._usage = UsageCount(num_samples, has_output=not self._is_echo_alone)
-        has_usage = body.stream_options is not None and body.stream_options.include_usage
-        self._has_usage = bool(body.stream) and has_usage
+        options = body.stream_options if body.stream and body.stream_options else StreamOptions()
+        self._has_usage = options.include_usage
+        self._counts_on = options.include_usage and options.continuous_usage_stats
         self._num_samples = num_samples
         self._body, self._texts = body, texts
         self._prompts = [_Prompt(text) for text in echoes or [""] * len(self.request.prompts)]
@@ -61,7 +62,10 @@ class CompletionAnswer:
         choice = self._read(index, chunk)
         if not (choice.text or choice.finish_reason or choice.logprobs or choice.token_ids):
             return []
-        return [self._completion([choice])]
+        completion = self._completion([choice])
+        if self._counts_on:
+            completion.usage = self._usage.usage
+        return [completion]
 
     def last_events(self) -> list[msgspec.Struct]:
         """What a stream says at its end."""

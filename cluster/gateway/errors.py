@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -33,6 +34,8 @@ from cluster.gateway.responses import ErrorBody, ErrorDetail
 _RETRY_DELAY_S: Final = 1.0
 """For clients that come when nobody serves: engines take seconds to come back."""
 _MAX_MISTAKES: Final = 4
+_FIELD: Final = re.compile("[a-z0-9_]+")
+_KINDS: Final = ("str", "int", "float", "bool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ def malformed(error: ValidationError) -> InvalidRequest:
     """What is wrong with a body."""
     violations = []
     for mistake in error.errors(include_url=False)[:_MAX_MISTAKES]:
-        field = ".".join(str(part) for part in mistake["loc"]) or "body"
+        field = _field_at(mistake["loc"]) or "body"
         if mistake["type"] == "extra_forbidden":
             violations.append(FieldViolation(field, "given", "no such parameter here; leave it out"))
         elif mistake["type"] == "json_invalid":
@@ -117,7 +120,12 @@ def malformed(error: ValidationError) -> InvalidRequest:
             violations.append(FieldViolation(field, "missing", "it is required"))
         else:
             violations.append(FieldViolation(field, "of another kind", mistake["msg"]))
-    return InvalidRequest(*violations)
+    # Of the kinds that a value could have been, the one that fits furthest is meant.
+    fields = [violation.field for violation in violations]
+    meant = [
+        one for one in violations if not any(field.startswith((f"{one.field}.", f"{one.field}[")) for field in fields)
+    ]
+    return InvalidRequest(*meant)
 
 
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
@@ -125,6 +133,23 @@ def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
 
     def rename(violation: FieldViolation) -> FieldViolation:
         field = violation.field.removeprefix("sampling_params.")
+        if field.startswith("chat."):
+            field = field.removeprefix("chat.").replace(".parts[", ".content[").replace("].image", "].image_url")
         return FieldViolation(names.get(field, field), violation.value, violation.allowed)
 
     return InvalidRequest(*map(rename, error.violations))
+
+
+def _field_at(location: tuple[int | str, ...]) -> str:
+    """As people write it: Pydantic also names the kinds that it has tried."""
+    if not location:
+        return ""
+    *before, last = location
+    steps = [*(part for part in before if isinstance(part, int) or _is_field(part)), last]
+    if len(steps) > 1 and isinstance(last, str) and not _is_field(last):
+        steps.pop()
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")
+
+
+def _is_field(part: str) -> bool:
+    return part not in _KINDS and _FIELD.fullmatch(part) is not None

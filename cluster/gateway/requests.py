@@ -32,9 +32,10 @@ class WorkBody(Body):
 
 
 class StreamOptions(Body):
-    """Of a stream. include_usage: a last chunk counts tokens"""
+    """Of a stream. include_usage: a last chunk counts tokens; continuous_usage_stats: so does every other, so far"""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool = False
 
 
@@ -80,7 +81,10 @@ class StructuredOutputs(Body):
 
 
 class GenerationBody(WorkBody):
-    """What completions and chat completions have in common."""
+    """What completions and chat completions have in common.
+
+    Some of OpenAI's and vLLM's parameters may have only the value that asks for what is done anyway.
+    """
 
     n: int | None = None
     temperature: float | None = None
@@ -104,6 +108,11 @@ class GenerationBody(WorkBody):
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: Literal[True] | None = None
     prompt_logprobs: int | None = None
+    use_beam_search: Literal[False] | None = None
+    length_penalty: float | None = None
+    bad_words: Annotated[list[str], Field(max_length=0)] | None = None
+    allowed_token_ids: None = None
+    truncate_prompt_tokens: None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -122,6 +131,8 @@ class CompletionRequest(GenerationBody):
     prompt: str | list[str] | list[int] | list[list[int]]
     best_of: int | None = None
     echo: bool | None = None
+    suffix: None = None
+    add_special_tokens: Literal[True] | None = None
     logprobs: int | None = None
 
 
@@ -268,6 +279,15 @@ class ChatCompletionRequest(GenerationBody):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    modalities: list[Literal["text"]] | None = None
+    audio: None = None
+    prediction: None = None
+    functions: None = None
+    function_call: None = None
+    web_search_options: None = None
+    echo: Literal[False] | None = None
+    add_special_tokens: Literal[False] | None = None
 
 
 class TokenizeRequest(Body):

@@ -65,6 +65,19 @@ async def test_a_stream_brings_text_as_it_comes_and_usage_at_its_end() -> None:
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (5, 2)
 
 
+async def test_every_chunk_can_have_the_usage_so_far() -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    async with gateway_setup() as setup:
+        asking = asyncio.create_task(
+            setup.client.completions.create(model="tiny", prompt="hello", stream=True, stream_options=options)
+        )
+        await setup.answer("abc", FinishReason.LENGTH)
+        counts = [
+            chunk.usage and (chunk.usage.prompt_tokens, chunk.usage.completion_tokens) async for chunk in await asking
+        ]
+    assert counts == [(5, 1), (5, 3), (5, 3)]
+
+
 async def test_logprobs_come_in_openais_old_shape() -> None:
     async with gateway_setup() as setup:
         asking = asyncio.create_task(
@@ -133,6 +146,13 @@ async def test_vllms_further_parameters_reach_the_engines() -> None:
         "return_token_ids": True,
         "skip_special_tokens": False,
         "spaces_between_special_tokens": True,
+        "use_beam_search": False,
+        "length_penalty": 1.0,
+        "bad_words": [],
+        "allowed_token_ids": None,
+        "truncate_prompt_tokens": None,
+        "add_special_tokens": True,
+        "suffix": None,
     }
     async with gateway_setup() as setup:
         asking = asyncio.create_task(
@@ -213,6 +233,12 @@ async def test_the_outputs_form_can_be_given_in_every_way(body: dict[str, Any], 
         ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
         ({"cache_salt": "x" * 300}, "cache_salt"),
         ({"best_of": 1, "n": 2}, "best_of"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"suffix": "x"}, "suffix"),
+        ({"stop": ["a", 5]}, "stop[1]"),
+        ({"logit_bias": {"x": 1.0}}, "logit_bias.x"),
+        ({"Foo": 1}, "Foo"),
     ],
 )
 async def test_mistakes_are_named_as_they_were_sent(body: dict[str, Any], param: str) -> None:
