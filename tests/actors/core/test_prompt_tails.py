@@ -101,14 +101,26 @@ def test_only_the_same_prompt_is_copied(other: dict[str, Any]) -> None:
     assert request.output_token_ids == reference_tokens(request.prompt_token_ids, 6, eos=-1)
 
 
-def test_a_short_prompt_with_an_adapter_is_not_that_of_another() -> None:
+@pytest.mark.parametrize("key", ["lora_name", "cache_salt"])
+def test_a_prompt_of_less_than_a_block_is_kept_apart_too(key: str) -> None:
     driver = Driver(make_scheduler())
-    driver.scheduler.add_request(sample("leader", range(1, 4), lora_name="x", max_tokens=20))
+    driver.scheduler.add_request(sample("leader", range(1, 4), max_tokens=20, **{key: "x"}))
     driver.step()
     for name in ("y", "x"):
-        driver.scheduler.add_request(sample(name, range(1, 4), lora_name=name))
-        driver.run_until_finished(name) if name == "y" else driver.step()
+        driver.scheduler.add_request(sample(name, range(1, 4), **{key: name}))
+        driver.step()
         assert driver.worker.num_copied == (name == "x")
+
+
+def test_the_same_end_of_another_prompt_is_not_copied() -> None:
+    driver = with_leader([21, 22, 23, 24, *PROMPT[4:]], num_steps=20)
+    driver.scheduler.add_request(sample("other"))
+    driver.step()
+    request = sample("s", [21, 22, 23, 24, *PROMPT[4:]])
+    driver.scheduler.add_request(request)
+    driver.step()
+    assert driver.scheduled() == {"other": 1, "s": 3}
+    assert_all_right(driver, request)
 
 
 def test_nothing_is_copied_before_the_prompt_is_computed() -> None:
