@@ -48,6 +48,8 @@ class Sampling(TypedDict, total=False):
 class BatchOptions(Sampling, total=False):
     """Further fields of raypd.v1.GenerateRequest, and what concerns the call.
 
+    images:    of a text or of token ids, which have a placeholder for each; a conversation has them in its turns. In a
+               batch every prompt has the same ones
     timeout_s: for all of the answer, waits and further calls included
     resume:    False: nothing is asked again; a call that fails raises CallFailed, and what to do is the caller's affair
     """
@@ -59,18 +61,15 @@ class BatchOptions(Sampling, total=False):
     priority: int
     cache_salt: str
     model_version: int
+    images: Sequence[bytes]
     timeout_s: float | None
     resume: bool
 
 
 class Options(BatchOptions, total=False):
-    """Those of a single prompt.
-
-    images: of a text or of token ids, which have a placeholder for each; a conversation has them in its turns
-    """
+    """Those of a single prompt too."""
 
     output_token_ids: Sequence[int]
-    images: Sequence[bytes]
 
 
 _REQUEST_FIELDS: Final = frozenset(Options.__annotations__) - frozenset(Sampling.__annotations__)

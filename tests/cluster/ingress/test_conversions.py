@@ -3,8 +3,13 @@ from __future__ import annotations
 import pytest
 
 from actors.core.sampling_params import StructuredOutputParams
+from cluster.client.options import make_batch_request
+from cluster.images.sources import images_of
+from cluster.ingress.batch_conversions import batch_from_proto
 from cluster.ingress.conversions import request_from_proto
 from cluster.ingress.protos.raypd.v1 import generate_pb2
+from cluster.input_limits import InputLimits
+from cluster.samples import split
 
 
 @pytest.mark.parametrize(
@@ -27,3 +32,17 @@ def test_structured_output_is_read(
 ) -> None:
     request = request_from_proto("a", generate_pb2.GenerateRequest(text="x", sampling_params=params), None)
     assert request.sampling.structured_output == expected
+
+
+def test_each_conversation_of_a_batch_has_images_of_its_own_and_each_text_those_of_the_call() -> None:
+    chats = make_batch_request([[("user", ["?", picture])] for picture in (b"one", b"two")], 2, None, {})
+    texts = make_batch_request(["<image>", "<image>!"], 1, None, {"images": [b"same"]})
+    images = [
+        [
+            one.image.data
+            for sample in split(batch_from_proto("r", batch, None), InputLimits())
+            for one in images_of(sample.request)
+        ]
+        for batch in (chats, texts)
+    ]
+    assert images == [[b"one", b"one", b"two", b"two"], [b"same", b"same"]]
