@@ -1,8 +1,9 @@
-"""kill -9 of either end of a transfer of embeddings: the answer is that of generate(), and no block is lost."""
+"""kill -9 and SIGSTOP in a transfer of embeddings: the answer is that of generate(), and no block is lost."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -79,3 +80,15 @@ async def test_a_prefill_engine_that_is_killed_leaves_nothing_at_the_encode_engi
     await answer
     await engines.check_whole(encode, decode, successor)
     await engines.check_sent(encode, [decode, successor])
+
+
+async def test_an_encode_engine_that_wakes_late_writes_into_no_block(engines: SeeingEngines) -> None:
+    encode, prefill, decode = await engines.start_three()
+    encode.arm(Fault(Action.STOP, Point.INSIDE_CHUNK, 1))
+    answer = asyncio.create_task(engines.check(engines.show(1)))
+    await encode.wait_fired()
+    await answer
+    await engines.check_whole(prefill, decode)
+    encode.signal(signal.SIGCONT)
+    await engines.check_whole(encode)
+    await engines.check_sent(encode, [prefill, decode])
