@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection
 from cluster.access.control import AccessControl
 from cluster.access.tls import ServerTls
 from cluster.admin import ClusterAdmin
-from cluster.errors import AddressUnavailable
+from cluster.errors import AddressUnavailable, InvalidConfig
 from cluster.ingress.admin_service import AdminService
 from cluster.ingress.embed_service import EmbedService
 from cluster.ingress.gate import Gate
@@ -175,8 +175,8 @@ class IngressServer:
                     with contextlib.suppress(AddressUnavailable):
                         self._listen(successor, self._port)
                         break
-        except TimeoutError:
-            logger.warning("nobody listens while an ingress drains", extra={"port": self._port})
+        except (TimeoutError, InvalidConfig) as error:
+            logger.warning("nobody listens while an ingress drains", extra={"port": self._port, "error": str(error)})
         self._servers.append(successor)
         await successor.start()
 

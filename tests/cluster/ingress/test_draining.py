@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 
 from actors.core.request import FinishReason
 from cluster.client import CallFailed, GenerateClient
-from cluster.errors import AddressUnavailable
+from cluster.errors import AddressUnavailable, InvalidConfig
 from cluster.ingress.protos.raypd.v1 import admin_pb2, generate_pb2, generate_pb2_grpc
 from cluster.ingress.server import DoorSettings, IngressServer
 from tests.cluster.ingress.answering import AnsweringEngine
@@ -106,11 +106,12 @@ async def test_an_administrator_sees_it_drain(admin_port: int | None) -> None:
         await draining.end_stream()
 
 
-async def test_a_port_that_somebody_else_takes_meanwhile_only_leaves_refusals_unexplained(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [AddressUnavailable("1", "it is taken"), InvalidConfig("ingress.tls", ["is gone"])])
+async def test_a_port_that_cannot_be_had_again_only_leaves_refusals_unexplained(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def taken(self: IngressServer, server: grpc.aio.Server, port: int) -> int:
-        raise AddressUnavailable(str(port), "it is taken")
+        raise error
 
     monkeypatch.setattr("cluster.ingress.server._REBIND_TIMEOUT_S", 0.2)
     pair = make_pair()
