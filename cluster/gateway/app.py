@@ -26,7 +26,7 @@ from cluster.errors import ClusterError, FieldViolation, InvalidRequest
 from cluster.gateway.config import HttpConfig
 from cluster.gateway.errors import HttpError, error_of, internal_error, malformed, refused
 from cluster.gateway.requests import MAX_TIMEOUT_S, TIMEOUT_HEADER, Body
-from cluster.gateway.streams import unless_client_leaves
+from cluster.gateway.streams import ABORT, unless_client_leaves
 from cluster.ingress.gate import Gate
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,14 @@ class Endpoint:
         async def answer() -> None:
             await self._answer(Call(request, body, arrived_s), receive, counted)
 
-        await unless_client_leaves(receive, answer)
+        try:
+            await unless_client_leaves(receive, answer)
+        except asyncio.CancelledError:
+            if not self._door.gate.is_closed:
+                raise
+            # uvicorn ends like this what a drain has not waited for, and would log a traceback of each.
+            scope[ABORT]()
+            await asyncio.sleep(0)
 
     async def _answer(self, call: Call, receive: Receive, send: Send) -> None:
         request = call.request

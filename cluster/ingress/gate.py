@@ -22,6 +22,11 @@ class Gate:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it lets nobody in any more."""
+        return self._is_closed
+
     async def __aenter__(self) -> Self:
         """Go in. Raises Draining once the gate is closed."""
         if self._is_closed:

@@ -261,6 +261,24 @@ async def test_a_drain_aborts_what_does_not_end_in_time() -> None:
         assert_nothing_is_left(setup.pair)
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_what_a_drain_aborts_is_no_error_in_the_log(is_stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async with gateway_setup() as setup:
+        asking = asyncio.create_task(
+            setup.client.completions.create(model="tiny", prompt="hello", stream=is_stream, max_tokens=9)
+        )
+        producer, _ = await setup.pair.next_requests()
+        if is_stream:
+            setup.pair.prefill.send(producer, 0, "a", handed_over=True)
+            await asking
+        async with asyncio.timeout(10):
+            await setup.server.drain(0)
+        await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.wait_for(setup.pair.decode.has_aborted.wait(), timeout=10)
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+    assert not any("ASGI" in record.getMessage() for record in caplog.records)
+
+
 async def test_metrics_tell_how_requests_ended() -> None:
     async with gateway_setup() as setup:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello", max_tokens=9))
