@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from types import FrameType
@@ -121,17 +122,21 @@ class RunningCluster:
         return self.addresses[0]
 
     def start(self, console: Console, stop: threading.Event) -> bool:
-        """Bring it up and show how that goes; False if `stop` was set meanwhile. Raises CannotStart."""
+        """Bring it up and show how that goes; False if `stop` was set meanwhile. Raises CannotStart.
+
+        Ray may have no node for the controller yet, or be making its environment there: it is waited for.
+        """
         import ray
-        from ray.exceptions import RayActorError, RayTaskError
+        from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
         starting = self._controller.start.remote()
-        num_events = 0
+        num_events, heard_at_s, was_silent = 0, time.monotonic(), False
         with console.status("starting"):
             while not stop.is_set():
                 done, _ = ray.wait([starting], timeout=0.0)
                 try:
                     events = ray.get(self._controller.progress.remote(num_events), timeout=_POLL_TIMEOUT_S)
+                    heard_at_s = time.monotonic()
                     self._controller.attend.remote()
                     num_events += len(events)
                     for event in events:
@@ -140,11 +145,22 @@ class RunningCluster:
                         self.addresses = ray.get(starting)
                         self.http_addresses = ray.get(self._controller.http_addresses.remote(), timeout=_POLL_TIMEOUT_S)
                         return True
+                except GetTimeoutError as error:
+                    if time.monotonic() - heard_at_s > self._config.start_timeout_s:
+                        raise CannotStart(self._silence()) from error
+                    if not was_silent:
+                        console.print("  waiting for a node for the controller, and its environment", highlight=False)
+                    was_silent = True
                 except RayTaskError as error:
                     raise CannotStart(str(error.cause)) from error
                 except RayActorError as error:
                     raise CannotStart(f"the controller died: {error}") from error
         return False
+
+    def _silence(self) -> str:
+        controller = self._config.controller
+        needs = f"it needs {controller.resources} on a node that is labelled {controller.labels}"
+        return f"no word from the controller for {self._config.start_timeout_s:g} s: {needs}"
 
     def attend(self, stop: threading.Event, is_leaving: threading.Event) -> None:
         """Tell it that its driver is there, until is_leaving is set. Sets `stop` if somebody else has stopped it."""
