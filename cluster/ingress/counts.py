@@ -31,7 +31,7 @@ def check_generate(message: generate_pb2.GenerateRequest, limits: InputLimits) -
 def check_batch(message: generate_pb2.GenerateBatchRequest, limits: InputLimits) -> None:
     """Raises InvalidRequest."""
     check_generate(message.each, limits)
-    _require(len(message.prompts), limits.max_samples_per_call, "prompts", "samples of all prompts together")
+    _require(len(message.prompts), limits.max_samples_per_call, "prompts", "samples")
     _check_chats(message.prompts, limits, "prompts", _MAX_CHATS * limits.max_chat_messages)
 
 

@@ -144,6 +144,8 @@ class Pods:
         # Of each pod alone: a job's working directory in it is taken away by the node that does not need it any more.
         temporary = self._directory / address.rpartition(".")[2]
         arguments += ["--temp-dir", str(temporary)]
+        # Each node's agent listens at 127.0.0.1 too, and one that cannot takes no jobs.
+        arguments += ["--dashboard-agent-listen-port", str(free_port())]
         arguments += ["--object-store-memory", str(80 * 2**20), *_ray_start_arguments(group)]
         variables = {
             one["name"]: one.get("value", address) for one in group["template"]["spec"]["containers"][0]["env"]

@@ -206,5 +206,5 @@ def open_links(core: EngineCore) -> list[DataThread]:
     """Data links of rank 0, on which it sends."""
     executor: Any = core.executor  # the test reaches through every layer, to where the network is
     worker = getattr(executor, "_local", executor)._worker
-    links = worker._connector._pairs._agent._links._links.values()
+    links = worker._connector._links._pairs._agent._links._links.values()
     return [link.data for link in list(links) if link.data is not None and link.is_usable]

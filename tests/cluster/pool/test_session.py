@@ -289,7 +289,8 @@ async def test_a_silent_engine_gets_nothing_new_where_another_one_answers(monkey
     async with serving() as quiet, serving("decode-1") as talking:
         pool = SessionPool()
         await pool.update(Membership(1, (quiet.descriptor, talking.descriptor)))
-        stream = pool.snapshot()[1].submit(request("a"))
+        [session] = [session for session in pool.snapshot() if session.descriptor == talking.descriptor]
+        stream = session.submit(request("a"))
         _, _, client_index = await talking.engine.next_command()
         await asyncio.sleep(0.4)
         assert len(pool.snapshot()) == 2, "nobody answers: it may be this process that was stopped"
