@@ -2,7 +2,8 @@
 
 A sampled token is the one at which the cumulative probability passes a number that seed and position give. Where the
 two are nearly the same, float32 does not say which token it is: a prompt that is computed in other chunks, or in
-another batch, can turn it. Such a question has no right answer, and is not asked.
+another batch, can turn it. The same goes for a greedy token whose logit is hardly more than the next one's. Such a
+question has no right answer, and is not asked.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ import torch
 
 from actors.model.philox import uniforms
 from tests.chaos.visits import TEMPERATURE, Question
+from tests.checkpoints import VOCAB_SIZE
 from tests.reference import greedy_tokens, load_model
 
 _CLEAR_MARGIN: Final = 2e-6
 """Of a cumulative probability. An answer that did turn was 2e-8 from turning; ones at 2e-7 did not."""
+_CLEAR_LOGIT_MARGIN: Final = 5e-5
+"""Between the two largest logits. An answer that did turn had them 1.1e-5 apart in float64; transformers itself has them
+6e-6 to -5e-7 apart there in float32, by its attention implementation and by whether it goes token by token."""
 
 
 def learn_answers(questions: Sequence[Question], model_directory: Path) -> list[Asked]:
-    """Work out every answer; a sampled question that has none gets the next seed."""
+    """Work out every answer; a sampled question that has none gets the next seed, a greedy one another last token."""
     return [_learn(question, model_directory) for question in questions]
 
 
@@ -39,7 +44,7 @@ class Asked:
 
 def _learn(question: Question, model_directory: Path) -> Asked:
     if question.sampling_seed is None:
-        return Asked(question, greedy_tokens(model_directory, question.prompt, question.num_tokens))
+        return _learn_greedy(question, model_directory)
     for seed in itertools.count(question.sampling_seed):
         numbers = uniforms(
             np.full(question.num_tokens, seed, dtype=np.uint64), np.arange(question.num_tokens, dtype=np.uint64)
@@ -48,6 +53,23 @@ def _learn(question: Question, model_directory: Path) -> Asked:
         if answer is not None:
             return Asked(replace(question, sampling_seed=seed), answer)
     raise AssertionError("unreachable: seeds do not end")
+
+
+def _learn_greedy(question: Question, model_directory: Path) -> Asked:
+    for last in itertools.count(question.prompt[-1]):
+        prompt = (*question.prompt[:-1], last % VOCAB_SIZE)
+        answer = greedy_tokens(model_directory, prompt, question.num_tokens)
+        if least_logit_margin(prompt, answer, model_directory) >= _CLEAR_LOGIT_MARGIN:
+            return Asked(replace(question, prompt=prompt), answer)
+    raise AssertionError("unreachable: count() does not end")
+
+
+@torch.no_grad()
+def least_logit_margin(prompt: Sequence[int], answer: Sequence[int], model_directory: Path) -> float:
+    """Between the largest logit and the next one, over all positions of a greedy answer."""
+    logits = load_model(model_directory)(torch.tensor([[*prompt, *answer[:-1]]])).logits[0, len(prompt) - 1 :]
+    largest = logits.topk(2, dim=-1).values
+    return float((largest[:, 0] - largest[:, 1]).min())
 
 
 @torch.no_grad()

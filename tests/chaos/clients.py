@@ -6,8 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 from typing import Final
 
 import grpc
@@ -22,6 +23,8 @@ _GRACE_S: Final = 5.0
 
 
 _RETRY_DELAY_S: Final = 0.2
+_ON_THE_WAY_S: Final = 0.1
+"""What had left an engine may still come for so long after it was hit."""
 
 
 class Outcome(StrEnum):
@@ -47,7 +50,7 @@ FAULTS_OF_OURS: Final = (Outcome.FAILED, Outcome.WRONG, Outcome.HUNG)
 class VisitResult:
     """One visit as its client saw it. Times are monotonic seconds.
 
-    longest_pause_s:     between two responses, or before the first
+    told_s:              when it was sent, and when each response came
     num_computed_tokens: tokens whose KV was computed for its last attempt
     """
 
@@ -57,8 +60,22 @@ class VisitResult:
     outcome: Outcome | None = None
     error: str = ""
     num_tokens: int = 0
-    longest_pause_s: float = 0.0
+    told_s: list[float] = field(default_factory=list)
     num_computed_tokens: int = 0
+
+    @property
+    def longest_pause_s(self) -> float:
+        """Between two responses, or before the first."""
+        return max((later_s - earlier_s for earlier_s, later_s in pairwise(self.told_s)), default=0.0)
+
+    def pause_at_s(self, at_s: float) -> float | None:
+        """The pause that something made which happened then; None if the last response had come."""
+        pauses = [
+            later_s - earlier_s
+            for earlier_s, later_s in pairwise(self.told_s)
+            if earlier_s < at_s + _ON_THE_WAY_S and later_s > at_s
+        ]
+        return max(pauses, default=None)
 
 
 class Clients:
@@ -101,11 +118,11 @@ class Clients:
     async def _read(self, visit: Visit, result: VisitResult) -> None:
         asked = self._asked[visit.question]
         message = _request(asked.question, result.request_id, salt="" if visit.shares_prefix else result.request_id)
-        last, last_s = generate_pb2.GenerateResponse(), time.monotonic()
+        last = generate_pb2.GenerateResponse()
+        result.told_s.append(time.monotonic())
         async with aclosing(self._send(message, visit.deadline_s)) as responses:
             async for last in responses:
-                now_s = time.monotonic()
-                result.longest_pause_s, last_s = max(result.longest_pause_s, now_s - last_s), now_s
+                result.told_s.append(time.monotonic())
                 _check(last, result.num_tokens, asked.answer)
                 result.num_tokens += len(last.token_ids)
         assert last.finish_reason == generate_pb2.FINISH_REASON_LENGTH, f"the stream ended without a reason: {last}"

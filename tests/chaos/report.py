@@ -36,7 +36,7 @@ class ChaosReport:
     outcomes:          of requests
     num_affected:      requests that were on an engine when it was lost, or were seen in a second attempt, or resumed
     pauses:            the longest pause of each of these
-    pauses_by_kind:    the longest pause of each request that was on the engine which the fault hit, by kind of fault
+    pauses_by_kind:    the pause of each request that was on the engine which the fault hit, then, by kind of fault
     recomputed_tokens: whose KV was computed for the last attempt of each of these
     replacements:      from an engine's death, or its stop, to its next life's being ready
     errors:            of requests that ended as none may
@@ -69,7 +69,7 @@ class ChaosReport:
         table.add_row("requests affected", str(self.num_affected))
         table.add_row("longest pause of an affected request", _cell(self.pauses))
         for kind, pauses in self.pauses_by_kind.items():
-            table.add_row(f"… on the engine of: {kind}", _cell(pauses))
+            table.add_row(f"pause by: {kind}", _cell(pauses))
         table.add_row("tokens computed again", str(self.recomputed_tokens))
         table.add_row("from an engine's death to its next life's being ready", _cell(self.replacements))
         console.print(table)
@@ -116,12 +116,11 @@ def make_report(
 
 
 def _pauses_by_kind(records: Sequence[FaultRecord], results: Sequence[VisitResult]) -> dict[str, Quantiles]:
-    longest_s = {result.request_id: result.longest_pause_s for result in results}
+    by_id = {result.request_id: result for result in results}
     pauses: defaultdict[str, list[float]] = defaultdict(list)
     for record in records:
-        pauses[record.fault.kind.value] += [
-            longest_s[request_id] for request_id in record.request_ids & longest_s.keys()
-        ]
+        on_the_engine = (by_id[request_id].pause_at_s(record.at_s) for request_id in record.request_ids & by_id.keys())
+        pauses[record.fault.kind.value] += [pause_s for pause_s in on_the_engine if pause_s is not None]
     return {kind: _quantiles(seconds) for kind, seconds in sorted(pauses.items()) if seconds}
 
 

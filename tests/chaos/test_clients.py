@@ -133,3 +133,12 @@ async def test_a_request_that_nobody_takes_on_is_sent_again() -> None:
 async def test_a_request_that_nobody_takes_on_ends_at_its_deadline() -> None:
     refusals = [Call([], grpc.StatusCode.UNAVAILABLE)] * 10
     assert (await visit(Server(*refusals), deadline_s=0.3)).outcome is Outcome.DEADLINE
+
+
+def test_a_pause_is_that_of_what_happened_in_it() -> None:
+    result = VisitResult("r", sent_s=10.0, told_s=[10.0, 10.1, 13.1, 13.2, 14.2])
+    assert result.longest_pause_s == pytest.approx(3.0)
+    assert result.pause_at_s(12.0) == pytest.approx(3.0)
+    assert result.pause_at_s(10.05) == pytest.approx(3.0), "one response was on its way when it happened"
+    assert result.pause_at_s(13.15) == pytest.approx(1.0)
+    assert result.pause_at_s(14.3) is None

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.chaos.answers import draw_by, learn_answers
+from tests.chaos import answers
+from tests.chaos.answers import draw_by, learn_answers, least_logit_margin
 from tests.chaos.faults import TWO_AND_TWO, FaultKind, Fleet, draw_faults
 from tests.chaos.visits import TEMPERATURE, draw_questions, draw_visits
 from tests.reference import load_model
@@ -55,6 +56,19 @@ def test_a_draw_that_rounding_could_turn_has_no_answer(checkpoint: Callable[[str
     boundary = torch.softmax(logits / TEMPERATURE, dim=-1).cumsum(dim=-1)[100].item()
     assert draw_by([boundary + 1e-8], prompt, checkpoint("llama")) is None
     assert draw_by([boundary - 1e-8], prompt, checkpoint("llama")) is None
+
+
+def test_a_greedy_answer_that_rounding_could_turn_is_not_asked_for(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = next(question for question in draw_questions(1, 10) if question.sampling_seed is None)
+    [asked] = learn_answers([question], checkpoint("llama"))
+    margin = least_logit_margin(asked.question.prompt, asked.answer, checkpoint("llama"))
+    assert margin >= 5e-5
+    monkeypatch.setattr(answers, "_CLEAR_LOGIT_MARGIN", margin * 1.01)
+    [other] = learn_answers([question], checkpoint("llama"))
+    assert other.question.prompt[:-1] == asked.question.prompt[:-1]
+    assert least_logit_margin(other.question.prompt, other.answer, checkpoint("llama")) > margin
 
 
 def test_every_question_has_an_answer_of_its_length(checkpoint: Callable[[str], Path]) -> None:
