@@ -68,6 +68,7 @@ def test_what_the_installation_does_not_know_it_refuses(arguments: list[str]) ->
     assert "it can be" in result.stderr
 
 
+@pytest.mark.slow  # 80 s of processor time, and gigabytes: `make test` has ten minutes of two cores.
 @pytest.mark.timeout(1200)
 def test_the_installation_works_in_an_empty_environment(tmp_path: Path) -> None:
     """The RUN lines of the CPU image, in the order of the file, in a directory that holds what it has copied so far."""

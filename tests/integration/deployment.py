@@ -9,6 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cluster.client import GenerateClient
 from cluster.config import DEMO_MODEL, ClusterConfig
 from cluster.manifests.placement import CONFIG_FILE
 from cluster.manifests.pods import admin_address
@@ -30,6 +34,11 @@ class Deployment:
         ingress = {**chosen.get("ingress", {}), **ports, "count": 1}
         chosen |= {"cache": {"kv_cache_memory_gib": 0.05}, "ingress": ingress, "drain_timeout_s": 10.0}
         chosen |= {"model": {"model": str(DEMO_MODEL), "dtype": "float32", "device": "cpu"}}
+        # One engine of each role, without the secrets that somebody would have made beforehand.
+        for role in ("prefill", "decode"):
+            chosen[role] = {**chosen.get(role, {}), "count": 1}
+        kubernetes = chosen.get("kubernetes", {})
+        chosen["kubernetes"] = {name: value for name, value in kubernetes.items() if name not in {"tls", "tokens"}}
         self.config = ClusterConfig.model_validate(chosen)
         self.objects = render(self.config)
         self.config_file = directory / "cluster.yaml"
@@ -110,3 +119,15 @@ class Deployment:
 
     def _here(self, text: str) -> str:
         return text.replace(admin_address(self.config), self.address).replace(CONFIG_FILE, str(self.config_file))
+
+
+async def check_that_it_serves(address: str) -> None:
+    """That its probe says so, and that it answers by a handoff. Raises AssertionError."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        probe = await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)  # type: ignore[attr-defined]  # its types
+    assert probe.status == health_pb2.HealthCheckResponse.SERVING
+    async with GenerateClient(address) as client:
+        responses = [response async for response in client.generate("def f(n):", max_tokens=8, temperature=0.0)]
+    assert "".join(response.text for response in responses)
+    assert responses[-1].timings.transfer.kv_bytes > 0

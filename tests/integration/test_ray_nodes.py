@@ -9,12 +9,10 @@ import socket
 import subprocess
 from collections.abc import Iterator
 
-import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.client import GenerateClient
-from tests.integration.deployment import Deployment
+from tests.integration.deployment import Deployment, check_that_it_serves
 from tests.integration.pods import ROOT
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
@@ -52,7 +50,7 @@ async def test_the_manifests_job_starts_a_cluster_on_the_pods_that_stays_and_eac
         _read_until(second, "a raypd cluster runs in namespace 'raypd' of this Ray cluster already: end it with `raypd")
         assert second.wait(60) == 1
 
-    await _check_that_it_serves(address)
+    await check_that_it_serves(address)
     async with GenerateClient(address) as client:
         status = await client.status(10)
     assert {(engine.engine_id, engine.node) for engine in status.engines} == {
@@ -93,7 +91,7 @@ async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(deployment:
     assert found is not None, submitted
     job = found.group(0)
     address = deployment.wait_for_log(job, r"ready .* at (\S+:\d+)").group(1)
-    await _check_that_it_serves(address)
+    await check_that_it_serves(address)
     assert deployment.alive_actors() == _EVERYBODY
 
     assert await _num_tokens_across(deployment, address, "ray", "job", "stop", job) == _NUM_LONG_TOKENS
@@ -107,17 +105,6 @@ def test_an_attached_cluster_ends_when_whoever_started_it_is_killed(deployment: 
         finally:
             driver.kill()
     deployment.wait_until_gone()
-
-
-async def _check_that_it_serves(address: str) -> None:
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        probe = await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)  # type: ignore[attr-defined]  # its types
-    assert probe.status == health_pb2.HealthCheckResponse.SERVING
-    async with GenerateClient(address) as client:
-        responses = [response async for response in client.generate("def f(n):", max_tokens=8, temperature=0.0)]
-    assert "".join(response.text for response in responses)
-    assert responses[-1].timings.transfer.kv_bytes > 0
 
 
 async def _num_tokens_across(deployment: Deployment, address: str, *stop: str) -> int:
