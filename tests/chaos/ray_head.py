@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tests.patience import CLUSTER_S
+
 _BIN: Final = Path(sys.executable).parent
-_START_TIMEOUT_S: Final = 60.0
-_STOP_TIMEOUT_S: Final = 60.0
 _LEFTOVERS: Final = """
 import json, sys, logging, ray
 ray.init(address=sys.argv[1], namespace="raypd", log_to_driver=False, logging_level=logging.ERROR)
@@ -40,6 +40,7 @@ class RayHead:
         self.environment = {
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
             "OMP_NUM_THREADS": "1",
             **environment,
         }
@@ -57,7 +58,7 @@ class RayHead:
 
     def wait_until_up(self) -> None:
         """Until drivers can connect."""
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        deadline_s = time.monotonic() + CLUSTER_S
         while True:
             assert self._process.poll() is None, "ray start ended"
             assert time.monotonic() < deadline_s, "ray does not answer"
@@ -70,7 +71,7 @@ class RayHead:
         """What is alive in the cluster, or holds resources of it; what is empty is left out."""
         command = [sys.executable, "-c", _LEFTOVERS, self.address]
         said = subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, timeout=_START_TIMEOUT_S, check=False
+            command, env=self._environment, capture_output=True, text=True, timeout=CLUSTER_S, check=False
         )
         assert said.returncode == 0, said.stderr
         found: dict[str, Any] = json.loads(said.stdout.splitlines()[-1])
@@ -79,7 +80,7 @@ class RayHead:
     def stop(self, *, keeps_logs: bool) -> None:
         """Its directory goes with it, unless the logs in it are of use."""
         self._process.send_signal(signal.SIGTERM)
-        self._process.wait(_STOP_TIMEOUT_S)
+        self._process.wait(CLUSTER_S)
         if not keeps_logs:
             shutil.rmtree(self.directory, ignore_errors=True)
 

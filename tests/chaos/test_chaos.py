@@ -15,6 +15,7 @@ from tests.chaos.chaos_run import Chaos, chaos_cluster, check_report, possible_k
 from tests.chaos.faults import TWO_AND_TWO, FaultKind, Fleet
 from tests.chaos.report import ChaosReport
 from tests.chaos.visits import draw_questions
+from tests.patience import TEST_S
 
 pytestmark = pytest.mark.ray
 
@@ -30,7 +31,7 @@ async def run_and_check(chaos: Chaos, num_questions: int, model_directory: Path,
     return report
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(TEST_S)
 async def test_no_fault_loses_or_changes_a_token_or_leaves_anything_behind(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:

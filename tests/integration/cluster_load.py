@@ -9,10 +9,10 @@ from pathlib import Path
 
 from cluster.client import GenerateClient
 from cluster.ingress.protos.raypd.v1 import admin_pb2
+from tests.patience import CLUSTER_S
 from tests.reference import greedy_tokens, random_prompt
 
 _NUM_TOKENS = 40
-_CHANGE_TIMEOUT_S = 120.0
 
 
 async def ask_and_check(client: GenerateClient, directory: Path, worker: int) -> None:
@@ -46,7 +46,7 @@ async def load(client: GenerateClient, directory: Path) -> AsyncIterator[None]:
 
 async def engines_become(client: GenerateClient, expected: set[tuple[str, int, str]]) -> admin_pb2.GetStatusResponse:
     """Wait until exactly these engines are ready, as (id, incarnation, role), and nothing else is there."""
-    async with asyncio.timeout(_CHANGE_TIMEOUT_S):
+    async with asyncio.timeout(CLUSTER_S):
         while True:
             status: admin_pb2.GetStatusResponse = await client.status()
             ready = {(e.engine_id, e.incarnation, e.role) for e in status.engines if e.state == "ready"}

@@ -19,9 +19,7 @@ from cluster.manifests.pods import admin_address
 from cluster.manifests.render import render
 from tests.cluster.manifests.deployments import of_kind, settings, worker_groups
 from tests.integration.pods import ROOT, Pods, free_port
-
-_COMMAND_TIMEOUT_S = 300.0
-_GONE_TIMEOUT_S = 60.0
+from tests.patience import CLUSTER_S
 
 
 class Deployment:
@@ -76,7 +74,7 @@ class Deployment:
     def run(self, *command: str, directory: Path | None = None, **environment: str) -> str:
         """What a command prints that succeeds; Ray's dashboard is where the Job would find it."""
         submitter = {"RAY_ADDRESS": self.pods.dashboard}
-        result = self.pods.run(list(command), submitter | environment, _COMMAND_TIMEOUT_S, directory)
+        result = self.pods.run(list(command), submitter | environment, CLUSTER_S, directory)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
 
@@ -93,7 +91,7 @@ class Deployment:
 
     def wait_for_log(self, job: str, pattern: str) -> re.Match[str]:
         """Of a submitted job."""
-        deadline_s = time.monotonic() + _COMMAND_TIMEOUT_S
+        deadline_s = time.monotonic() + CLUSTER_S
         while True:
             logs = str(self.pods.ask(f"/api/jobs/{job}/logs")["logs"])
             if (found := re.search(pattern, logs)) is not None:
@@ -110,7 +108,7 @@ class Deployment:
 
     def wait_until_gone(self) -> None:
         """Raises AssertionError if anything of raypd is left in the Ray cluster."""
-        deadline_s = time.monotonic() + _GONE_TIMEOUT_S
+        deadline_s = time.monotonic() + CLUSTER_S
         while alive := self.alive_actors():
             assert time.monotonic() < deadline_s, f"left: {alive}"
             time.sleep(0.2)

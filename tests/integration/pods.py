@@ -19,9 +19,10 @@ from typing import Any, Final
 
 import psutil
 
+from tests.patience import CLUSTER_S
+
 ROOT: Final = Path(__file__).parents[2]
 _BIN: Final = Path(sys.executable).parent
-_START_TIMEOUT_S: Final = 90.0
 _HEAD_ADDRESS: Final = "127.0.0.2"
 _NOT_HERE: Final = {
     # Far too little memory for it here.
@@ -169,7 +170,7 @@ class Pods:
         raise AssertionError("".join(lines))
 
     def _wait_for_dashboard(self) -> None:
-        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        deadline_s = time.monotonic() + CLUSTER_S
         while True:
             try:
                 self.ask("/api/version")

@@ -15,9 +15,9 @@ from queue import Empty, Queue
 import psutil
 import yaml
 
+from tests.patience import CLUSTER_S
+
 ROOT = Path(__file__).parents[2]
-_START_TIMEOUT_S = 100.0
-_STOP_TIMEOUT_S = 60.0
 
 
 class ServeProcess:
@@ -62,9 +62,9 @@ class ServeProcess:
         """Signal it and wait for its end; returns the exit status. Everything that it started must be gone."""
         family = psutil.Process(self._process.pid).children(recursive=True)
         self._process.send_signal(number)
-        status = self._process.wait(_STOP_TIMEOUT_S)
+        status = self._process.wait(CLUSTER_S)
         self._close_output()
-        _, alive = psutil.wait_procs(family, timeout=20.0)
+        _, alive = psutil.wait_procs(family, timeout=CLUSTER_S)
         assert not alive, f"left running: {[(process.pid, process.name()) for process in alive]}"
         return status
 
@@ -75,13 +75,13 @@ class ServeProcess:
         self._close_output()
 
     def _close_output(self) -> None:
-        self._reader.join(_STOP_TIMEOUT_S)
+        self._reader.join(CLUSTER_S)
         assert self._process.stdout is not None
         self._process.stdout.close()
 
     def _next_line(self) -> str | None:
         try:
-            return self._queue.get(timeout=_START_TIMEOUT_S)
+            return self._queue.get(timeout=CLUSTER_S)
         except Empty:
             raise AssertionError("no word from serve:\n" + "\n".join(self.lines)) from None
 

@@ -11,9 +11,10 @@ import pytest
 
 from cluster.client import CallFailed, GenerateClient
 from tests.integration.served import ServeProcess
+from tests.patience import TEST_S
 from tests.vision import VisionReference, draw_image, encode_png
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(TEST_S)]
 
 _FAMILY = "qwen2_5_vl"
 _NUM_TOKENS = 12

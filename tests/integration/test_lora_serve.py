@@ -13,9 +13,10 @@ import pytest
 from cluster.client import CallFailed, GenerateClient
 from tests.adapters import adapted_tokens, make_adapter
 from tests.integration.served import ServeProcess
+from tests.patience import TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(TEST_S)]
 
 NUM_TOKENS = 10
 PROMPT = random_prompt(40)

@@ -11,10 +11,9 @@ import pytest
 from cluster.client import CallFailed, GenerateClient
 from tests.integration.cluster_load import engines_become, load
 from tests.integration.served import ServeProcess
+from tests.patience import CLUSTER_S, TEST_S
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
-
-_CHANGE_TIMEOUT_S = 120.0
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(TEST_S)]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +69,7 @@ async def test_what_cannot_be_placed_is_shown_with_what_is_missing(
 ) -> None:
     async with GenerateClient(served) as client, load(client, checkpoint("llama")):
         await client.scale(decode=3)
-        async with asyncio.timeout(_CHANGE_TIMEOUT_S):
+        async with asyncio.timeout(CLUSTER_S):
             while True:
                 pending = [engine for engine in (await client.status()).engines if engine.state == "pending"]
                 if len(pending) == 1 and "it needs" in pending[0].last_error:

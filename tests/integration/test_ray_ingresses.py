@@ -12,14 +12,14 @@ import pytest
 from cluster.client import GenerateClient
 from tests.integration.cluster_load import load
 from tests.integration.served import ServeProcess
+from tests.patience import CLUSTER_S, TEST_S
 
-_BACK_TIMEOUT_S = 90.0
 _NUM_INGRESSES = 3
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(TEST_S)
 async def test_killing_any_of_three_ingresses_under_load_loses_nothing(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -44,7 +44,7 @@ async def test_killing_any_of_three_ingresses_under_load_loses_nothing(
 
 async def _addresses(first: str) -> list[str]:
     """Of all ingresses, once all are open."""
-    async with GenerateClient(first) as client, asyncio.timeout(_BACK_TIMEOUT_S):
+    async with GenerateClient(first) as client, asyncio.timeout(CLUSTER_S):
         while True:
             ingresses = (await client.status()).ingresses
             if len(ingresses) == _NUM_INGRESSES and all(one.state == "ready" for one in ingresses):
@@ -56,7 +56,7 @@ async def _kill_each(addresses: list[str], directory: Path) -> None:
     async with GenerateClient(addresses, spread=True) as client, load(client, directory):
         for number, address in enumerate(addresses):
             _listening_at(int(address.rpartition(":")[2])).kill()
-            async with asyncio.timeout(_BACK_TIMEOUT_S):
+            async with asyncio.timeout(CLUSTER_S):
                 while True:
                     ingress = (await client.status()).ingresses[number]
                     if (ingress.incarnation, ingress.state, ingress.address) == (2, "ready", address):

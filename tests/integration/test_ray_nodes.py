@@ -14,8 +14,9 @@ import pytest
 from cluster.client import GenerateClient
 from tests.integration.deployment import Deployment, check_that_it_serves
 from tests.integration.pods import ROOT
+from tests.patience import TEST_S
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(TEST_S)]
 
 _EVERYBODY = ["Controller", "EngineActor", "EngineActor", "IngressActor"]
 _NUM_LONG_TOKENS = 200

@@ -8,8 +8,9 @@ import pytest
 
 from cluster.client import GenerateClient
 from tests.integration.deployment import Deployment, check_that_it_serves
+from tests.patience import TEST_S
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(TEST_S)]
 
 
 @pytest.mark.slow

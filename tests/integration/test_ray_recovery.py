@@ -12,9 +12,10 @@ import pytest
 
 from cluster.client import GenerateClient
 from tests.integration.served import ServeProcess
+from tests.patience import TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(TEST_S)]
 
 _NUM_TOKENS = 100
 _NUM_REQUESTS = 8

@@ -15,12 +15,10 @@ from cluster.ingress.protos.raypd.v1 import admin_pb2
 from tests.checkpoints import make_checkpoint
 from tests.integration.cluster_load import ask_and_check, engines_become, load
 from tests.integration.served import ServeProcess
+from tests.patience import CLUSTER_S, TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
-
-_BACK_TIMEOUT_S = 60.0
-_UPDATE_TIMEOUT_S = 150.0
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(TEST_S)]
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +50,7 @@ def actor_process(title: str) -> psutil.Process:
 
 async def status_says(client: GenerateClient, decision: str) -> None:
     """Wait until the controller has decided so, or say what it has decided instead."""
-    async with asyncio.timeout(_BACK_TIMEOUT_S):
+    async with asyncio.timeout(CLUSTER_S):
         while True:
             status = await client.status()
             if any(decision in one.text for one in status.decisions):
@@ -98,7 +96,7 @@ async def read_all(stream: AsyncIterator[object]) -> None:
 
 async def ask_until_answered(client: GenerateClient, directory: Path, worker: int) -> None:
     """Ask again while there is no ingress."""
-    async with asyncio.timeout(_BACK_TIMEOUT_S):
+    async with asyncio.timeout(CLUSTER_S):
         while True:
             try:
                 return await ask_and_check(client, directory, worker)
@@ -137,7 +135,7 @@ async def test_an_ingress_comes_back_where_it_was_and_engines_forget_its_request
             await read_all(stream)
         await ask_until_answered(client, directory, 1)
         await status_says(client, f"open ingress 0, incarnation {life + 1}")
-        async with asyncio.timeout(_BACK_TIMEOUT_S):
+        async with asyncio.timeout(CLUSTER_S):
             while True:
                 status = await client.status()
                 if all(engine.load.free_blocks == engine.load.blocks for engine in status.engines):
@@ -178,7 +176,7 @@ async def test_a_model_is_updated_under_load_and_every_answer_is_one_models(
     answers: list[list[int]] = []
     async with GenerateClient(served[1]) as client:
         version = await client.update(str(new))
-        async with asyncio.timeout(_UPDATE_TIMEOUT_S):
+        async with asyncio.timeout(CLUSTER_S):
             while True:
                 answers.append(await answer(client, prompt))
                 engines = (await client.status()).engines

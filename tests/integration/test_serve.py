@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from cluster.client import CallFailed, GenerateClient
 from cluster.ingress.protos.raypd.v1 import generate_pb2
 from tests.integration.served import ROOT, ServeProcess
+from tests.patience import CLUSTER_S, TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(TEST_S)]
 
 _NUM_TOKENS = 12
 _NUM_DECODE_RANKS = 2
@@ -83,6 +84,14 @@ def test_a_second_rank_is_an_actor_of_its_own(served: tuple[ServeProcess, str]) 
     assert sum("RankActor" in name for name in names) == _NUM_DECODE_RANKS - 1, names
 
 
+def test_workers_of_a_cluster_of_our_own_yield_to_nobody(served: tuple[ServeProcess, str]) -> None:
+    workers = [one for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::")]
+
+    assert {one.name().partition(".")[0]: one.nice() for one in workers} == {
+        f"ray::{name}": 0 for name in ("Controller", "EngineActor", "IngressActor", "RankActor")
+    }
+
+
 async def test_both_doors_give_the_same_tokens(served: tuple[ServeProcess, str], directory: Path) -> None:
     prompt = random_prompt(60, seed=60)
     url = f"http://{served[0].http_address}/v1"
@@ -110,7 +119,7 @@ async def test_health_says_serving(served: tuple[ServeProcess, str]) -> None:
 async def test_status_shows_engines_links_and_decisions(served: tuple[ServeProcess, str]) -> None:
     async with GenerateClient(served[1]) as client:
         await ask(client, random_prompt(60, seed=77))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(CLUSTER_S):
             # Counters come with the engines' next heartbeat.
             while True:
                 status = await client.status()
@@ -129,21 +138,32 @@ async def test_status_shows_engines_links_and_decisions(served: tuple[ServeProce
     assert any("prefill-0" in decision.text and "serve" in decision.text for decision in status.decisions)
 
 
+def run(command: list[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """To its end, with what it printed."""
+    return subprocess.run(
+        command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=CLUSTER_S
+    )
+
+
 def test_status_is_a_command(served: tuple[ServeProcess, str]) -> None:
     command = [sys.executable, "-m", "cluster", "status", "--address", served[1]]
     environment = os.environ | {"COLUMNS": "250"}
-    shown = subprocess.run(command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    shown = subprocess.run(
+        command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=CLUSTER_S
+    )
     assert shown.returncode == 0, shown.stderr
     for word in ("prefill-0", "decode-0", "ready", "links", "KV transfers", "decisions"):
         assert word in shown.stdout, shown.stdout
     assert not shown.stderr
-    machine = subprocess.run([*command, "--json"], check=True, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    machine = subprocess.run(
+        [*command, "--json"], check=True, cwd=ROOT, capture_output=True, text=True, timeout=CLUSTER_S
+    )
     assert len(json.loads(machine.stdout)["engines"]) == 2
 
 
 def test_status_of_nobody_is_an_error_in_words() -> None:
     command = [sys.executable, "-m", "cluster", "status", "--address", "127.0.0.1:9", "--timeout", "2"]
-    shown = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    shown = run(command)
     assert shown.returncode == 1
     assert shown.stderr.startswith("raypd: ")
     assert "Traceback" not in shown.stderr
