@@ -16,6 +16,7 @@ from actors.config import EngineConfig, ModelFacts
 from actors.core.adapter import Adapter
 from actors.core.stats import SchedulerStats
 from actors.engine_profile import EngineProfile
+from actors.garbage_collection import leave_out_what_lives, no_collection
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,9 @@ class EngineActor:
     def __init__(self, config: EngineConfig, engine_id: str, incarnation: int, resources: RankResources) -> None:
         """resources: for the engine's further tensor-parallel ranks; this actor is the first, and has the same."""
         # Imported here: the driver and the controller handle this class without loading torch.
-        from actors.engine_server import EngineServer
-        from actors.ray_executor import RayRankLauncher
+        with no_collection():
+            from actors.engine_server import EngineServer
+            from actors.ray_executor import RayRankLauncher
 
         self._server = EngineServer(config, engine_id, incarnation, RayRankLauncher(resources))
         self._starting: asyncio.Task[EngineReady] | None = None
@@ -82,6 +84,7 @@ class EngineActor:
     async def _start(self, host: str | None) -> EngineReady:
         node_address = _node_address()
         address = await self._server.start(host or node_address)
+        leave_out_what_lives()
         return EngineReady(address, self._server.facts, ray.get_runtime_context().get_node_id(), node_address)
 
     async def stop(self) -> None:

@@ -17,6 +17,7 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.engine_actor import RankResources
+from actors.garbage_collection import leave_out_what_lives, no_collection
 from actors.rank_messages import RankTask
 
 logger = logging.getLogger(__name__)
@@ -28,9 +29,10 @@ class RankActor:
     def run(self, task: RankTask) -> None:
         """Live as that rank; returns at its end."""
         # Imported here: whoever handles this class does not load torch.
-        from actors.rank_loop import run_rank
+        with no_collection():
+            from actors.rank_loop import run_rank
 
-        run_rank(task, task.hub[0])
+        run_rank(task, task.hub[0], leave_out_what_lives)
 
 
 class RayRankLauncher:

@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors.config import ModelFacts
 from actors.engine_profile import EngineProfile
+from actors.garbage_collection import leave_out_what_lives, no_collection
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import ClusterError, ControllerUnavailable
@@ -119,7 +120,8 @@ class IngressActor:
     async def use_ports(self, ports: IngressPorts) -> None:
         """Which ports it will listen on. Comes before everything that follows."""
         # Imported here: the driver and the controller handle this class without loading a tokenizer library.
-        from cluster.ingress.process import IngressProcess
+        with no_collection():
+            from cluster.ingress.process import IngressProcess
 
         config = self._config.model_copy(update={"ingress": ports.applied_to(self._config.ingress)})
         self._process = IngressProcess(config, RemoteController(self._controller_name))
@@ -142,7 +144,9 @@ class IngressActor:
 
     async def start(self, facts: ModelFacts) -> IngressPorts:
         """Open the doors; returns their ports."""
-        return await self._process.start(facts)
+        ports = await self._process.start(facts)
+        leave_out_what_lives()
+        return ports
 
     async def drain(self, grace_s: float) -> None:
         """Close the doors: running requests get grace_s to end, then they are aborted."""

@@ -91,3 +91,17 @@ class ServeProcess:
             self.lines.append(line.rstrip())
             self._queue.put(line.rstrip())
         self._queue.put(None)
+
+
+def actor_process(title: str) -> psutil.Process:
+    """The process of the one actor of this class that this test has started."""
+    [process] = [p for p in psutil.Process().children(recursive=True) if p.cmdline()[:1] == [f"ray::{title}"]]
+    return process
+
+
+def process_listening_at(port: int) -> psutil.Process:
+    """The one that this test has started."""
+    for process in psutil.Process().children(recursive=True):
+        if any(connection.laddr.port == port for connection in process.net_connections() if not connection.raddr):
+            return process
+    raise AssertionError(f"nobody listens at {port}")

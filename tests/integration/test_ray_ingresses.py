@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cluster.client import GenerateClient
 from tests.integration.cluster_load import load
-from tests.integration.served import ServeProcess
+from tests.integration.served import ServeProcess, process_listening_at
 from tests.patience import CLUSTER_S, TEST_S
 
 _NUM_INGRESSES = 3
@@ -55,17 +54,10 @@ async def _addresses(first: str) -> list[str]:
 async def _kill_each(addresses: list[str], directory: Path) -> None:
     async with GenerateClient(addresses, spread=True) as client, load(client, directory):
         for number, address in enumerate(addresses):
-            _listening_at(int(address.rpartition(":")[2])).kill()
+            process_listening_at(int(address.rpartition(":")[2])).kill()
             async with asyncio.timeout(CLUSTER_S):
                 while True:
                     ingress = (await client.status()).ingresses[number]
                     if (ingress.incarnation, ingress.state, ingress.address) == (2, "ready", address):
                         break
                     await asyncio.sleep(0.2)
-
-
-def _listening_at(port: int) -> psutil.Process:
-    for process in psutil.Process().children(recursive=True):
-        if any(one.laddr.port == port and not one.raddr for one in process.net_connections()):
-            return process
-    raise AssertionError(f"nobody listens at {port}")

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from cluster.client import GenerateClient
-from tests.integration.served import ServeProcess
+from tests.integration.served import ServeProcess, process_listening_at
 from tests.patience import TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
@@ -41,11 +41,7 @@ def served(checkpoint: Callable[[str], Path], tmp_path: Path) -> Iterator[tuple[
 def process_of(served: ServeProcess, engine_id: str) -> psutil.Process:
     """The process that listens where an engine said that it does."""
     [address] = [found.group(1) for line in served.lines if (found := re.search(rf"{engine_id}: .* at (\S+)", line))]
-    port = int(address.rpartition(":")[2])
-    for process in psutil.Process().children(recursive=True):
-        if any(connection.laddr.port == port for connection in process.net_connections() if not connection.raddr):
-            return process
-    raise AssertionError(f"nobody listens at {address}")
+    return process_listening_at(int(address.rpartition(":")[2]))
 
 
 async def test_no_token_is_lost_or_changed_when_a_decode_engine_is_killed(

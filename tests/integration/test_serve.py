@@ -87,9 +87,10 @@ def test_a_second_rank_is_an_actor_of_its_own(served: tuple[ServeProcess, str]) 
 def test_workers_of_a_cluster_of_our_own_yield_to_nobody(served: tuple[ServeProcess, str]) -> None:
     workers = [one for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::")]
 
-    assert {one.name().partition(".")[0]: one.nice() for one in workers} == {
-        f"ray::{name}": 0 for name in ("Controller", "EngineActor", "IngressActor", "RankActor")
-    }
+    names = {one.name() for one in workers}
+
+    assert names >= {f"ray::{actor}" for actor in ("Controller", "IngressActor")}, names
+    assert {one.nice() for one in workers} == {0}
 
 
 async def test_both_doors_give_the_same_tokens(served: tuple[ServeProcess, str], directory: Path) -> None:
@@ -206,7 +207,9 @@ async def test_a_hundred_requests_of_which_a_third_is_cancelled_leave_the_rest_a
 
 def test_a_model_that_cannot_be_served_is_refused_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}')
-    process = ServeProcess({"model": {"model": str(tmp_path), "load_format": "dummy"}}, tmp_path)
+    # One engine is enough to find that out.
+    config = {"model": {"model": str(tmp_path), "load_format": "dummy"}, "prefill": {"count": 0}}
+    process = ServeProcess(config, tmp_path)
     try:
         with pytest.raises(AssertionError, match="T5ForConditionalGeneration"):
             process.wait_until_ready()
