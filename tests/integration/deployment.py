@@ -78,10 +78,10 @@ class Deployment:
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
 
-    def serve(self) -> subprocess.Popen[str]:
+    def serve(self, *arguments: str) -> subprocess.Popen[str]:
         """`raypd serve` with the configuration, attached."""
         return subprocess.Popen(
-            self.raypd("serve", "--config", str(self.config_file)),
+            self.raypd("serve", "--config", str(self.config_file), *arguments),
             cwd=ROOT,
             env=self.pods.environment,
             stdout=subprocess.PIPE,

@@ -45,6 +45,16 @@ class Pod:
         self.address = address
         self.process = process
 
+    def wait_until_up(self) -> None:
+        """Raises AssertionError if it ends instead."""
+        assert self.process.stdout is not None
+        lines: list[str] = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if "Ray runtime started" in line:
+                return
+        raise AssertionError("".join(lines))
+
 
 class Pods:
     """All pods of a RayCluster manifest."""
@@ -66,6 +76,9 @@ class Pods:
             "RAY_agent_register_timeout_ms": "150000",
             # Other pods' work is not in their way; here it is, and Ray's workers would yield to everything else.
             "RAY_worker_niceness": "0",
+            # Nor have they four nodes' idle workers on two cores.
+            "RAY_enable_worker_prestart": "0",
+            "RAY_prestart_worker_first_driver": "0",
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "200",
             "PYTHONPATH": str(ROOT),
@@ -128,11 +141,14 @@ class Pods:
     def _start_all(self) -> None:
         spec = self._cluster["spec"]
         self._start("head", spec["headGroupSpec"], _HEAD_ADDRESS)
+        self.pods[0].wait_until_up()
         self._wait_for_dashboard()
         addresses = (f"127.0.0.{number}" for number in range(3, 250))
         for group in spec["workerGroupSpecs"]:
             for _ in range(group["replicas"]):
                 self._start(group["groupName"], group, next(addresses))
+        for pod in self.pods[1:]:
+            pod.wait_until_up()
 
     def _start(self, name: str, group: Any, address: str) -> None:
         arguments = [str(_BIN / "ray"), "start", "--block", "--node-ip-address", address, "--disable-usage-stats"]
@@ -161,13 +177,6 @@ class Pods:
             text=True,
         )
         self.pods.append(Pod(name, address, process))
-        assert process.stdout is not None
-        lines = []
-        for line in process.stdout:
-            lines.append(line)
-            if "Ray runtime started" in line:
-                return
-        raise AssertionError("".join(lines))
 
     def _wait_for_dashboard(self) -> None:
         deadline_s = time.monotonic() + CLUSTER_S

@@ -100,7 +100,7 @@ async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(deployment:
 
 
 def test_an_attached_cluster_ends_when_whoever_started_it_is_killed(deployment: Deployment) -> None:
-    with deployment.serve() as driver:
+    with deployment.serve("--prefill", "0", "--decode", "0", "--both", "1") as driver:
         try:
             _read_until(driver, "ready")
         finally:
