@@ -59,6 +59,7 @@ _WITHOUT_ENGINES: Final = ("raypd.v1.ModelService", ADMIN_SERVICE)
 _LAST_WORDS_S = 1.0
 _NOTICE_S: Final = 0.5
 """For clients to leave by themselves, by health or refusals: a call that crosses a GOAWAY is CANCELLED by gRPC."""
+_FOREVER_S: Final = 1e6
 _REBIND_INTERVAL_S: Final = 0.05
 _REBIND_TIMEOUT_S: Final = 5.0
 _MAX_PENDING_CALLS: Final = 16_384
@@ -148,8 +149,8 @@ class IngressServer:
         end_s = asyncio.get_running_loop().time() + grace_s
         await self._health.enter_graceful_shutdown()
         is_empty = await self._gate.close(min(_NOTICE_S, grace_s))
-        if not is_empty:
-            is_empty = await self._send_away(max(0.0, end_s - asyncio.get_running_loop().time()))
+        if not is_empty and (left_s := end_s - asyncio.get_running_loop().time()) > 0:
+            is_empty = await self._send_away(left_s)
         # The last answers, refusals among them, still have to get out.
         await asyncio.gather(*(server.stop(_LAST_WORDS_S if is_empty else 0) for server in self._servers))
         for task in self._tasks:
@@ -158,11 +159,14 @@ class IngressServer:
 
     async def _send_away(self, grace_s: float) -> bool:
         """Have clients leave their connections, and wait for calls that go on; returns whether all have ended."""
-        self._tasks.append(asyncio.create_task(self._servers[0].stop(grace_s)))
+        # Invariant: a server is being stopped once at a time. Of two whose time is up together, one has gRPC cancel the
+        # calls of a server that the other has freed. So this one's never is, and the next begins when it has ended.
         async with asyncio.TaskGroup() as tasks:
+            stopping = tasks.create_task(self._servers[0].stop(_FOREVER_S))
             succeeding = tasks.create_task(self._succeed())
             is_empty = await self._gate.close(grace_s)
             succeeding.cancel()
+            stopping.cancel()
         return is_empty
 
     async def _succeed(self) -> None:
@@ -177,8 +181,10 @@ class IngressServer:
                         break
         except (TimeoutError, InvalidConfig) as error:
             logger.warning("nobody listens while an ingress drains", extra={"port": self._port, "error": str(error)})
-        self._servers.append(successor)
-        await successor.start()
+        finally:
+            # gRPC frees only what was started and stopped, whether it has come to listen or not.
+            self._servers.append(successor)
+            await successor.start()
 
     def _make_main_server(self) -> grpc.aio.Server:
         server = self._make_server()
