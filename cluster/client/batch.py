@@ -7,7 +7,8 @@ from contextlib import aclosing
 
 from cluster.client.attempts import Attempts
 from cluster.client.batch_progress import BatchProgress, Rest
-from cluster.client.errors import CallFailed, as_call_failed
+from cluster.client.calls import responses_of
+from cluster.client.errors import CallFailed
 from cluster.client.ingresses import Ingress, Ingresses
 from cluster.client.patience import Patience
 from cluster.client.progress import StreamProgress
@@ -18,18 +19,9 @@ from cluster.side_by_side import side_by_side
 _Responses = AsyncGenerator[generate_pb2.GenerateBatchResponse, None]
 
 
-async def batch_once(
-    ingress: Ingress, request: generate_pb2.GenerateBatchRequest, timeout_s: float | None
-) -> _Responses:
+def batch_once(ingress: Ingress, request: generate_pb2.GenerateBatchRequest, timeout_s: float | None) -> _Responses:
     """Stream one call's responses. Closing it cancels the call. Raises CallFailed."""
-    call = ingress.generate.GenerateBatch(request, timeout=timeout_s)
-    try:
-        with as_call_failed():
-            async for response in call:
-                ingress.note_answer()
-                yield response
-    finally:
-        call.cancel()
+    return responses_of(ingress, ingress.generate.GenerateBatch, request, timeout_s)
 
 
 async def batch_resuming(

@@ -6,25 +6,19 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from cluster.client.attempts import Attempts
-from cluster.client.errors import CallFailed, as_call_failed
+from cluster.client.calls import responses_of
+from cluster.client.errors import CallFailed
 from cluster.client.ingresses import Ingress, Ingresses
 from cluster.client.patience import Patience
 from cluster.client.progress import StreamProgress
 from cluster.ingress.protos.raypd.v1 import generate_pb2
 
 
-async def stream_once(
+def stream_once(
     ingress: Ingress, request: generate_pb2.GenerateRequest, timeout_s: float | None
 ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
     """Stream one call's responses. Closing it cancels the call. Raises CallFailed."""
-    call = ingress.generate.Generate(request, timeout=timeout_s)
-    try:
-        with as_call_failed():
-            async for response in call:
-                ingress.note_answer()
-                yield response
-    finally:
-        call.cancel()
+    return responses_of(ingress, ingress.generate.Generate, request, timeout_s)
 
 
 async def stream_resuming(

@@ -1,5 +1,7 @@
 import asyncio
+import gc
 
+import psutil
 import pytest
 
 from actors.core.request import FinishReason
@@ -49,3 +51,40 @@ async def test_text_becomes_tokens_and_tokens_text() -> None:
         with pytest.raises(CallFailed, match="no chat template"):
             await client.tokenize([("user", "hi")])
     await server.drain(grace_s=0)
+
+
+@pytest.mark.parametrize("ending", ["read", "left", "cancelled"])
+async def test_a_closed_client_leaves_no_connection_behind(ending: str) -> None:
+    pair = make_pair()
+    server = make_ingress_server(pair.serving)
+    port = await server.start()
+    gc.disable()  # Whatever waits for it stays connected for as long as a program is idle.
+    try:
+        async with asyncio.timeout(20):
+            async with GenerateClient(f"127.0.0.1:{port}") as client:
+                answer = client.generate("hello")
+                reading = asyncio.ensure_future(anext(answer))
+                producer, consumer = await pair.next_requests()
+                assert _num_connections(port) == 1
+                if ending == "cancelled":
+                    reading.cancel()
+                    await asyncio.wait([reading])
+                    del reading  # A cancelled task keeps its exception, and so the call.
+                else:
+                    pair.prefill.send(producer, 0, "a", handed_over=True)
+                    assert (await reading).text == "a"
+                if ending == "read":
+                    pair.decode.send(consumer, 1, "b", finish_reason=FinishReason.LENGTH)
+                    assert [response.text async for response in answer] == ["b"]
+                await answer.aclose()
+            while _num_connections(port):  # noqa: ASYNC110  # a socket of gRPC's has no event
+                await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
+        await server.drain(0)
+
+
+def _num_connections(port: int) -> int:
+    """Of this process to it, whose client's end is open."""
+    connections = psutil.Process().net_connections(kind="tcp")
+    return sum(1 for one in connections if one.raddr and one.raddr.port == port and one.status == "ESTABLISHED")

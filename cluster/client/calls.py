@@ -1,0 +1,36 @@
+"""One call to an ingress that answers by a stream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TypeVar, cast
+
+import grpc.aio
+
+from cluster.client.errors import as_call_failed
+from cluster.client.ingresses import Ingress
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+
+
+async def responses_of(
+    ingress: Ingress,
+    method: grpc.aio.UnaryStreamMultiCallable[_Request, _Response],
+    request: _Request,
+    timeout_s: float | None,
+) -> AsyncGenerator[_Response, None]:
+    """Each response of a call. Closing it cancels the call. Raises CallFailed."""
+    call = method(request, timeout=timeout_s)
+    # gRPC's generator and its call hold each other. Unless it ends, they hold the channel's connection as well, after
+    # its close, until garbage is collected.
+    responses = cast("AsyncGenerator[_Response, None]", aiter(call))
+    try:
+        with as_call_failed():
+            async with aclosing(responses):
+                async for response in responses:
+                    ingress.note_answer()
+                    yield response
+    finally:
+        call.cancel()
