@@ -13,12 +13,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 _TIMEOUT_S = 20.0
 
 _BELOW = re.compile(r"\x1b7(.*?)\x1b8", re.DOTALL)
 _CODES = re.compile(r"\x1bD|\x1b\[[0-9;?]*[A-Za-z]")
 
-CTRL_C, CTRL_D, UP = "\x03", "\x04", "\x1b[A"
+_CTRL_C = "\x03"
+CTRL_D, UP = "\x04", "\x1b[A"
 
 
 class RaypdInTerminal:
@@ -55,6 +58,19 @@ class RaypdInTerminal:
     def type(self, keys: str) -> None:
         """Press these keys."""
         os.write(self._ours, keys.encode())
+
+    def press_ctrl_c(self) -> None:
+        """Once the program waits for something.
+
+        Python's input() looks for signals only when one ends its wait for keys. One that comes while a key is still
+        dealt with counts with the next key; no human is that fast.
+        """
+        process = psutil.Process(self._process.pid)
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while process.status() != psutil.STATUS_SLEEPING:
+            assert time.monotonic() < deadline_s, f"it is busy, and shows {self.shown!r}"
+            time.sleep(0.001)
+        self.type(_CTRL_C)
 
     def wait_for(self, text: str) -> str:
         """What is shown, from where the last wait ended to the end of this text."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.ingress.protos.raypd.v1 import generate_pb2
-from tests.cluster.chat.terminal import CTRL_C, CTRL_D, UP, RaypdInTerminal
+from tests.cluster.chat.terminal import CTRL_D, UP, RaypdInTerminal
 from tests.cluster.client.scripted_ingress import ScriptedIngress
 
 _TIMEOUT_S = 10.0
@@ -61,7 +61,9 @@ def test_a_conversation_from_its_begin_to_its_end(
         _an_answer_is_stopped(terminal, first)
         _an_ingress_dies(terminal, first, second)
 
-        terminal.type("half a tho" + CTRL_C)
+        terminal.type("half a tho")
+        terminal.wait_for("half a tho")
+        terminal.press_ctrl_c()
         terminal.wait_for("(Ctrl-D or /exit leaves)")
         terminal.wait_for("> ")
         terminal.type(UP)
@@ -81,7 +83,7 @@ def _an_answer_is_stopped(terminal: RaypdInTerminal, ingress: ScriptedIngress) -
     terminal.type("wait\n")
     assert ingress.is_held.wait(_TIMEOUT_S)
     terminal.wait_for("<6 tu")
-    terminal.type(CTRL_C)
+    terminal.press_ctrl_c()
     terminal.wait_for("5 tokens · stopped")
     assert ingress.has_aborted.wait(_TIMEOUT_S)
     terminal.wait_for("> ")
