@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import ray
@@ -28,7 +28,8 @@ class FakeHead:
 
 
 @pytest.fixture
-def head(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHead]:
+async def head(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeHead]:
+    """Its end comes before the event loop's, which waits for the threads that ask."""
     fake = FakeHead()
     monkeypatch.setattr(ray, "nodes", fake.nodes)
     monkeypatch.setattr(ray_calls, "_PROBE_TIMEOUT_S", 0.3)
