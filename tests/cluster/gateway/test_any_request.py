@@ -49,6 +49,10 @@ _CHECKS = [
     negative_data_rejection,
 ]
 DOCUMENT = schemathesis.openapi.from_dict(openapi(OPERATIONS))
+"""Schemathesis makes what covers it where tests are collected, in seconds; so at random, further ones are without."""
+AT_RANDOM = schemathesis.openapi.from_dict(
+    openapi(OPERATIONS), config=schemathesis.Config.from_dict({"phases": {"coverage": {"enabled": False}}})
+)
 _ANSWER = '<think>hm</think>Yes.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>[{"name": "f"}]'
 
 
@@ -119,7 +123,7 @@ def test_any_request_is_answered_as_the_document_says(case: schemathesis.Case[An
 
 @pytest.mark.slow
 @hypothesis.settings(max_examples=200)
-@DOCUMENT.exclude(path="/tokenize").parametrize()  # of which schemathesis cannot make so many wrong bodies
+@AT_RANDOM.exclude(path="/tokenize").parametrize()  # of which schemathesis cannot make so many wrong bodies
 def test_many_requests_are_answered_as_the_document_says(case: schemathesis.Case[Any], url: str) -> None:
     case.call_and_validate(base_url=url, checks=_CHECKS)
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -47,67 +49,76 @@ def parts(count: int) -> generate_pb2.ChatMessages:
     return generate_pb2.ChatMessages(messages=[generate_pb2.ChatMessage(parts=[generate_pb2.ContentPart()] * count)])
 
 
+@functools.cache
+def on_the_wire(make: Callable[[], Message | bytes]) -> bytes:
+    made = make()
+    return made if isinstance(made, bytes) else made.SerializeToString()
+
+
 NOTHING = [generate_pb2.Prompt()]
 
-ATTACKS: list[tuple[str, str, Message | bytes, grpc.StatusCode, str]] = [
-    ("a prompt of 10 MB", "Generate", generate(text="x" * 10 * MIB), INVALID, "text is 10485760 characters long"),
-    ("a message of 20 MB", "Generate", generate(text="x" * 20 * MIB), EXHAUSTED, "larger than max"),
-    ("3 million token ids", "Generate", generate(token_ids=generate_pb2.TokenIds(ids=[1] * 3_000_000)), INVALID, "token_ids"),
-    ("20 000 turns of a chat", "Generate", generate(chat=chat(20_000)), INVALID, "chat"),
-    ("a chat of 10 MB", "Generate", generate(chat=chat(10, "x" * MIB)), INVALID, "chat"),
-    ("10 000 stop strings", "Generate", sampling(stop=["x"] * 10_000), INVALID, "at most 16 strings"),
-    ("a stop string of 1 MB", "Generate", sampling(stop=["x" * MIB]), INVALID, "1 to 256 characters"),
-    ("100 000 stop tokens", "Generate", sampling(stop_token_ids=[1] * 100_000), INVALID, "at most 64 tokens"),
-    ("a regex of 1 MB", "Generate", sampling(regex="(a|b)*" * (MIB // 6)), INVALID, "at most 65536 characters"),
-    ("a grammar of 1 MB", "Generate", sampling(grammar='root ::= "a"\n' * 80_000), INVALID, "at most 65536 characters"),
-    ("10 000 choices", "Generate", sampling(choice=generate_pb2.Choices(choices=["x"] * 10_000)), INVALID, "at most 1024 texts"),
-    ("JSON that is 50 000 deep", "Generate", sampling(json_schema=DEEP_JSON[:65_000]), INVALID, "JSON"),
-    ("schemas 40 deep", "Generate", sampling(json_schema=json.dumps(DEEP_SCHEMA)), INVALID, "too many schemas inside each other"),
-    ("a temperature of NaN", "Generate", sampling(temperature=NAN), INVALID, "temperature is nan"),
-    ("a temperature of infinity", "Generate", sampling(temperature=INFINITY), INVALID, "temperature is inf"),
-    ("penalties of NaN", "Generate", sampling(presence_penalty=NAN, frequency_penalty=NAN, repetition_penalty=NAN), INVALID, "repetition_penalty is nan"),
-    ("top_p of NaN", "Generate", sampling(top_p=NAN, min_p=NAN), INVALID, "top_p is nan"),
-    ("a huge logit_bias", "Generate", sampling(logit_bias=dict.fromkeys(range(100_000), 1.0)), INVALID, "at most 1024 tokens"),
-    ("a logit_bias of NaN", "Generate", sampling(logit_bias={1: NAN}), INVALID, "values from -100 to 100"),
-    ("a logit_bias of infinity", "Generate", sampling(logit_bias={1: INFINITY}), INVALID, "values from -100 to 100"),
-    ("2 billion tokens", "Generate", sampling(max_tokens=2**31 - 1), INVALID, "max_tokens is 2147483647"),
-    ("2 billion log-probabilities", "Generate", sampling(logprobs=2**31 - 1), INVALID, "logprobs is 2147483647"),
-    ("2 billion log-probabilities of the prompt", "Generate", sampling(prompt_logprobs=2**31 - 1), INVALID, "prompt_logprobs is 2147483647"),
-    ("a request id of 1 MB", "Generate", generate(request_id="x" * MIB), INVALID, "at most 128 printable ASCII"),
-    ("a request id that breaks a log", "Generate", generate(request_id="a\nb\x1b[2J"), INVALID, "at most 128 printable ASCII"),
-    ("a cache_salt of 1 MB", "Generate", generate(cache_salt="x" * MIB), INVALID, "at most 256 bytes"),
-    ("a million tokens to resume", "Generate", generate(output_token_ids=[1] * 1_000_000), INVALID, "output_token_ids"),
-    ("text that is no UTF-8", "Generate", b"\x1a\x02\xff\xfe", INVALID, "UTF-8"),
-    ("half a message", "Generate", b"\x1a\x7f", INVALID, "a message of the method's type"),
-    ("a billion samples", "GenerateBatch", batch(n=10**9), INVALID, "n is 1000000000"),
-    ("a billion samples to choose from", "GenerateBatch", batch(n=1, best_of=10**9), INVALID, "best_of is 1000000000"),
-    ("20 000 prompts", "GenerateBatch", batch(20_000), INVALID, "samples"),
-    ("10 MB to tokenize", "Tokenize", model_pb2.TokenizeRequest(text="x" * 10 * MIB), INVALID, "10485760 characters"),
-    ("5 million tokens to detokenize", "Detokenize", model_pb2.DetokenizeRequest(token_ids=[1] * 5_000_000), INVALID, "at most 4000000"),
-    ("a billion engines", "Scale", admin_pb2.ScaleRequest(prefill=10**9), INVALID, "at most 1024"),
-    ("a profile of a year", "Profile", admin_pb2.ProfileRequest(engine_id="d0", duration_seconds=3e7), INVALID, "at most 60"),
-    ("a profile of NaN seconds", "Profile", admin_pb2.ProfileRequest(engine_id="d0", duration_seconds=NAN), INVALID, "at most 60"),
-    ("20 000 inputs to embed", "Embed", embed_pb2.EmbedRequest(inputs=[generate_pb2.Prompt(text="x")] * 20_000), INVALID, "inputs"),
-    ("2 million empty inputs", "Embed", embed_pb2.EmbedRequest(inputs=NOTHING * 2_000_000), INVALID, "2000000 of them"),
-    ("2 million empty inputs to classify", "Classify", embed_pb2.ClassifyRequest(inputs=NOTHING * 2_000_000), INVALID, "at most 2048 of them"),
-    ("2 million empty documents", "Score", embed_pb2.ScoreRequest(documents=NOTHING * 2_000_000), INVALID, "documents is 2000000"),
-    ("inputs with a million empty turns", "Embed", embed_pb2.EmbedRequest(inputs=[generate_pb2.Prompt(chat=turns(500_000))] * 2), INVALID, "at most 100000 messages"),
-    ("2 million empty prompts", "GenerateBatch", generate_pb2.GenerateBatchRequest(prompts=NOTHING * 2_000_000), INVALID, "at most 256 samples"),
-    ("prompts with a million empty turns", "GenerateBatch", generate_pb2.GenerateBatchRequest(prompts=[generate_pb2.Prompt(chat=turns(500_000))] * 2), INVALID, "at most 100000 messages"),
-    ("2 million empty turns", "Generate", generate(chat=turns(2_000_000)), INVALID, "at most 10000 messages"),
-    ("2 million empty turns to tokenize", "Tokenize", model_pb2.TokenizeRequest(chat=turns(2_000_000)), INVALID, "at most 10000 messages"),
-    ("2 million empty parts of a turn", "Generate", generate(chat=parts(2_000_000)), INVALID, "at most 10000 parts"),
-    ("2 million empty images", "Generate", generate(images=[generate_pb2.Image()] * 2_000_000), INVALID, "at most 1024 images"),
-    ("2 million empty choices", "Generate", sampling(choice=generate_pb2.Choices(choices=[""] * 2_000_000)), INVALID, "at most 1024 texts"),
+Make = Callable[[], Message | bytes]
+"""Called when it is asked for: messages of millions of parts take seconds and gigabytes."""
+
+ATTACKS: list[tuple[str, str, Make, grpc.StatusCode, str]] = [
+    ("a prompt of 10 MB", "Generate", lambda: generate(text="x" * 10 * MIB), INVALID, "text is 10485760 characters long"),
+    ("a message of 20 MB", "Generate", lambda: generate(text="x" * 20 * MIB), EXHAUSTED, "larger than max"),
+    ("3 million token ids", "Generate", lambda: generate(token_ids=generate_pb2.TokenIds(ids=[1] * 3_000_000)), INVALID, "token_ids"),
+    ("20 000 turns of a chat", "Generate", lambda: generate(chat=chat(20_000)), INVALID, "chat"),
+    ("a chat of 10 MB", "Generate", lambda: generate(chat=chat(10, "x" * MIB)), INVALID, "chat"),
+    ("10 000 stop strings", "Generate", lambda: sampling(stop=["x"] * 10_000), INVALID, "at most 16 strings"),
+    ("a stop string of 1 MB", "Generate", lambda: sampling(stop=["x" * MIB]), INVALID, "1 to 256 characters"),
+    ("100 000 stop tokens", "Generate", lambda: sampling(stop_token_ids=[1] * 100_000), INVALID, "at most 64 tokens"),
+    ("a regex of 1 MB", "Generate", lambda: sampling(regex="(a|b)*" * (MIB // 6)), INVALID, "at most 65536 characters"),
+    ("a grammar of 1 MB", "Generate", lambda: sampling(grammar='root ::= "a"\n' * 80_000), INVALID, "at most 65536 characters"),
+    ("10 000 choices", "Generate", lambda: sampling(choice=generate_pb2.Choices(choices=["x"] * 10_000)), INVALID, "at most 1024 texts"),
+    ("JSON that is 50 000 deep", "Generate", lambda: sampling(json_schema=DEEP_JSON[:65_000]), INVALID, "JSON"),
+    ("schemas 40 deep", "Generate", lambda: sampling(json_schema=json.dumps(DEEP_SCHEMA)), INVALID, "too many schemas inside each other"),
+    ("a temperature of NaN", "Generate", lambda: sampling(temperature=NAN), INVALID, "temperature is nan"),
+    ("a temperature of infinity", "Generate", lambda: sampling(temperature=INFINITY), INVALID, "temperature is inf"),
+    ("penalties of NaN", "Generate", lambda: sampling(presence_penalty=NAN, frequency_penalty=NAN, repetition_penalty=NAN), INVALID, "repetition_penalty is nan"),
+    ("top_p of NaN", "Generate", lambda: sampling(top_p=NAN, min_p=NAN), INVALID, "top_p is nan"),
+    ("a huge logit_bias", "Generate", lambda: sampling(logit_bias=dict.fromkeys(range(100_000), 1.0)), INVALID, "at most 1024 tokens"),
+    ("a logit_bias of NaN", "Generate", lambda: sampling(logit_bias={1: NAN}), INVALID, "values from -100 to 100"),
+    ("a logit_bias of infinity", "Generate", lambda: sampling(logit_bias={1: INFINITY}), INVALID, "values from -100 to 100"),
+    ("2 billion tokens", "Generate", lambda: sampling(max_tokens=2**31 - 1), INVALID, "max_tokens is 2147483647"),
+    ("2 billion log-probabilities", "Generate", lambda: sampling(logprobs=2**31 - 1), INVALID, "logprobs is 2147483647"),
+    ("2 billion log-probabilities of the prompt", "Generate", lambda: sampling(prompt_logprobs=2**31 - 1), INVALID, "prompt_logprobs is 2147483647"),
+    ("a request id of 1 MB", "Generate", lambda: generate(request_id="x" * MIB), INVALID, "at most 128 printable ASCII"),
+    ("a request id that breaks a log", "Generate", lambda: generate(request_id="a\nb\x1b[2J"), INVALID, "at most 128 printable ASCII"),
+    ("a cache_salt of 1 MB", "Generate", lambda: generate(cache_salt="x" * MIB), INVALID, "at most 256 bytes"),
+    ("a million tokens to resume", "Generate", lambda: generate(output_token_ids=[1] * 1_000_000), INVALID, "output_token_ids"),
+    ("text that is no UTF-8", "Generate", lambda: b"\x1a\x02\xff\xfe", INVALID, "UTF-8"),
+    ("half a message", "Generate", lambda: b"\x1a\x7f", INVALID, "a message of the method's type"),
+    ("a billion samples", "GenerateBatch", lambda: batch(n=10**9), INVALID, "n is 1000000000"),
+    ("a billion samples to choose from", "GenerateBatch", lambda: batch(n=1, best_of=10**9), INVALID, "best_of is 1000000000"),
+    ("20 000 prompts", "GenerateBatch", lambda: batch(20_000), INVALID, "samples"),
+    ("10 MB to tokenize", "Tokenize", lambda: model_pb2.TokenizeRequest(text="x" * 10 * MIB), INVALID, "10485760 characters"),
+    ("5 million tokens to detokenize", "Detokenize", lambda: model_pb2.DetokenizeRequest(token_ids=[1] * 5_000_000), INVALID, "at most 4000000"),
+    ("a billion engines", "Scale", lambda: admin_pb2.ScaleRequest(prefill=10**9), INVALID, "at most 1024"),
+    ("a profile of a year", "Profile", lambda: admin_pb2.ProfileRequest(engine_id="d0", duration_seconds=3e7), INVALID, "at most 60"),
+    ("a profile of NaN seconds", "Profile", lambda: admin_pb2.ProfileRequest(engine_id="d0", duration_seconds=NAN), INVALID, "at most 60"),
+    ("20 000 inputs to embed", "Embed", lambda: embed_pb2.EmbedRequest(inputs=[generate_pb2.Prompt(text="x")] * 20_000), INVALID, "inputs"),
+    ("2 million empty inputs", "Embed", lambda: embed_pb2.EmbedRequest(inputs=NOTHING * 2_000_000), INVALID, "2000000 of them"),
+    ("2 million empty inputs to classify", "Classify", lambda: embed_pb2.ClassifyRequest(inputs=NOTHING * 2_000_000), INVALID, "at most 2048 of them"),
+    ("2 million empty documents", "Score", lambda: embed_pb2.ScoreRequest(documents=NOTHING * 2_000_000), INVALID, "documents is 2000000"),
+    ("inputs with a million empty turns", "Embed", lambda: embed_pb2.EmbedRequest(inputs=[generate_pb2.Prompt(chat=turns(500_000))] * 2), INVALID, "at most 100000 messages"),
+    ("2 million empty prompts", "GenerateBatch", lambda: generate_pb2.GenerateBatchRequest(prompts=NOTHING * 2_000_000), INVALID, "at most 256 samples"),
+    ("prompts with a million empty turns", "GenerateBatch", lambda: generate_pb2.GenerateBatchRequest(prompts=[generate_pb2.Prompt(chat=turns(500_000))] * 2), INVALID, "at most 100000 messages"),
+    ("2 million empty turns", "Generate", lambda: generate(chat=turns(2_000_000)), INVALID, "at most 10000 messages"),
+    ("2 million empty turns to tokenize", "Tokenize", lambda: model_pb2.TokenizeRequest(chat=turns(2_000_000)), INVALID, "at most 10000 messages"),
+    ("2 million empty parts of a turn", "Generate", lambda: generate(chat=parts(2_000_000)), INVALID, "at most 10000 parts"),
+    ("2 million empty images", "Generate", lambda: generate(images=[generate_pb2.Image()] * 2_000_000), INVALID, "at most 1024 images"),
+    ("2 million empty choices", "Generate", lambda: sampling(choice=generate_pb2.Choices(choices=[""] * 2_000_000)), INVALID, "at most 1024 texts"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("method", "request_", "code", "words"), [a[1:] for a in ATTACKS], ids=[a[0] for a in ATTACKS])
+@pytest.mark.parametrize(("method", "make", "code", "words"), [a[1:] for a in ATTACKS], ids=[a[0] for a in ATTACKS])
 async def test_it_is_refused_with_the_bound_and_nobody_notices(
-    method: str, request_: Message | bytes, code: grpc.StatusCode, words: str
+    method: str, make: Make, code: grpc.StatusCode, words: str
 ) -> None:
     async with answering_ingress() as (channel, serving, engine):
-        refused = await status_of(channel, METHODS[method], request_)
+        refused = await status_of(channel, METHODS[method], on_the_wire(make))
 
         assert refused is not None
         assert refused.code() is code, refused.details()
@@ -118,9 +129,11 @@ async def test_it_is_refused_with_the_bound_and_nobody_notices(
         assert await status_of(channel, METHODS["Generate"], generate()) is None
 
 
-@pytest.mark.parametrize(("method", "request_"), [a[1:3] for a in ATTACKS if "empty" in a[0]])
+@pytest.mark.parametrize(
+    ("method", "make"), [a[1:3] for a in ATTACKS if "empty" in a[0]], ids=[a[0] for a in ATTACKS if "empty" in a[0]]
+)
 async def test_too_many_entries_are_refused_before_any_is_read(
-    method: str, request_: Message, monkeypatch: pytest.MonkeyPatch
+    method: str, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(*arguments: object) -> None:
         raise AssertionError("it takes seconds to read them")
@@ -130,6 +143,6 @@ async def test_too_many_entries_are_refused_before_any_is_read(
     for name in ("embed_conversions.prompt_from_proto", "model_service.prompt_from_proto"):
         monkeypatch.setattr(f"cluster.ingress.{name}", read)
     async with answering_ingress() as (channel, _, _):
-        refused = await status_of(channel, METHODS[method], request_)
+        refused = await status_of(channel, METHODS[method], on_the_wire(make))
     assert refused is not None
     assert refused.code() is INVALID, refused.details()
