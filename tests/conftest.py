@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,16 @@ from tests.vision import VISION_FAMILIES, make_vision_checkpoint
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("raypd", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("raypd")
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and the libraries that they import stay: no collection of garbage has to walk them again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
