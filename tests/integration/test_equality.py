@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,15 @@ _NUM_TOKENS = 8
 _LONGEST = 56
 _GREEDY = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True)
 _CheckpointOf = Callable[[str], Path]
+
+_COMBINATIONS = [*itertools.product((8, 16, 32), (1, 2, 7), (False,)), (16, 1, True), (8, 7, True)]
+"""Block size, number of chunks of the longest prompt, overlap."""
+_EACH_ONCE = [(32, 2, False), (16, 1, False), (8, 7, True)]
+_SETTINGS = [
+    pytest.param(family, *chosen, marks=[] if family == "llama" or chosen in _EACH_ONCE else pytest.mark.slow)
+    for family, chosen in itertools.product(FAMILIES, _COMBINATIONS)
+]
+"""What blocks and chunks do is no family's own: one has all combinations, and every one meets each of them once."""
 
 
 def _prompts(count: int, *, shared_prefix: bool = False) -> dict[str, list[int]]:
@@ -35,11 +45,7 @@ def _check(directory: Path, pair: EnginePair, prompts: dict[str, list[int]]) -> 
     pair.assert_whole()
 
 
-@pytest.mark.parametrize(
-    ("block_size", "num_chunks", "overlap"),
-    [*((size, chunks, False) for size in (8, 16, 32) for chunks in (1, 2, 7)), (16, 1, True), (8, 7, True)],
-)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "block_size", "num_chunks", "overlap"), _SETTINGS)
 def test_handed_over_tokens_equal_generate(
     family: str, block_size: int, num_chunks: int, overlap: bool, checkpoint: _CheckpointOf
 ) -> None:
