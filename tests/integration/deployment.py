@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
+import psutil
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.client import GenerateClient
@@ -88,6 +89,13 @@ class Deployment:
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+    def driver_process(self) -> psutil.Process:
+        """The one `raypd serve` on a pod."""
+        command = ["-m", "cluster", "serve", "--config", str(self.config_file)]
+        pods = (psutil.Process(pod.process.pid) for pod in self.pods.pods)
+        [driver] = [one for pod in pods for one in pod.children(recursive=True) if one.cmdline()[1:6] == command]
+        return driver
 
     def wait_for_log(self, job: str, pattern: str) -> re.Match[str]:
         """Of a submitted job."""

@@ -78,10 +78,34 @@ _ENVIRONMENTS = {"working-dir": (_WORKING_DIR, _MODULE), "installed": ((), ("ray
 """By the name of the file in deploy/ray/: further arguments of `ray job submit`, and raypd as it is called there."""
 
 
-@pytest.mark.parametrize(
-    "environment", ["working-dir", *(pytest.param(name, marks=pytest.mark.slow) for name in ("installed", "pip"))]
-)
+@pytest.mark.parametrize("environment", ["working-dir", pytest.param("pip", marks=pytest.mark.slow)])
 async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(deployment: Deployment, environment: str) -> None:
+    job, address = await _submitted_job(deployment, environment)
+    assert deployment.alive_actors() == _EVERYBODY
+
+    assert await _num_tokens_across(deployment, address, "ray", "job", "stop", job) == _NUM_LONG_TOKENS
+    deployment.wait_until_gone()
+
+
+async def test_a_submitted_job_that_is_killed_leaves_nothing(deployment: Deployment) -> None:
+    await _submitted_job(deployment, "installed")
+
+    deployment.driver_process().kill()
+    deployment.wait_until_gone()
+
+
+@pytest.mark.slow
+def test_an_attached_cluster_ends_when_whoever_started_it_is_killed(deployment: Deployment) -> None:
+    with deployment.serve("--prefill", "0", "--decode", "0", "--both", "1") as driver:
+        try:
+            _read_until(driver, "ready")
+        finally:
+            driver.kill()
+    deployment.wait_until_gone()
+
+
+async def _submitted_job(deployment: Deployment, environment: str) -> tuple[str, str]:
+    """Submit it and have it answer; returns its id, and where it serves."""
     arguments, raypd = _ENVIRONMENTS[environment]
     submitted = deployment.run(
         *("ray", "job", "submit", "--no-wait", *arguments, "--runtime-env", f"deploy/ray/{environment}.yaml", "--"),
@@ -90,22 +114,9 @@ async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(deployment:
     )
     found = re.search(r"raysubmit_\w+", submitted)
     assert found is not None, submitted
-    job = found.group(0)
-    address = deployment.wait_for_log(job, r"ready .* at (\S+:\d+)").group(1)
+    address = deployment.wait_for_log(found.group(0), r"ready .* at (\S+:\d+)").group(1)
     await check_that_it_serves(address)
-    assert deployment.alive_actors() == _EVERYBODY
-
-    assert await _num_tokens_across(deployment, address, "ray", "job", "stop", job) == _NUM_LONG_TOKENS
-    deployment.wait_until_gone()
-
-
-def test_an_attached_cluster_ends_when_whoever_started_it_is_killed(deployment: Deployment) -> None:
-    with deployment.serve("--prefill", "0", "--decode", "0", "--both", "1") as driver:
-        try:
-            _read_until(driver, "ready")
-        finally:
-            driver.kill()
-    deployment.wait_until_gone()
+    return found.group(0), address
 
 
 async def _num_tokens_across(deployment: Deployment, address: str, *stop: str) -> int:
