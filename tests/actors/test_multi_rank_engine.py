@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -34,6 +35,7 @@ from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress
 from tests.actors.speculation import EAGER, proposing, right_by_chance
 from tests.engine_pair import engine_config
+from tests.fork_server import fork_server
 from tests.rank_threads import RankThreads
 from tests.reference import greedy_tokens, random_prompt
 
@@ -160,7 +162,12 @@ def test_the_death_of_a_ranks_process_ends_an_idle_engine_at_once(checkpoint: Ch
     assert not started[0].processes
 
 
-def test_a_rank_that_stalls_ends_the_engine_after_its_deadline(checkpoint: CheckpointOf) -> None:
+def test_a_rank_that_stalls_ends_the_engine_after_its_deadline(
+    checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # How a rank starts is another test's.
+    context = fork_server()
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
     started = []
 
     def launch(tasks: Sequence[RankTask]) -> Ranks:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import traceback
@@ -13,6 +12,7 @@ from typing import Any, Final
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from tests.faults.engine_child import EngineChild, Life
 from tests.faults.fault_points import Fault
+from tests.fork_server import fork_server
 
 _TIMEOUT_S: Final = 60.0
 GAUGES: Final = frozenset(
@@ -28,7 +28,6 @@ GAUGES: Final = frozenset(
     }
 )
 """Counters that say how it is now; the others are totals."""
-_PRELOADED: Final = ["actors.engine_server", "kv_transfer.transports.tcp", "transformers.models.llama.modeling_llama"]
 
 
 class CallFailed(AssertionError):
@@ -41,8 +40,7 @@ class EngineProcess:
     def __init__(self, life: Life, role: EngineRole) -> None:
         self.life = life
         self.role = role
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
+        context = fork_server()
         self._pipe, far_pipe = context.Pipe()
         self._fired, far_fired = context.Pipe(duplex=False)
         self._process = context.Process(target=_serve, args=(far_pipe, far_fired, life), daemon=True)

@@ -401,7 +401,7 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
 _SETTINGS = settings(stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 TestPrefillDecode = PrefillDecodeMachine.TestCase
-TestPrefillDecode.settings = settings(_SETTINGS, max_examples=200)
+TestPrefillDecode.settings = settings(_SETTINGS, max_examples=100)
 
 
 class PrefillDecodeMachineAtLength(PrefillDecodeMachine):

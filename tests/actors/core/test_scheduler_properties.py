@@ -479,7 +479,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 _SETTINGS = settings(stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(_SETTINGS, max_examples=300)
+TestScheduler.settings = settings(_SETTINGS, max_examples=150)
 
 
 class SchedulerMachineAtLength(SchedulerMachine):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -17,6 +16,7 @@ from kv_transfer.errors import ChunkTimeout, LinkLost
 from kv_transfer.transports.base import DataLink
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.transports.tcp import TcpTransport
+from tests.fork_server import fork_server
 from tests.kv_transfer.connected_workers import LAYOUT
 
 TIMEOUT_S = 20.0
@@ -41,7 +41,7 @@ def produce(consumer: Connection, is_shared: bool) -> None:
 @contextmanager
 def producing(is_shared: bool) -> Iterator[tuple[int, Connection, DataLink]]:
     """The producer's process id, words with it, and the consumer's end. One chunk has gone through."""
-    context = multiprocessing.get_context("spawn")
+    context = fork_server()
     ours, theirs = context.Pipe()
     process = context.Process(target=produce, args=(theirs, is_shared), daemon=True)
     process.start()
