@@ -103,6 +103,8 @@ class SamplingOptions:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
     skip_special_tokens: bool = True
     structured_output: StructuredOutputParams | None = None
 

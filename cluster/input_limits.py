@@ -32,6 +32,9 @@ class InputLimits(BaseModel):
         description="Log-probabilities returned for a prompt in all: prompt_logprobs + 1 for each of its tokens.",
     )
     max_logit_bias: int = Field(1024, ge=0, description="Entries of logit_bias.")
+    max_allowed_token_ids: int = Field(16_384, ge=0, description="Tokens of allowed_token_ids.")
+    max_bad_words: int = Field(256, ge=0, description="Words that the output must not have.")
+    max_bad_word_chars: int = Field(256, ge=1, description="Characters of a bad word.")
     max_request_id_chars: int = Field(128, ge=1, description="Characters of a request id.")
     max_cache_salt_bytes: int = Field(256, ge=1, description="Bytes of cache_salt, as UTF-8.")
     max_inputs: int = Field(2048, ge=1, description="Inputs of a call for embeddings, classes or scores.")

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from actors.config import ModelFacts
 from actors.core.adapter import Adapter
@@ -20,8 +20,17 @@ from actors.core.request import EngineCoreRequest, PromptEmbeds
 from actors.pooling_facts import PoolingFacts
 from cluster.access.caller import Caller
 from cluster.adapters import AdapterDirectory
+from cluster.bad_words import TokenSequences, check_something_is_left, tokenize_bad_words
 from cluster.errors import AdapterNotFound, EngineFailed, ModelNotFound
-from cluster.generation import ChatPrompt, EmbedsPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from cluster.generation import (
+    ChatPrompt,
+    EmbedsPrompt,
+    GenerateRequest,
+    Prompt,
+    SamplingOptions,
+    TextPrompt,
+    TokenPrompt,
+)
 from cluster.images.door import ImageDoor, PlacedImages
 from cluster.images.sources import check_images
 from cluster.input_limits import InputLimits
@@ -35,6 +44,7 @@ MAX_CHARS_ON_EVENT_LOOP: Final = 4096
 MAX_BYTES_ON_EVENT_LOOP: Final = 65_536
 """More embeddings are read on a thread."""
 MAX_INT32: Final = 2**31 - 1
+_T = TypeVar("_T")
 _PROMPT_FIELDS: Final = {
     TextPrompt: "text",
     TokenPrompt: "token_ids",
@@ -114,10 +124,11 @@ class InputProcessor:
         if self.images is not None:
             placed = await self.images.place(request, prompt_token_ids, cache_salt)
         max_tokens = self._check_room(request, placed.token_ids)
+        bad_words = await self._tokenize_bad_words(request.sampling)
         return EngineCoreRequest(
             request_id=draw_engine_request_id(request.request_id),
             prompt_token_ids=placed.token_ids,
-            sampling_params=resolve_sampling(request.sampling, max_tokens),
+            sampling_params=resolve_sampling(request.sampling, max_tokens, bad_words),
             output_token_ids=list(request.output_token_ids),
             eos_token_ids=self.model.eos_token_ids,
             priority=request.caller.priority(request.priority),
@@ -265,6 +276,15 @@ class InputProcessor:
             case None:
                 raise AssertionError("a request without a prompt was refused before")
 
+    async def _tokenize_bad_words(self, options: SamplingOptions) -> TokenSequences:
+        words, vocab_size = options.bad_words, self.model.vocab_size
+        sequences: TokenSequences = ()
+        if words:
+            num_chars = 2 * sum(map(len, words))
+            sequences = await _run(num_chars, lambda: tokenize_bad_words(words, self.tokenizer, vocab_size))
+        check_something_is_left(options, sequences, self.model.eos_token_ids, vocab_size)
+        return sequences
+
     def _check_room(self, request: GenerateRequest, prompt_token_ids: list[int]) -> int:
         """Check the prompt's length, and that of the output that it leaves room for; return max_tokens."""
         violations = Violations()
@@ -313,7 +333,7 @@ def _num_chat_chars(chat: ChatPrompt) -> int:
     return num_chars + sum(len(json.dumps(other)) for other in [*others, chat.variables] if other)
 
 
-async def _run(num_chars: int, tokenize: Callable[[], list[int]]) -> list[int]:
+async def _run(num_chars: int, tokenize: Callable[[], _T]) -> _T:
     if num_chars <= MAX_CHARS_ON_EVENT_LOOP:
         return tokenize()
     return await asyncio.to_thread(tokenize)

@@ -82,6 +82,10 @@ class ModelTokenizer:
         # A fourth quicker than encode(): where in the text a token is, nobody asks.
         return self.backend.encode_batch_fast([text])[0].ids
 
+    def encode_plain(self, texts: list[str]) -> list[list[int]]:
+        """Tokenize several texts, each for itself, without special tokens."""
+        return [encoded.ids for encoded in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
+
     def encode_pair(self, first: str, second: str) -> list[int]:
         """Tokenize two texts that belong together, with the special tokens that the tokenizer adds."""
         return self.backend.encode(first, second).ids

@@ -50,10 +50,13 @@ def check_sampling(options: SamplingOptions, vocab_size: int, limits: InputLimit
     rules.check_length()
     rules.check_stops(vocab_size, limits)
     rules.check_logit_bias(vocab_size, limits.max_logit_bias)
+    rules.check_token_rules(vocab_size, limits)
 
 
-def resolve_sampling(options: SamplingOptions, max_tokens: int) -> SamplingParams:
-    """Fill in the defaults of checked options; draw a seed if there is none."""
+def resolve_sampling(
+    options: SamplingOptions, max_tokens: int, bad_words: tuple[tuple[int, ...], ...] = ()
+) -> SamplingParams:
+    """Fill in the defaults of checked options; draw a seed if there is none. bad_words: their tokens"""
     temperature = _given(options.temperature, 1.0)
     return SamplingParams(
         temperature=temperature if temperature >= GREEDY_BELOW_TEMPERATURE else 0.0,
@@ -72,6 +75,8 @@ def resolve_sampling(options: SamplingOptions, max_tokens: int) -> SamplingParam
         logprobs=options.logprobs,
         prompt_logprobs=options.prompt_logprobs,
         logit_bias=dict(options.logit_bias),
+        allowed_token_ids=options.allowed_token_ids or (),
+        bad_words=bad_words,
         structured_output=options.structured_output,
     )
 
@@ -126,6 +131,17 @@ class _SamplingRules:
         self._allow("logit_bias", are_tokens, f"token ids from 0 to {vocab_size - 1}")
         are_bounded = all(-MAX_LOGIT_BIAS <= value <= MAX_LOGIT_BIAS for value in bias.values())
         self._allow("logit_bias", are_bounded, f"values from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}")
+
+    def check_token_rules(self, vocab_size: int, limits: InputLimits) -> None:
+        allowed, words = self._options.allowed_token_ids, self._options.bad_words
+        if allowed is not None:
+            num_most = limits.max_allowed_token_ids
+            self._allow("allowed_token_ids", 1 <= len(allowed) <= num_most, f"1 to {num_most} tokens")
+            is_known = not allowed or (min(allowed) >= 0 and max(allowed) < vocab_size)
+            self._allow("allowed_token_ids", is_known, f"token ids from 0 to {vocab_size - 1}")
+        self._allow("bad_words", len(words) <= limits.max_bad_words, f"at most {limits.max_bad_words} words")
+        are_sized = all(word.strip() and len(word) <= limits.max_bad_word_chars for word in words)
+        self._allow("bad_words", are_sized, f"words of 1 to {limits.max_bad_word_chars} characters, not only of spaces")
 
     def _allow(self, name: str, is_allowed: bool, allowed: str) -> None:
         self._violations.require(is_allowed, f"sampling_params.{name}", getattr(self._options, name), allowed)

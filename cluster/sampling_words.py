@@ -38,7 +38,7 @@ def _value(name: str, text: str) -> Any:
         value = json.loads(text)
     except ValueError:
         value = text
-    is_one = name in ("stop_token_ids", "choice") and not isinstance(value, list)
+    is_one = name in ("stop_token_ids", "allowed_token_ids", "choice") and not isinstance(value, list)
     if name == "logit_bias" and isinstance(value, dict):
         return {int(token_id) if token_id.isdecimal() else token_id: bias for token_id, bias in value.items()}
     return [value] if is_one else value

@@ -52,8 +52,10 @@ def field_of(params: StructuredOutputParams) -> str:
 
 
 def refused_by_compiler(params: StructuredOutputParams, reason: str) -> InvalidRequest:
-    """What a client is told whose grammar no engine can compile. reason: the compiler's words"""
-    return InvalidRequest(FieldViolation(field_of(params), reprlib.repr(params.value), f"what compiles: {reason}"))
+    """What a client is told whose grammar no engine can compile, or go on with. reason: the engine's words"""
+    return InvalidRequest(
+        FieldViolation(field_of(params), reprlib.repr(params.value), f"what engines can follow: {reason}")
+    )
 
 
 def _check_schema(field: str, text: str, max_depth: int, violations: Violations) -> None:

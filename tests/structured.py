@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import xgrammar
+from transformers import LogitsProcessor
 
 from actors.config import GrammarConfig
 from actors.core.sampling_params import StructuredOutputParams
@@ -80,9 +81,16 @@ def compiling_in_process() -> Iterator[None]:
 
 
 def constrained_tokens(
-    directory: Path, prompt: Sequence[int], params: StructuredOutputParams, num_tokens: int
+    directory: Path,
+    prompt: Sequence[int],
+    params: StructuredOutputParams,
+    num_tokens: int,
+    processors: Sequence[LogitsProcessor] = (),
 ) -> list[int]:
-    """The most likely tokens that a grammar allows, by transformers' own forward, until the end or so many."""
+    """The most likely tokens that a grammar allows, by transformers' own forward, until the end or so many.
+
+    processors: transformers' own, which may forbid further tokens
+    """
     vocabulary = load_vocabulary(directory, VOCAB_SIZE, (EOS_TOKEN_ID,))
     matcher = TokenMatcher(
         compiled(directory, params), vocabulary.texts, is_json=params.is_json, max_seconds_per_token=1.0
@@ -93,8 +101,10 @@ def constrained_tokens(
         matcher.fill(bits, 0)
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[:VOCAB_SIZE].astype(bool)
         with torch.inference_mode():
-            logits = load_model(directory)(torch.tensor([tokens])).logits[0, -1]
-        tokens.append(int(logits.masked_fill(~torch.from_numpy(allowed), -torch.inf).argmax()))
+            logits = load_model(directory)(torch.tensor([tokens])).logits[:, -1]
+        for processor in processors:
+            logits = processor(torch.tensor([tokens]), logits)
+        tokens.append(int(logits[0].masked_fill(~torch.from_numpy(allowed), -torch.inf).argmax()))
         assert matcher.accept(tokens[-1:]) is None
         if tokens[-1] == EOS_TOKEN_ID:
             break

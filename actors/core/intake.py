@@ -142,7 +142,8 @@ class Intake:
             self._report_vector(request, results)
         elif new_token_ids and (error := find_objection(self._structured_output, request, new_token_ids)):
             self._finish(request, RequestStatus.FINISHED_ERROR, results.now_s)
-            self._outbox.add_end(request, results.now_s, error=error)
+            is_fault = request.sampling_params.has_token_rules
+            self._outbox.add_end(request, results.now_s, error=error, is_requests_fault=is_fault)
         elif new_token_ids:
             self._report_tokens(request, new_token_ids, stop, results)
 

@@ -51,6 +51,9 @@ class SamplingParams:
     seed:        one uniform number per (seed, position) decides each token; Serving draws one where the user gave none
     logprobs:    how many top log-probabilities to return per token besides the sampled one's; None for none at all
     logit_bias:  added to the logits before anything else, by token id
+    allowed_token_ids: no other token is sampled; empty: all may be
+    bad_words:   token sequences, none empty, that the output must not have: after the beginning of one its last token
+        is not sampled. Some allowed token ends none of them (and does not end the request, where there are min_tokens)
     stop_token_ids: end the request; the token is part of the output
     ignore_eos:  go on past the model's end-of-sequence tokens
     min_tokens:  neither EOS nor a stop token can be sampled before so many output tokens
@@ -75,6 +78,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     structured_output: StructuredOutputParams | None = None
     repetition_max_pattern: int = 0
     repetition_min_count: int = 3
@@ -83,3 +88,8 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether sampling looks at the tokens so far."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+    @property
+    def has_token_rules(self) -> bool:
+        """Whether some tokens are never sampled, or not after some others."""
+        return bool(self.allowed_token_ids or self.bad_words)

@@ -10,6 +10,7 @@ import numpy as np
 
 from actors.core.request import Request
 from actors.core.sampling_params import StructuredOutputParams
+from actors.core.token_rules import TokenRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,18 @@ class StructuredOutputManager(Protocol):
 
 
 def find_objection(manager: StructuredOutputManager | None, request: Request, token_ids: Sequence[int]) -> str | None:
-    """Move the request's matcher on, if it has one; if it cannot go on by these tokens, return why."""
+    """Move the request's matcher on, if it has one; if it cannot go on by these tokens, return why.
+
+    token_ids: the last ones of its output
+    """
     if manager is None or request.sampling_params.structured_output is None:
         return None
-    return manager.accept_tokens(request.request_id, token_ids)
+    objection = manager.accept_tokens(request.request_id, token_ids)
+    if (rules := TokenRules.of(request.sampling_params)) is None:
+        return objection
+    # Where rules and grammar together leave no token, what was sampled breaks one of them.
+    objection = objection or rules.find_breach(request.output_token_ids, request.num_output_tokens - len(token_ids))
+    return f"{objection}; grammar, allowed_token_ids and bad_words leave none" if objection else None
 
 
 def cut_drafts(manager: StructuredOutputManager | None, request: Request, token_ids: list[int]) -> list[int]:

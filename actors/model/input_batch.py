@@ -19,6 +19,7 @@ from torch import Tensor
 
 from actors.core.outputs import NO_TOKEN, NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
 from actors.core.sampling_params import SamplingParams
+from actors.core.token_rules import TokenRules
 from actors.model.attention.base import BatchShape
 from actors.model.prompt_logprobs import PromptLogprobs, PromptParts
 from actors.model.sampling_batch import SamplingBatch, SamplingRow, SamplingTable
@@ -37,6 +38,7 @@ class CachedRequest:
     row: int | None = None
     parked_token_ids: np.ndarray | None = None
     wants_vector: bool = False
+    rules: TokenRules | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,7 @@ class InputBatch:
             prompt_token_ids=tokens[: num_prompt if request.has_prompt_tokens else 0],
             output_token_ids=tokens[num_prompt : num_prompt + num_output_tokens],
             eos_token_ids=request.eos_token_ids,
+            rules=request.rules,
         )
 
     def append(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
@@ -220,6 +223,7 @@ class InputBatch:
             new.lora_name,
             has_prompt_tokens=new.prompt_embeds is None,
             wants_vector=new.pooling_params is not None,
+            rules=TokenRules.of(new.sampling_params),
         )
         self._requests[new.req_id] = request
         self._num_pooling += request.wants_vector

@@ -1,4 +1,4 @@
-"""What changes logits before temperature: logit_bias, penalties, and min_tokens' ban on stopping."""
+"""What changes logits before temperature: logit_bias, penalties, min_tokens' ban on stopping, and token rules."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from actors.core.token_rules import TokenRules
 from actors.model.sampling_batch import SamplingRow
 
 
 def change_logits(logits: Tensor, row: SamplingRow) -> None:
-    """Apply one request's logit_bias, penalties and min_tokens, in this order, in place.
+    """Apply one request's logit_bias, penalties, min_tokens and token rules, in this order, in place.
 
     logits: [vocab_size] float32
     """
@@ -20,6 +21,18 @@ def change_logits(logits: Tensor, row: SamplingRow) -> None:
     # A stop token that the model does not have is never sampled anyway.
     if suppressed := [token_id for token_id in row.suppressed_token_ids if 0 <= token_id < logits.shape[0]]:
         logits[torch.tensor(suppressed, device=logits.device)] = float("-inf")
+    if row.rules is not None:
+        _keep_rules(logits, row.rules, row.output_token_ids)
+
+
+def _keep_rules(logits: Tensor, rules: TokenRules, output_token_ids: np.ndarray) -> None:
+    if len(rules.allowed_token_ids):
+        allowed = torch.from_numpy(rules.allowed_token_ids).to(logits.device)
+        kept = logits[allowed]
+        logits.fill_(float("-inf"))
+        logits[allowed] = kept
+    if forbidden := rules.forbidden_after(output_token_ids):
+        logits[torch.tensor(forbidden, device=logits.device)] = float("-inf")
 
 
 def _add_bias(logits: Tensor, logit_bias: dict[int, float]) -> None:

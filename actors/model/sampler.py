@@ -1,8 +1,8 @@
 """From logits to tokens.
 
 Order of operations, as in vLLM: log-probabilities are taken from the raw logits; then logit_bias, penalties,
-min_tokens, and what a grammar does not allow; a greedy row takes the argmax; a random one goes on with temperature,
-min_p, top_k, top_p and draws.
+min_tokens, allowed_token_ids and bad_words, and what a grammar does not allow; a greedy row takes the argmax; a random
+one goes on with temperature, min_p, top_k, top_p and draws.
 
 A draw is one Philox uniform number of (seed, output position), inverted through the cumulative sum of the probabilities
 in float64. Every row is computed by itself, from its own logits: who else is in the batch changes nothing.

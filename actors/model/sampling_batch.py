@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from actors.core.sampling_params import SamplingParams
+from actors.core.token_rules import TokenRules
 
 NO_LOGPROBS: Final = -1
 _SEED_MASK = (1 << 64) - 1
@@ -20,12 +21,14 @@ class SamplingRow:
 
     prompt_token_ids, output_token_ids: int64, the tokens so far
     eos_token_ids: end the request unless it ignores them
+    rules: those of params, prepared; None if it has none
     """
 
     params: SamplingParams
     prompt_token_ids: np.ndarray
     output_token_ids: np.ndarray
     eos_token_ids: tuple[int, ...]
+    rules: TokenRules | None = None
 
     @property
     def suppressed_token_ids(self) -> list[int]:
@@ -51,7 +54,7 @@ class SamplingTable:
         self.seed[row] = params.seed & _SEED_MASK
         self.min_tokens[row] = params.min_tokens
         self.num_logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
-        self.changes_logits[row] = bool(params.logit_bias) or params.has_penalties
+        self.changes_logits[row] = bool(params.logit_bias) or params.has_penalties or params.has_token_rules
 
 
 class SamplingBatch:

@@ -43,6 +43,8 @@ class Sampling(TypedDict, total=False):
     regex: str
     choice: Sequence[str] | generate_pb2.Choices
     grammar: str
+    allowed_token_ids: Sequence[int]
+    bad_words: str | Sequence[str]
 
 
 class BatchOptions(Sampling, total=False):
@@ -108,7 +110,7 @@ def _make_each(options: BatchOptions) -> generate_pb2.GenerateRequest:
 def make_sampling_params(fields: Mapping[str, Any]) -> generate_pb2.SamplingParams:
     """The message. Raises ValueError for a field that does not exist, TypeError for one that cannot hold its value."""
     values = dict(fields)
-    for name in {"stop", "choice"} & values.keys():
+    for name in {"stop", "choice", "bad_words"} & values.keys():
         if isinstance(values[name], str):
             values[name] = [values[name]]  # A text is a sequence of texts too, but hardly meant as one.
     try:

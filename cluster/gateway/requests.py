@@ -110,8 +110,8 @@ class GenerationBody(WorkBody):
     prompt_logprobs: int | None = None
     use_beam_search: Literal[False] | None = None
     length_penalty: float | None = None
-    bad_words: Annotated[list[str], Field(max_length=0)] | None = None
-    allowed_token_ids: None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

@@ -59,6 +59,8 @@ def sampling_of(
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         logit_bias=body.logit_bias or {},
+        allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
+        bad_words=tuple(body.bad_words or ()),
         skip_special_tokens=body.skip_special_tokens is not False,
         structured_output=form.params if form is not None else None,
     )

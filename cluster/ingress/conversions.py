@@ -131,6 +131,8 @@ def _sampling(message: generate_pb2.SamplingParams) -> SamplingOptions:
         stop=tuple(message.stop),
         stop_token_ids=tuple(message.stop_token_ids),
         logit_bias=dict(message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids) or None,
+        bad_words=tuple(message.bad_words),
         structured_output=_structured_output(message),
         **given,
     )

@@ -19,6 +19,7 @@ from tests.actors.speculation import (
     right_by_chance,
 )
 from tests.reference import greedy_tokens, random_prompt
+from tests.token_rules import ALLOWED, ruled_tokens, words_in
 
 CheckpointOf = Callable[[str], Path]
 
@@ -128,6 +129,8 @@ PARAMS: dict[str, SamplingParams] = {
     "penalties": replace(SAMPLED, presence_penalty=0.5, frequency_penalty=0.7, repetition_penalty=1.3),
     "greedy with penalties": replace(GREEDY, presence_penalty=0.5, frequency_penalty=0.7, repetition_penalty=1.3),
     "bias": replace(GREEDY, logit_bias={7: 4.0, 8: -2.0}),
+    "allowed tokens": replace(SAMPLED, allowed_token_ids=ALLOWED),
+    "bad words": replace(GREEDY, bad_words=tuple((first, last) for first in range(300) for last in (first % 7, 50))),
 }
 
 
@@ -140,6 +143,32 @@ def test_seeded_tokens_are_those_that_are_sampled_one_by_one(kind: str, checkpoi
         seen = engine.run(all_with(params))
         assert {prompt: seen[name].token_ids for name, prompt in PROMPTS.items()} == expected
     assert engine.stats.num_accepted_tokens == engine.stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("guesses", ["ngram", "right without rules", "right", "by chance"])
+def test_under_token_rules_greedy_tokens_equal_generate_whatever_is_guessed(
+    guesses: str, checkpoint: CheckpointOf
+) -> None:
+    directory = checkpoint("llama")
+    params, expected = {}, {}
+    for prompt in PROMPTS.values():
+        words = words_in(directory, greedy(directory)[prompt]).token_ids
+        params[prompt] = replace(GREEDY, bad_words=words, allowed_token_ids=() if len(prompt) < 40 else ALLOWED)
+        allowed = params[prompt].allowed_token_ids
+        expected[prompt] = ruled_tokens(directory, prompt, NUM_OUTPUT_TOKENS, allowed, words)
+        assert expected[prompt] != greedy(directory)[prompt]
+    proposers: Mapping[str, ProposerMaker | None] = {
+        "ngram": None,
+        "right without rules": always_right(greedy(directory)),
+        "right": always_right(expected),
+        "by chance": right_by_chance(expected),
+    }
+    engine = SpeculatingEngine(directory, proposer=proposers[guesses], max_num_batched_tokens=30)
+    seen = engine.run({name: (prompt, params[prompt]) for name, prompt in PROMPTS.items()})
+    assert {prompt: seen[name].token_ids for name, prompt in PROMPTS.items()} == expected
+    assert engine.stats.num_draft_tokens > 0
+    if guesses == "right":
+        assert engine.stats.num_accepted_tokens == engine.stats.num_draft_tokens
 
 
 def test_a_resumed_request_draws_what_it_would_have_drawn(checkpoint: CheckpointOf) -> None:

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from actors.core.request import EngineCoreRequest, FinishReason, RequestStatus
 from actors.core.sampling_params import SamplingParams, StructuredOutputParams
@@ -18,6 +20,8 @@ from tests.rank_threads import RankThreads
 from tests.reference import greedy_tokens, random_prompt
 from tests.structured import KINDS, compiling_in_process, constrained_tokens
 
+_Y = 91
+"""The only token that begins with a "y"."""
 CheckpointOf = Callable[[str], Path]
 NUM_TOKENS = 80
 PROMPTS = {name: random_prompt(20 + index, seed=index) for index, name in enumerate([*KINDS, "free"])}
@@ -118,6 +122,36 @@ def test_a_grammar_that_is_wrong_ends_its_request_alone(checkpoint: CheckpointOf
                 assert end.is_requests_fault
                 assert end.error == "Regex parsing error at position 3: The parenthesis is not closed."
             assert pair.answers["free"].token_ids == greedy_tokens(directory, tuple(PROMPTS["free"]), NUM_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("rules", "num_tokens"),
+    [
+        ({"allowed_token_ids": (5, EOS_TOKEN_ID)}, 0),
+        ({"bad_words": ((_Y,),)}, 0),
+        ({"bad_words": ((_Y, _Y),)}, 1),
+        ({"allowed_token_ids": (5, _Y)}, 2),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rules_that_leave_the_grammar_no_token_end_their_request_alone(
+    rules: dict[str, Any], num_tokens: int, temperature: float, checkpoint: CheckpointOf
+) -> None:
+    directory = checkpoint("llama")
+    config = engine_config(directory)
+    vocabulary = AutoTokenizer.from_pretrained(directory).get_vocab()
+    assert [token_id for text, token_id in vocabulary.items() if text.startswith("y")] == [_Y]
+    form = StructuredOutputParams("choice", '["yy"]')
+    with EnginePair(config, config) as pair:
+        params = replace(params_of("free"), structured_output=form, ignore_eos=False, temperature=temperature, **rules)
+        pair.submit("decode", "ruled", PROMPTS["free"], params, None)
+        pair.submit("decode", "free", PROMPTS["free"], params_of("free"), None)
+        pair.run()
+        end = pair.answers["ruled"].last["decode"]
+        assert end.finish_reason is FinishReason.ERROR
+        assert end.is_requests_fault
+        assert f"after {num_tokens} others; grammar, allowed_token_ids and bad_words leave none" in str(end.error)
+        assert pair.answers["free"].token_ids == greedy_tokens(directory, tuple(PROMPTS["free"]), NUM_TOKENS)
 
 
 def test_log_probabilities_are_the_models_own(checkpoint: CheckpointOf) -> None:

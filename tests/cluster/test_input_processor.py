@@ -28,6 +28,9 @@ SMALL_LIMITS = InputLimits(
     max_stop_string_chars=4,
     max_stop_token_ids=2,
     max_logit_bias=2,
+    max_allowed_token_ids=3,
+    max_bad_words=2,
+    max_bad_word_chars=4,
 )
 
 
@@ -69,6 +72,8 @@ async def test_everything_that_is_asked_for_reaches_the_engine() -> None:
         logprobs=3,
         prompt_logprobs=2,
         logit_bias={7: -2.0},
+        allowed_token_ids=(7, 97),
+        bad_words=("ab", " c"),
     )
     asked = GenerateRequest(
         prompt=TokenPrompt([1, 2]),
@@ -98,6 +103,8 @@ async def test_everything_that_is_asked_for_reaches_the_engine() -> None:
         logprobs=3,
         prompt_logprobs=2,
         logit_bias={7: -2.0},
+        allowed_token_ids=(7, 97),
+        bad_words=((97, 98), (99,)),
     )
     assert (request.prompt_token_ids, request.output_token_ids) == ([1, 2], [8, 9])
     assert (request.priority, request.cache_salt, request.deadline_s) == (-3, "tenant", 1002.5)
@@ -222,6 +229,15 @@ async def test_a_conversation_needs_a_chat_template() -> None:
         (SamplingOptions(logit_bias={VOCAB_SIZE: 1.0}), "logit_bias is {257: 1.0}; allowed: token ids"),
         (SamplingOptions(logit_bias={1: 100.5}), "logit_bias is {1: 100.5}; allowed: values from -100 to 100"),
         (SamplingOptions(logit_bias={1: math.nan}), "logit_bias is {1: nan}"),
+        (SamplingOptions(allowed_token_ids=()), "allowed_token_ids is (); allowed: 1 to 3 tokens"),
+        (SamplingOptions(allowed_token_ids=(1, 2, 3, 4)), "allowed_token_ids is (1, 2, 3, 4); allowed: 1 to 3 tokens"),
+        (SamplingOptions(allowed_token_ids=(1, VOCAB_SIZE)), "allowed_token_ids is (1, 257); allowed: token ids"),
+        (SamplingOptions(allowed_token_ids=(-1,)), "allowed_token_ids is (-1,); allowed: token ids from 0 to 256"),
+        (SamplingOptions(bad_words=("a", "b", "c")), "bad_words is ('a', 'b', 'c'); allowed: at most 2 words"),
+        (SamplingOptions(bad_words=("",)), "bad_words is ('',); allowed: words of 1 to 4 characters"),
+        (SamplingOptions(bad_words=("  ",)), "bad_words is ('  ',); allowed: words of 1 to 4 characters"),
+        (SamplingOptions(bad_words=("abcde",)), "bad_words is ('abcde',); allowed: words of 1 to 4 characters"),
+        (SamplingOptions(allowed_token_ids=(97,), bad_words=("a",)), "bad_words is ('a',); allowed: such that"),
     ],
 )
 async def test_a_bad_sampling_parameter_is_refused(options: SamplingOptions, said: str) -> None:

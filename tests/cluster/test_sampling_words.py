@@ -21,6 +21,9 @@ from cluster.sampling_words import parse_assignments
         ('logit_bias={"7": -1.5}', {7: -1.5}),
         ("regex=123", "123"),
         ("choice=yes", ["yes"]),
+        ("allowed_token_ids=[7, 8]", [7, 8]),
+        ("allowed_token_ids=7", [7]),
+        ("bad_words=no", "no"),
         ("seed=", None),
     ],
 )

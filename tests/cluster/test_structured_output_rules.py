@@ -135,4 +135,6 @@ def test_one_of_schemas_that_a_constant_tells_apart_passes() -> None:
 
 def test_the_compilers_words_come_with_the_field() -> None:
     refusal = refused_by_compiler(StructuredOutputParams("regex", "(a"), "the parenthesis is not closed")
-    assert str(refusal) == "sampling_params.regex is '(a'; allowed: what compiles: the parenthesis is not closed"
+    assert (
+        str(refusal) == "sampling_params.regex is '(a'; allowed: what engines can follow: the parenthesis is not closed"
+    )

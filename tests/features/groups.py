@@ -24,6 +24,8 @@ from tests.features.lora import ROWS as LORA_ROWS
 from tests.features.lora import prepare_lora
 from tests.features.prompt_embeds import PROMPT_EMBEDS, prompt_embeds_of
 from tests.features.samples import SAMPLES, samples_of
+from tests.features.token_rules import ROWS as TOKEN_RULES_ROWS
+from tests.features.token_rules import prepare_token_rules
 from tests.features.vectors import CLASSES, EMBEDDINGS, prepare_classes, prepare_embeddings
 from tests.integration.promises import assert_same, engines_config, expected_answers, token_ids_of
 from tests.integration.recovering_cluster import RecoveringCluster
@@ -45,6 +47,8 @@ _PROMISES: Final = {
     "repetition": "repetition penalty",
     "presence": "presence penalty",
     "frequency": "frequency penalty",
+    "allowed tokens": "allowed_token_ids",
+    "bad words": "bad_words",
     "resumed": "going on from a client's tokens",
 }
 _NUM_STRUCTURED_TOKENS: Final = 80
@@ -89,6 +93,15 @@ def _prepare_speculation(checkpoint: CheckpointOf, method: str) -> Setup:
     expected = greedy_tokens(directory, tuple(prompt), _NUM_SPECULATED_TOKENS)
     feature = Generated(f"speculative decoding: {method}", request, partial(_assert_tokens, expected))
     return Setup(_with_scheduler(config, scheduler), [feature], check=_assert_guessed_right)
+
+
+def _prepare_token_rules(checkpoint: CheckpointOf) -> Setup:
+    directory = checkpoint("llama")
+    config = _with_grammars(_small_engines(directory))
+    guesses = SpeculativeConfig(num_tokens=3, min_acceptance=0.01, prompt_lookup_min=1)
+    return prepare_token_rules(
+        _with_scheduler(config, config.scheduler.model_copy(update={"speculative": guesses})), directory
+    )
 
 
 def _prepare_lora(checkpoint: CheckpointOf) -> Setup:
@@ -151,6 +164,7 @@ def _with_scheduler(config: EngineConfig, scheduler: SchedulerConfig) -> EngineC
 
 GROUPS: Final = (
     Group("sampling", (*_PROMISES.values(), SAMPLES, PROMPT_EMBEDS), _prepare_promises),
+    Group("token rules", TOKEN_RULES_ROWS, _prepare_token_rules),
     Group("lora", LORA_ROWS, _prepare_lora),
     Group("structured output", tuple(f"structured output: {name}" for name in KINDS), _prepare_structured_output),
     *(

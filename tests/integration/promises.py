@@ -17,6 +17,7 @@ from kv_transfer.config import KVTransferConfig
 from tests.engine_pair import engine_config
 from tests.integration.recovering_cluster import RecoveringCluster, collect, recovering_cluster
 from tests.reference import greedy_tokens, random_prompt
+from tests.token_rules import ALLOWED, words_in
 
 NUM_PROMPT_TOKENS: Final = 44
 NUM_TOKENS: Final = 16
@@ -48,7 +49,7 @@ async def _answer(directory: Path) -> Expected:
         prompt = random_prompt(NUM_PROMPT_TOKENS)
         plain = await collect(cluster.serving, GenerateRequest(prompt=TokenPrompt(prompt), sampling=sampling))
         assert token_ids_of(plain) == greedy_tokens(directory, tuple(prompt), NUM_TOKENS)
-        requests = _requests(plain)
+        requests = _requests(directory, plain)
         return Expected(directory, requests, await ask_all(cluster, requests))
 
 
@@ -95,7 +96,7 @@ def assert_same(name: str, answer: list[GenerateChunk], expected: list[GenerateC
     assert (end.timings.tpot_s or 0.0) >= 0
 
 
-def _requests(plain: list[GenerateChunk]) -> dict[str, GenerateRequest]:
+def _requests(directory: Path, plain: list[GenerateChunk]) -> dict[str, GenerateRequest]:
     """One for each promise. plain: a greedy answer to the prompt that most of them have."""
     prompt, token_ids = random_prompt(NUM_PROMPT_TOKENS), token_ids_of(plain)
     greedy = SamplingOptions(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -118,6 +119,8 @@ def _requests(plain: list[GenerateChunk]) -> dict[str, GenerateRequest]:
         "repetition": (replace(greedy, repetition_penalty=1.8), ()),
         "presence": (replace(greedy, presence_penalty=1.9, logit_bias=likely), ()),
         "frequency": (replace(sampled, frequency_penalty=1.7, logit_bias=likely), ()),
+        "allowed tokens": (replace(sampled, allowed_token_ids=ALLOWED), ()),
+        "bad words": (replace(greedy, bad_words=words_in(directory, token_ids[1:]).words), ()),
         "resumed": (replace(greedy, logprobs=0), tuple(token_ids[:3])),
     }
     return {

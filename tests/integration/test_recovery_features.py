@@ -25,6 +25,8 @@ from tests.integration.promises import (
 )
 from tests.integration.recovering_cluster import RecoveringCluster, recovering_cluster
 from tests.kv_transfer.swallowing_proxy import SwallowingProxy
+from tests.reference import random_prompt
+from tests.token_rules import ALLOWED, ruled_tokens, words_in
 
 _TIMEOUT_S: Final = 30.0
 
@@ -172,5 +174,10 @@ def test_the_requests_are_what_they_are_meant_to_be(expected: Expected) -> None:
     assert sum(len(chunk.logprobs or ()) for chunk in answers["logprobs"]) == NUM_TOKENS
     assert len(answers["prompt logprobs"][0].prompt_logprobs or ()) == NUM_PROMPT_TOKENS - 1
     plain = token_ids_of(answers["greedy"])
-    for name in ("sampled", "repetition", "presence", "frequency", "stop token"):
+    assert set(token_ids_of(answers["allowed tokens"])) <= set(ALLOWED)
+    words = words_in(expected.directory, plain[1:]).token_ids
+    assert token_ids_of(answers["bad words"]) == ruled_tokens(
+        expected.directory, random_prompt(NUM_PROMPT_TOKENS), NUM_TOKENS, bad_words=words
+    )
+    for name in ("sampled", "bad words", "repetition", "presence", "frequency", "stop token"):
         assert token_ids_of(answers[name]) != plain, name

@@ -148,8 +148,8 @@ async def test_vllms_further_parameters_reach_the_engines() -> None:
         "spaces_between_special_tokens": True,
         "use_beam_search": False,
         "length_penalty": 1.0,
-        "bad_words": [],
-        "allowed_token_ids": None,
+        "bad_words": ["ab"],
+        "allowed_token_ids": [72, 105, 10],
         "truncate_prompt_tokens": None,
         "add_special_tokens": True,
         "suffix": None,
@@ -178,6 +178,7 @@ async def test_vllms_further_parameters_reach_the_engines() -> None:
     assert (params.ignore_eos, params.stop_token_ids, params.seed, params.temperature) == (True, (9,), 3, 0.5)
     assert (params.top_p, params.presence_penalty, params.frequency_penalty) == (0.75, 1.0, -1.0)
     assert params.logit_bias == {5: 2.0}
+    assert (params.allowed_token_ids, params.bad_words) == ((72, 105, 10), ((97, 98),))
     assert (request.priority, request.cache_salt) == (-3, "s")
     assert completion.id == "cmpl-mine"
     assert completion.choices[0].model_extra == {
@@ -234,7 +235,12 @@ async def test_the_outputs_form_can_be_given_in_every_way(body: dict[str, Any], 
         ({"cache_salt": "x" * 300}, "cache_salt"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"use_beam_search": True}, "use_beam_search"),
-        ({"bad_words": ["x"]}, "bad_words"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": ["x"] * 1000}, "bad_words"),
+        ({"bad_words": [5]}, "bad_words[0]"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [10**9]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [1] * 20_000}, "allowed_token_ids"),
         ({"suffix": "x"}, "suffix"),
         ({"stop": ["a", 5]}, "stop[1]"),
         ({"logit_bias": {"x": 1.0}}, "logit_bias.x"),

@@ -231,6 +231,8 @@ async def test_a_bad_request_is_an_invalid_argument(message: generate_pb2.Genera
         ("logprobs", 21),
         ("logit_bias", {VOCAB_SIZE: 1.0}),
         ("logit_bias", {1: 101.0}),
+        ("allowed_token_ids", [VOCAB_SIZE]),
+        ("bad_words", [" "]),
         ("json_schema", '{"type": "object", "not": {}}'),
         ("json_object", False),
         ("regex", ""),

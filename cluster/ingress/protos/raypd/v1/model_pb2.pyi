@@ -108,7 +108,7 @@ class AdapterDescription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class RequestLimits(_message.Message):
-    __slots__ = ("default_max_tokens", "max_prompt_chars", "max_chat_messages", "max_stop_strings", "max_stop_string_chars", "max_stop_token_ids", "max_logprobs", "max_logit_bias", "max_grammar_chars", "max_choices", "max_schema_depth", "max_samples", "max_samples_per_call", "max_prompt_logprobs", "max_request_id_chars", "max_cache_salt_bytes", "max_inputs")
+    __slots__ = ("default_max_tokens", "max_prompt_chars", "max_chat_messages", "max_stop_strings", "max_stop_string_chars", "max_stop_token_ids", "max_logprobs", "max_logit_bias", "max_grammar_chars", "max_choices", "max_schema_depth", "max_samples", "max_samples_per_call", "max_prompt_logprobs", "max_request_id_chars", "max_cache_salt_bytes", "max_inputs", "max_allowed_token_ids", "max_bad_words", "max_bad_word_chars")
     DEFAULT_MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_PROMPT_CHARS_FIELD_NUMBER: _ClassVar[int]
     MAX_CHAT_MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,9 @@ class RequestLimits(_message.Message):
     MAX_REQUEST_ID_CHARS_FIELD_NUMBER: _ClassVar[int]
     MAX_CACHE_SALT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BAD_WORD_CHARS_FIELD_NUMBER: _ClassVar[int]
     default_max_tokens: int
     max_prompt_chars: int
     max_chat_messages: int
@@ -143,4 +146,7 @@ class RequestLimits(_message.Message):
     max_request_id_chars: int
     max_cache_salt_bytes: int
     max_inputs: int
-    def __init__(self, default_max_tokens: _Optional[int] = ..., max_prompt_chars: _Optional[int] = ..., max_chat_messages: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stop_string_chars: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_logit_bias: _Optional[int] = ..., max_grammar_chars: _Optional[int] = ..., max_choices: _Optional[int] = ..., max_schema_depth: _Optional[int] = ..., max_samples: _Optional[int] = ..., max_samples_per_call: _Optional[int] = ..., max_prompt_logprobs: _Optional[int] = ..., max_request_id_chars: _Optional[int] = ..., max_cache_salt_bytes: _Optional[int] = ..., max_inputs: _Optional[int] = ...) -> None: ...
+    max_allowed_token_ids: int
+    max_bad_words: int
+    max_bad_word_chars: int
+    def __init__(self, default_max_tokens: _Optional[int] = ..., max_prompt_chars: _Optional[int] = ..., max_chat_messages: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stop_string_chars: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_logit_bias: _Optional[int] = ..., max_grammar_chars: _Optional[int] = ..., max_choices: _Optional[int] = ..., max_schema_depth: _Optional[int] = ..., max_samples: _Optional[int] = ..., max_samples_per_call: _Optional[int] = ..., max_prompt_logprobs: _Optional[int] = ..., max_request_id_chars: _Optional[int] = ..., max_cache_salt_bytes: _Optional[int] = ..., max_inputs: _Optional[int] = ..., max_allowed_token_ids: _Optional[int] = ..., max_bad_words: _Optional[int] = ..., max_bad_word_chars: _Optional[int] = ...) -> None: ...
