@@ -120,6 +120,8 @@ class GenerateRequest:
     lora_digest:      of the adapter that made output_token_ids: no other goes on with them; "": whichever is there
     output_token_ids: the output that the client already has; the answer goes on at the next position
     model_version:    the one that made output_token_ids: no other goes on with them; 0: whichever serves
+    truncate_prompt_tokens: only so many of the prompt's last tokens; -1: as many as its output leaves room for
+    add_special_tokens: whether the tokenizer adds its own; None: to a text, and not to a conversation
     timeout_s:        how long the client will wait from now on, or None
     caller:           whose limits it counts against, and whose prompts it may share cached blocks with
     """
@@ -135,6 +137,8 @@ class GenerateRequest:
     output_token_ids: tuple[int, ...] = ()
     model_version: int = 0
     cache_salt: str = ""
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
     timeout_s: float | None = None
     caller: Caller = field(default_factory=current_caller)
 

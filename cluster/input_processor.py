@@ -32,7 +32,7 @@ from cluster.generation import (
     TokenPrompt,
 )
 from cluster.images.door import ImageDoor, PlacedImages
-from cluster.images.sources import check_images
+from cluster.images.sources import check_images, images_of
 from cluster.input_limits import InputLimits
 from cluster.model_tokenizer import ChatTemplateError, ModelTokenizer
 from cluster.prompt_embeds import check_shape, read_embeds
@@ -44,6 +44,8 @@ MAX_CHARS_ON_EVENT_LOOP: Final = 4096
 MAX_BYTES_ON_EVENT_LOOP: Final = 65_536
 """More embeddings are read on a thread."""
 MAX_INT32: Final = 2**31 - 1
+WHATEVER_FITS: Final = -1
+"""As truncate_prompt_tokens."""
 _T = TypeVar("_T")
 _PROMPT_FIELDS: Final = {
     TextPrompt: "text",
@@ -118,7 +120,7 @@ class InputProcessor:
             reason = f"adapter {adapter.name!r} has other weights now than those that made its output so far"
             raise EngineFailed(request.request_id, reason, num_new_tokens=0, can_resume=False)
         self._check_before_tokenizing(request)
-        prompt_token_ids = await self._tokenize(request.prompt)
+        prompt_token_ids = self._cut(request, await self._tokenize(request.prompt, request.add_special_tokens))
         cache_salt = request.caller.salted(request.cache_salt)
         placed = PlacedImages(prompt_token_ids)
         if self.images is not None:
@@ -142,15 +144,18 @@ class InputProcessor:
             encoder_inputs=placed.encoder_inputs,
         )
 
-    async def tokenize(self, prompt: Prompt) -> list[int]:
-        """Tokenize a prompt that need not fit into the context. Raises InvalidRequest."""
+    async def tokenize(self, prompt: Prompt, add_special_tokens: bool | None = None) -> list[int]:
+        """Tokenize a prompt that need not fit into the context. Raises InvalidRequest.
+
+        add_special_tokens: as in GenerateRequest
+        """
         violations = Violations()
         if isinstance(prompt, EmbedsPrompt):
             violations.add("prompt_embeds", "given", "a prompt of another kind: embeddings have no tokens")
         else:
             self._check_prompt(prompt, violations)
         violations.raise_if_any()
-        return await self._tokenize(prompt)
+        return await self._tokenize(prompt, add_special_tokens)
 
     async def tokenize_pair(self, first: str, second: str) -> list[int]:
         """Tokenize two texts as the model reads them together. They need not fit into the context."""
@@ -215,7 +220,8 @@ class InputProcessor:
         limits, violations = self.limits, Violations()
         violations.require(self.model.generates, "model", self.model.name, "one that generates; this one gives vectors")
         self.check_envelope(request.request_id, request.cache_salt, request.priority, violations)
-        self._check_prompt(request.prompt, violations)
+        self._check_prompt(request.prompt, violations, is_cut=request.truncate_prompt_tokens is not None)
+        _check_truncation(request, violations)
         check_images(request, None if self.images is None else self.images.config, violations)
         self._check_token_ids("output_token_ids", request.output_token_ids, violations)
         check_sampling(request.sampling, self.model.vocab_size, limits, violations)
@@ -223,7 +229,7 @@ class InputProcessor:
         check_structured_output(request.sampling, has_end=has_end, limits=limits, violations=violations)
         violations.raise_if_any()
 
-    def _check_prompt(self, prompt: Prompt | None, violations: Violations) -> None:
+    def _check_prompt(self, prompt: Prompt | None, violations: Violations, *, is_cut: bool = False) -> None:
         match prompt:
             case None:
                 violations.add("prompt", "missing", "one of text, token_ids, chat and prompt_embeds")
@@ -232,7 +238,7 @@ class InputProcessor:
                 self._check_num_chars("text", len(text), violations)
             case TokenPrompt(token_ids):
                 violations.require(len(token_ids) > 0, "token_ids", token_ids, "at least one token id")
-                self._check_token_ids("token_ids", token_ids, violations)
+                self._check_token_ids("token_ids", token_ids, violations, is_cut=is_cut)
             case ChatPrompt() as chat:
                 messages = chat.messages
                 allowed = f"1 to {self.limits.max_chat_messages} messages"
@@ -247,23 +253,39 @@ class InputProcessor:
         if num_chars > limit:
             violations.add(field, f"{num_chars} characters long", f"at most {limit} characters")
 
-    def _check_token_ids(self, field: str, token_ids: list[int] | tuple[int, ...], violations: Violations) -> None:
+    def _check_token_ids(
+        self, field: str, token_ids: list[int] | tuple[int, ...], violations: Violations, *, is_cut: bool = False
+    ) -> None:
+        """is_cut: as many as it needs to fit will be left out"""
         vocab_size, max_model_len = self.model.vocab_size, self.model.max_model_len
-        if len(token_ids) >= max_model_len:
+        if len(token_ids) >= max_model_len and not is_cut:
             allowed = f"fewer than the context's {max_model_len} tokens"
             violations.add(field, f"{len(token_ids)} tokens long", allowed)
             return
         is_known = not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
         violations.require(is_known, field, token_ids, f"token ids from 0 to {vocab_size - 1}")
 
-    async def _tokenize(self, prompt: Prompt | None) -> list[int]:
+    def _cut(self, request: GenerateRequest, token_ids: list[int]) -> list[int]:
+        limit, sampling = request.truncate_prompt_tokens, request.sampling
+        if limit is None:
+            return token_ids
+        if limit == WHATEVER_FITS:
+            limit = max(1, self.model.max_model_len - max(1, sampling.max_tokens or 0, sampling.min_tokens or 0))
+        return token_ids[-limit:]
+
+    async def _tokenize(self, prompt: Prompt | None, add_special_tokens: bool | None = None) -> list[int]:
         tokenizer = self.tokenizer
         match prompt:
             case TextPrompt(text):
-                return await _run(len(text), lambda: tokenizer.encode(text))
+                return await _run(
+                    len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens is not False)
+                )
             case ChatPrompt() as chat:
                 try:
-                    return await _run(_num_chat_chars(chat), lambda: tokenizer.encode_chat(chat))
+                    adds = bool(add_special_tokens)
+                    return await _run(
+                        _num_chat_chars(chat), lambda: tokenizer.encode_chat(chat, add_special_tokens=adds)
+                    )
                 except ChatTemplateError as exc:
                     violations = Violations()
                     violations.add("chat", reprlib.repr(chat.messages), str(exc))
@@ -324,6 +346,16 @@ class InputProcessor:
 def draw_engine_request_id(request_id: str) -> str:
     """A request's id at the engines: with a random ending, so that two ingresses never give one engine the same id."""
     return f"{request_id}-{secrets.token_hex(4)}"
+
+
+def _check_truncation(request: GenerateRequest, violations: Violations) -> None:
+    field, limit = "truncate_prompt_tokens", request.truncate_prompt_tokens
+    if limit is None:
+        return
+    is_allowed = limit == WHATEVER_FITS or 1 <= limit <= MAX_INT32
+    violations.require(is_allowed, field, limit, f"at least 1, or {WHATEVER_FITS} for as many as fit")
+    if isinstance(request.prompt, EmbedsPrompt) or images_of(request):
+        violations.add(field, str(limit), "none: what is not text cannot be cut")
 
 
 def _num_chat_chars(chat: ChatPrompt) -> int:

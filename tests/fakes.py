@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from actors.core.outputs import EngineCoreOutput, Preemption, RequestTimings, TokenLogprobs
 from actors.core.request import EngineCoreRequest, FinishReason
@@ -160,6 +160,15 @@ def byte_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<eos>", special=True)])
     assert tokenizer.token_to_id("<eos>") == EOS_TOKEN_ID
+    return tokenizer
+
+
+def bos_tokenizer() -> Tokenizer:
+    """The same, which adds <eos> before a text, as many do with a beginning-of-sequence token."""
+    tokenizer = byte_tokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<eos> $A", special_tokens=[("<eos>", EOS_TOKEN_ID)]
+    )
     return tokenizer
 
 

@@ -127,9 +127,15 @@ class BlockingClient:
         """As GenerateClient.list_models()."""
         return self._run(self._client.list_models(timeout_s))
 
-    def tokenize(self, prompt: str | Sequence[ChatTurn], timeout_s: float | None = None) -> list[int]:
+    def tokenize(
+        self,
+        prompt: str | Sequence[ChatTurn],
+        timeout_s: float | None = None,
+        *,
+        add_special_tokens: bool | None = None,
+    ) -> list[int]:
         """As GenerateClient.tokenize()."""
-        return self._run(self._client.tokenize(prompt, timeout_s))
+        return self._run(self._client.tokenize(prompt, timeout_s, add_special_tokens=add_special_tokens))
 
     def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, timeout_s: float | None = None

@@ -211,11 +211,17 @@ class GenerateClient:
         request = model_pb2.ListModelsRequest()
         return list((await self._read(lambda ingress: ingress.model.ListModels, request, timeout_s)).models)
 
-    async def tokenize(self, prompt: str | Sequence[ChatTurn], timeout_s: float | None = None) -> list[int]:
+    async def tokenize(
+        self,
+        prompt: str | Sequence[ChatTurn],
+        timeout_s: float | None = None,
+        *,
+        add_special_tokens: bool | None = None,
+    ) -> list[int]:
         """The tokens that text, or a conversation by the model's chat template, is for the model. Raises CallFailed."""
         message = generate_pb2.Prompt()
         set_prompt(message, prompt)
-        request = model_pb2.TokenizeRequest()
+        request = model_pb2.TokenizeRequest(add_special_tokens=add_special_tokens)
         if isinstance(prompt, str):
             request.text = message.text
         else:

@@ -63,6 +63,8 @@ class BatchOptions(Sampling, total=False):
     priority: int
     cache_salt: str
     model_version: int
+    truncate_prompt_tokens: int
+    add_special_tokens: bool
     images: Sequence[bytes]
     timeout_s: float | None
     resume: bool

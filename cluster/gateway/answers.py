@@ -71,6 +71,8 @@ def request_of(
         sampling=sampling,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        add_special_tokens=body.add_special_tokens,
     )
     return GenerateManyRequest(prompts=prompts, n=1 if body.n is None else body.n, best_of=best_of, each=each)
 

@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from actors.core.outputs import TokenLogprobs
 from actors.core.request import FinishReason
+from cluster.errors import FieldViolation, InvalidRequest
 from cluster.gateway.answers import AnswerHead, TokenTextsOf, UsageCount, request_of
 from cluster.gateway.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
 from cluster.gateway.requests import CompletionRequest, StreamOptions
@@ -28,6 +29,9 @@ class CompletionAnswer:
 
     def __init__(self, head: AnswerHead, body: CompletionRequest, echoes: Sequence[str], texts: TokenTextsOf) -> None:
         """echoes: the prompts' texts, if answers begin with them. Raises InvalidRequest."""
+        if body.echo and body.truncate_prompt_tokens is not None:
+            shown = str(body.truncate_prompt_tokens)
+            raise InvalidRequest(FieldViolation("truncate_prompt_tokens", shown, "none with echo, which is all of it"))
         form = form_of(body)
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         self._is_echo_alone = bool(body.echo) and max_tokens == 0

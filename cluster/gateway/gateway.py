@@ -249,7 +249,7 @@ class Gateway:
             TextPrompt(body.prompt) if body.prompt is not None else prompt_to_tokenize(body, body.messages or ())
         )
         try:
-            token_ids = await processor.tokenize(prompt)
+            token_ids = await processor.tokenize(prompt, body.add_special_tokens)
         except InvalidRequest as error:
             raise renamed(error, NAMES) from error
         tokenized = Tokenized(token_ids, len(token_ids), processor.model.max_model_len)

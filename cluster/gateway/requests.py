@@ -112,7 +112,8 @@ class GenerationBody(WorkBody):
     length_penalty: float | None = None
     bad_words: list[str] | None = None
     allowed_token_ids: list[int] | None = None
-    truncate_prompt_tokens: None = None
+    truncate_prompt_tokens: int | None = None
+    add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -132,7 +133,6 @@ class CompletionRequest(GenerationBody):
     best_of: int | None = None
     echo: bool | None = None
     suffix: None = None
-    add_special_tokens: Literal[True] | None = None
     logprobs: int | None = None
 
 
@@ -287,7 +287,6 @@ class ChatCompletionRequest(GenerationBody):
     function_call: None = None
     web_search_options: None = None
     echo: Literal[False] | None = None
-    add_special_tokens: Literal[False] | None = None
 
 
 class TokenizeRequest(Body):
@@ -300,6 +299,7 @@ class TokenizeRequest(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
+    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
 

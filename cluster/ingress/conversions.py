@@ -70,6 +70,8 @@ def request_from_proto(
         output_token_ids=tuple(message.output_token_ids),
         model_version=message.model_version,
         cache_salt=message.cache_salt,
+        truncate_prompt_tokens=message.truncate_prompt_tokens if message.HasField("truncate_prompt_tokens") else None,
+        add_special_tokens=message.add_special_tokens if message.HasField("add_special_tokens") else None,
         images=tuple(_image(image) for image in message.images),
         timeout_s=timeout_s,
     )

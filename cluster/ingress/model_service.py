@@ -47,7 +47,8 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         prompt = prompt_from_proto(request)
         if prompt is None:
             raise InvalidRequest(FieldViolation("prompt", "missing", "one of text and chat"))
-        token_ids = await input_processor.tokenize(prompt)
+        adds = request.add_special_tokens if request.HasField("add_special_tokens") else None
+        token_ids = await input_processor.tokenize(prompt, adds)
         return model_pb2.TokenizeResponse(token_ids=token_ids, max_model_len=input_processor.model.max_model_len)
 
     async def Detokenize(  # noqa: N802

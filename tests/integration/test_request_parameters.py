@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.client import GenerateClient
+from tests.checkpoints import MAX_POSITIONS
 from tests.cluster.serving_setup import make_ingress_server
 from tests.integration.test_gateway import served
 from tests.integration.test_leaks import until_idle
@@ -60,3 +61,14 @@ async def test_no_bad_word_comes(checkpoint: CheckpointOf) -> None:
 
     assert tokens == ruled_tokens(directory, PROMPT, NUM_TOKENS, bad_words=words.token_ids)
     assert tokens != plain
+
+
+@pytest.mark.parametrize("num_taken", [9, -1])
+async def test_the_last_tokens_of_a_prompt_are_taken(num_taken: int, checkpoint: CheckpointOf) -> None:
+    directory = checkpoint("llama")
+    prompt = random_prompt(1000)
+    left = prompt[-num_taken:] if num_taken > 0 else prompt[-(MAX_POSITIONS - NUM_TOKENS) :]
+
+    tokens = await ask_both_doors(directory, {"truncate_prompt_tokens": num_taken}, prompt)
+
+    assert tokens == greedy_tokens(directory, tuple(left), NUM_TOKENS)

@@ -97,6 +97,17 @@ async def test_what_asks_for_nothing_else_is_accepted() -> None:
     assert bytes(request.prompt_token_ids) == b"<user>hi"
 
 
+async def test_a_conversation_can_be_cut() -> None:
+    cut: dict[str, Any] = {"truncate_prompt_tokens": 4, "add_special_tokens": True}
+    async with gateway_setup() as setup:
+        asking = asyncio.create_task(setup.client.chat.completions.create(model="tiny", messages=HI, extra_body=cut))
+        request = await setup.answer("Hello")
+        completion = await asking
+    assert bytes(request.prompt_token_ids) == b"r>hi"
+    assert completion.usage is not None
+    assert completion.usage.prompt_tokens == 4
+
+
 async def test_every_chunk_can_have_the_usage_so_far() -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     async with gateway_setup() as setup:

@@ -150,8 +150,8 @@ async def test_vllms_further_parameters_reach_the_engines() -> None:
         "length_penalty": 1.0,
         "bad_words": ["ab"],
         "allowed_token_ids": [72, 105, 10],
-        "truncate_prompt_tokens": None,
-        "add_special_tokens": True,
+        "truncate_prompt_tokens": 4,
+        "add_special_tokens": False,
         "suffix": None,
     }
     async with gateway_setup() as setup:
@@ -184,7 +184,7 @@ async def test_vllms_further_parameters_reach_the_engines() -> None:
     assert completion.choices[0].model_extra == {
         "stop_reason": 10,
         "token_ids": list(b"Hi\n"),
-        "prompt_token_ids": list(b"hello"),
+        "prompt_token_ids": list(b"ello"),
     }
 
 
@@ -236,6 +236,8 @@ async def test_the_outputs_form_can_be_given_in_every_way(body: dict[str, Any], 
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"bad_words": [""]}, "bad_words"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 2, "echo": True}, "truncate_prompt_tokens"),
         ({"bad_words": ["x"] * 1000}, "bad_words"),
         ({"bad_words": [5]}, "bad_words[0]"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),

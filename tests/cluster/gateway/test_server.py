@@ -145,6 +145,7 @@ async def test_text_becomes_tokens_and_tokens_text() -> None:
         assert (await setup.http.post("/detokenize", json={"tokens": list(b"hi")})).json() == {"prompt": "hi"}
         for path, body in (
             ("/tokenize", {}),
+            ("/tokenize", {"prompt": "a", "add_special_tokens": 1}),
             ("/tokenize", {"prompt": "a", "messages": []}),
             ("/detokenize", {"tokens": [-1]}),
             ("/detokenize", {"tokens": [2**70]}),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actors.core.sampling_params import StructuredOutputParams
-from cluster.client.options import make_batch_request
+from cluster.client.options import BatchOptions, make_batch_request
 from cluster.images.sources import images_of
 from cluster.ingress.batch_conversions import batch_from_proto
 from cluster.ingress.conversions import request_from_proto
@@ -46,3 +46,14 @@ def test_each_conversation_of_a_batch_has_images_of_its_own_and_each_text_those_
         for batch in (chats, texts)
     ]
     assert images == [[b"one", b"one", b"two", b"two"], [b"same", b"same"]]
+
+
+def test_a_prompt_may_be_cut_and_have_special_tokens_or_not() -> None:
+    plain = request_from_proto("a", generate_pb2.GenerateRequest(text="x"), None)
+    assert (plain.truncate_prompt_tokens, plain.add_special_tokens) == (None, None)
+    message = generate_pb2.GenerateRequest(text="x", truncate_prompt_tokens=0, add_special_tokens=False)
+    asked = request_from_proto("a", message, None)
+    assert (asked.truncate_prompt_tokens, asked.add_special_tokens) == (0, False)
+    options: BatchOptions = {"truncate_prompt_tokens": -1, "add_special_tokens": True}
+    batch = batch_from_proto("a", make_batch_request(["x", "y"], 1, None, options), None)
+    assert (batch.each.truncate_prompt_tokens, batch.each.add_special_tokens) == (-1, True)

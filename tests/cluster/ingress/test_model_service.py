@@ -9,8 +9,12 @@ from cluster.access.caller import Caller, calling_as
 from cluster.errors import AllowanceSpent, InvalidRequest, ModelNotFound
 from cluster.ingress.model_service import ModelService
 from cluster.ingress.protos.raypd.v1 import generate_pb2, model_pb2
-from tests.cluster.serving_setup import make_pair
-from tests.fakes import VOCAB_SIZE
+from cluster.input_processor import InputProcessor
+from cluster.model_tokenizer import ModelTokenizer
+from cluster.model_versions import ModelVersion, ModelVersions
+from cluster.router.least_loaded import LeastLoadedPair
+from tests.cluster.serving_setup import MODEL, make_pair, make_serving
+from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, bos_tokenizer
 
 CONTEXT: Any = None
 
@@ -38,6 +42,16 @@ async def test_text_becomes_tokens_and_tokens_text() -> None:
     request.skip_special_tokens = True
     assert (await service().Detokenize(request, CONTEXT)).text == text
     assert (await service().Detokenize(model_pb2.DetokenizeRequest(token_ids=[0xE4]), CONTEXT)).text == "\ufffd"
+
+
+@pytest.mark.parametrize(("adds", "expected"), [(None, [EOS_TOKEN_ID, 97]), (True, [EOS_TOKEN_ID, 97]), (False, [97])])
+async def test_special_tokens_are_left_out_if_they_are_not_wanted(adds: bool | None, expected: list[int]) -> None:
+    pair = make_pair()
+    processor = InputProcessor(MODEL, ModelTokenizer(bos_tokenizer()))
+    versions = ModelVersions(ModelVersion(1, processor, LeastLoadedPair()))
+    serving = make_serving(pair.prefill, pair.decode, versions=versions)
+    request = model_pb2.TokenizeRequest(text="a", add_special_tokens=adds)
+    assert (await ModelService(serving).Tokenize(request, CONTEXT)).token_ids == expected
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from cluster.ingress.protos.raypd.v1 import embed_pb2 as raypd_dot_v1_dot_embed_
 from cluster.ingress.protos.raypd.v1 import generate_pb2 as raypd_dot_v1_dot_generate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14raypd/v1/model.proto\x12\x08raypd.v1\x1a\x14raypd/v1/embed.proto\x1a\x17raypd/v1/generate.proto\"\x13\n\x11ListModelsRequest\"@\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.raypd.v1.GetModelResponse\"b\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.raypd.v1.ChatMessagesH\x00\x42\x08\n\x06prompt\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xc8\x02\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x16\n\x0eserver_version\x18\x06 \x01(\t\x12\'\n\x06limits\x18\x07 \x01(\x0b\x32\x17.raypd.v1.RequestLimits\x12\x16\n\x0emodel_versions\x18\x08 \x03(\r\x12.\n\x08\x61\x64\x61pters\x18\t \x03(\x0b\x32\x1c.raypd.v1.AdapterDescription\x12\x11\n\tgenerates\x18\n \x01(\x08\x12,\n\x07vectors\x18\x0b \x01(\x0b\x32\x1b.raypd.v1.VectorDescription\"\x91\x01\n\x11VectorDescription\x12\x16\n\x0e\x65mbedding_size\x18\x01 \x01(\r\x12\"\n\x07pooling\x18\x02 \x01(\x0e\x32\x11.raypd.v1.Pooling\x12\x11\n\tnormalize\x18\x03 \x01(\x08\x12\x1d\n\x15matryoshka_dimensions\x18\x04 \x03(\r\x12\x0e\n\x06labels\x18\x05 \x03(\t\"2\n\x12\x41\x64\x61pterDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"\x9f\x04\n\rRequestLimits\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x01 \x01(\r\x12\x18\n\x10max_prompt_chars\x18\x02 \x01(\r\x12\x19\n\x11max_chat_messages\x18\x03 \x01(\r\x12\x18\n\x10max_stop_strings\x18\x04 \x01(\r\x12\x1d\n\x15max_stop_string_chars\x18\x05 \x01(\r\x12\x1a\n\x12max_stop_token_ids\x18\x06 \x01(\r\x12\x14\n\x0cmax_logprobs\x18\x07 \x01(\r\x12\x16\n\x0emax_logit_bias\x18\x08 \x01(\r\x12\x19\n\x11max_grammar_chars\x18\t \x01(\r\x12\x13\n\x0bmax_choices\x18\n \x01(\r\x12\x18\n\x10max_schema_depth\x18\x0b \x01(\r\x12\x13\n\x0bmax_samples\x18\x0c \x01(\r\x12\x1c\n\x14max_samples_per_call\x18\r \x01(\r\x12\x1b\n\x13max_prompt_logprobs\x18\x0e \x01(\r\x12\x1c\n\x14max_request_id_chars\x18\x0f \x01(\r\x12\x1c\n\x14max_cache_salt_bytes\x18\x10 \x01(\r\x12\x12\n\nmax_inputs\x18\x11 \x01(\r\x12\x1d\n\x15max_allowed_token_ids\x18\x12 \x01(\r\x12\x15\n\rmax_bad_words\x18\x13 \x01(\r\x12\x1a\n\x12max_bad_word_chars\x18\x14 \x01(\r2\xa6\x02\n\x0cModelService\x12\x41\n\x08GetModel\x12\x19.raypd.v1.GetModelRequest\x1a\x1a.raypd.v1.GetModelResponse\x12G\n\nListModels\x12\x1b.raypd.v1.ListModelsRequest\x1a\x1c.raypd.v1.ListModelsResponse\x12\x41\n\x08Tokenize\x12\x19.raypd.v1.TokenizeRequest\x1a\x1a.raypd.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.raypd.v1.DetokenizeRequest\x1a\x1c.raypd.v1.DetokenizeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14raypd/v1/model.proto\x12\x08raypd.v1\x1a\x14raypd/v1/embed.proto\x1a\x17raypd/v1/generate.proto\"\x13\n\x11ListModelsRequest\"@\n\x12ListModelsResponse\x12*\n\x06models\x18\x01 \x03(\x0b\x32\x1a.raypd.v1.GetModelResponse\"\x9a\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12&\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x16.raypd.v1.ChatMessagesH\x00\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06promptB\x15\n\x13_add_special_tokens\"<\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\"R\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x1b\n\x13skip_special_tokens\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xc8\x02\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\reos_token_ids\x18\x04 \x03(\r\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\x12\x16\n\x0eserver_version\x18\x06 \x01(\t\x12\'\n\x06limits\x18\x07 \x01(\x0b\x32\x17.raypd.v1.RequestLimits\x12\x16\n\x0emodel_versions\x18\x08 \x03(\r\x12.\n\x08\x61\x64\x61pters\x18\t \x03(\x0b\x32\x1c.raypd.v1.AdapterDescription\x12\x11\n\tgenerates\x18\n \x01(\x08\x12,\n\x07vectors\x18\x0b \x01(\x0b\x32\x1b.raypd.v1.VectorDescription\"\x91\x01\n\x11VectorDescription\x12\x16\n\x0e\x65mbedding_size\x18\x01 \x01(\r\x12\"\n\x07pooling\x18\x02 \x01(\x0e\x32\x11.raypd.v1.Pooling\x12\x11\n\tnormalize\x18\x03 \x01(\x08\x12\x1d\n\x15matryoshka_dimensions\x18\x04 \x03(\r\x12\x0e\n\x06labels\x18\x05 \x03(\t\"2\n\x12\x41\x64\x61pterDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"\x9f\x04\n\rRequestLimits\x12\x1a\n\x12\x64\x65\x66\x61ult_max_tokens\x18\x01 \x01(\r\x12\x18\n\x10max_prompt_chars\x18\x02 \x01(\r\x12\x19\n\x11max_chat_messages\x18\x03 \x01(\r\x12\x18\n\x10max_stop_strings\x18\x04 \x01(\r\x12\x1d\n\x15max_stop_string_chars\x18\x05 \x01(\r\x12\x1a\n\x12max_stop_token_ids\x18\x06 \x01(\r\x12\x14\n\x0cmax_logprobs\x18\x07 \x01(\r\x12\x16\n\x0emax_logit_bias\x18\x08 \x01(\r\x12\x19\n\x11max_grammar_chars\x18\t \x01(\r\x12\x13\n\x0bmax_choices\x18\n \x01(\r\x12\x18\n\x10max_schema_depth\x18\x0b \x01(\r\x12\x13\n\x0bmax_samples\x18\x0c \x01(\r\x12\x1c\n\x14max_samples_per_call\x18\r \x01(\r\x12\x1b\n\x13max_prompt_logprobs\x18\x0e \x01(\r\x12\x1c\n\x14max_request_id_chars\x18\x0f \x01(\r\x12\x1c\n\x14max_cache_salt_bytes\x18\x10 \x01(\r\x12\x12\n\nmax_inputs\x18\x11 \x01(\r\x12\x1d\n\x15max_allowed_token_ids\x18\x12 \x01(\r\x12\x15\n\rmax_bad_words\x18\x13 \x01(\r\x12\x1a\n\x12max_bad_word_chars\x18\x14 \x01(\r2\xa6\x02\n\x0cModelService\x12\x41\n\x08GetModel\x12\x19.raypd.v1.GetModelRequest\x1a\x1a.raypd.v1.GetModelResponse\x12G\n\nListModels\x12\x1b.raypd.v1.ListModelsRequest\x1a\x1c.raypd.v1.ListModelsResponse\x12\x41\n\x08Tokenize\x12\x19.raypd.v1.TokenizeRequest\x1a\x1a.raypd.v1.TokenizeResponse\x12G\n\nDetokenize\x12\x1b.raypd.v1.DetokenizeRequest\x1a\x1c.raypd.v1.DetokenizeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,24 +37,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTMODELSREQUEST']._serialized_end=100
   _globals['_LISTMODELSRESPONSE']._serialized_start=102
   _globals['_LISTMODELSRESPONSE']._serialized_end=166
-  _globals['_TOKENIZEREQUEST']._serialized_start=168
-  _globals['_TOKENIZEREQUEST']._serialized_end=266
-  _globals['_TOKENIZERESPONSE']._serialized_start=268
-  _globals['_TOKENIZERESPONSE']._serialized_end=328
-  _globals['_DETOKENIZEREQUEST']._serialized_start=330
-  _globals['_DETOKENIZEREQUEST']._serialized_end=412
-  _globals['_DETOKENIZERESPONSE']._serialized_start=414
-  _globals['_DETOKENIZERESPONSE']._serialized_end=448
-  _globals['_GETMODELREQUEST']._serialized_start=450
-  _globals['_GETMODELREQUEST']._serialized_end=482
-  _globals['_GETMODELRESPONSE']._serialized_start=485
-  _globals['_GETMODELRESPONSE']._serialized_end=813
-  _globals['_VECTORDESCRIPTION']._serialized_start=816
-  _globals['_VECTORDESCRIPTION']._serialized_end=961
-  _globals['_ADAPTERDESCRIPTION']._serialized_start=963
-  _globals['_ADAPTERDESCRIPTION']._serialized_end=1013
-  _globals['_REQUESTLIMITS']._serialized_start=1016
-  _globals['_REQUESTLIMITS']._serialized_end=1559
-  _globals['_MODELSERVICE']._serialized_start=1562
-  _globals['_MODELSERVICE']._serialized_end=1856
+  _globals['_TOKENIZEREQUEST']._serialized_start=169
+  _globals['_TOKENIZEREQUEST']._serialized_end=323
+  _globals['_TOKENIZERESPONSE']._serialized_start=325
+  _globals['_TOKENIZERESPONSE']._serialized_end=385
+  _globals['_DETOKENIZEREQUEST']._serialized_start=387
+  _globals['_DETOKENIZEREQUEST']._serialized_end=469
+  _globals['_DETOKENIZERESPONSE']._serialized_start=471
+  _globals['_DETOKENIZERESPONSE']._serialized_end=505
+  _globals['_GETMODELREQUEST']._serialized_start=507
+  _globals['_GETMODELREQUEST']._serialized_end=539
+  _globals['_GETMODELRESPONSE']._serialized_start=542
+  _globals['_GETMODELRESPONSE']._serialized_end=870
+  _globals['_VECTORDESCRIPTION']._serialized_start=873
+  _globals['_VECTORDESCRIPTION']._serialized_end=1018
+  _globals['_ADAPTERDESCRIPTION']._serialized_start=1020
+  _globals['_ADAPTERDESCRIPTION']._serialized_end=1070
+  _globals['_REQUESTLIMITS']._serialized_start=1073
+  _globals['_REQUESTLIMITS']._serialized_end=1616
+  _globals['_MODELSERVICE']._serialized_start=1619
+  _globals['_MODELSERVICE']._serialized_end=1913
 # @@protoc_insertion_point(module_scope)
