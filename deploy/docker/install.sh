@@ -9,25 +9,37 @@ python=${PYTHON:-python}
 dependencies() {
     case "$1" in
     cpu)
-        set -- ${TORCH_CPU_INDEX:+--extra-index-url "$TORCH_CPU_INDEX"}
-        "$python" -m pip install --constraint constraints.txt "$@" torch
+        install ${TORCH_CPU_INDEX:+--extra-index-url "$TORCH_CPU_INDEX"} torch
+        install_project "xgrammar"
+        # xgrammar asks for triton: a gigabyte, which nothing without a GPU imports. What else it asks for is there now,
+        # but for one package.
+        install --no-deps xgrammar apache-tvm-ffi
         ;;
     cuda)
-        "$python" -m pip install --constraint constraints.txt torch
+        install torch
         # cupy has to be of the CUDA that torch brings, or two of NVIDIA's NCCL packages meet.
         cuda=$("$python" -c 'import torch; print((torch.version.cuda or "none").partition(".")[0])')
-        "$python" -m pip install --constraint constraints.txt "cupy-cuda${cuda}x>=14.0"
+        install "cupy-cuda${cuda}x>=14.0"
+        install_project ""
         ;;
     *)
         echo "VARIANT is '$1'; it can be cpu or cuda" >&2
         exit 2
         ;;
     esac
+}
+
+install() {
+    "$python" -m pip install --constraint constraints.txt "$@"
+}
+
+# What pyproject.toml asks for, but for one package if one is named.
+install_project() {
     "$python" -c '
-import pathlib, tomllib
+import pathlib, sys, tomllib
 project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]
-print("\n".join(project["dependencies"]))' > dependencies.txt
-    "$python" -m pip install --constraint constraints.txt --requirement dependencies.txt
+print("\n".join(one for one in project["dependencies"] if one.partition(">")[0] != sys.argv[1]))' "$1" > dependencies.txt
+    install --requirement dependencies.txt
     rm dependencies.txt
 }
 
