@@ -25,10 +25,11 @@ _TOOL_TIMEOUT_S: Final = 20.0
 _DRIVER_FILE: Final = Path("/proc/driver/nvidia/version")
 _INFINIBAND: Final = Path("/sys/class/infiniband")
 _SHM: Final = Path("/dev/shm")
-_MIN_SHM_BYTES: Final = 512 * 2**20
-"""Ray's object store and its workers; NCCL's ranks of one host talk through it too."""
+_MIN_SHM_BYTES: Final = 256 * 2**20
+"""Ray's object store, as the manifests start it; less than they give a pod, since Ray may run there already."""
 _MIN_FILES: Final = 4096
 _GPU_SHM_BYTES: Final = 2 * GIB
+"""NCCL's ranks of one host talk through it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +111,20 @@ def judge_node(facts: NodeFacts, num_gpus: int) -> list[Finding]:
     findings = [_judge_versions(facts), _judge_driver(facts, num_gpus)]
     if num_gpus:
         findings += [_judge_nccl(facts), _judge_peers(facts, num_gpus), _judge_rdma(facts)]
-    findings += [_judge_shm(facts, num_gpus), _judge_files(facts)]
+    findings += [judge_shm(facts.shm_bytes, facts.shm_free_bytes, num_gpus), _judge_files(facts)]
     advice = "end what listens there (raypd itself?), or choose another port of the ingress"
     findings += [warning("port", f"{taken} is taken", advice) for taken in facts.taken_ports]
     return findings
+
+
+def judge_shm(size_bytes: int, free_bytes: int, num_gpus: int) -> Finding:
+    """Of /dev/shm. num_gpus: that an engine on this node needs."""
+    wanted = _MIN_SHM_BYTES + _GPU_SHM_BYTES * (num_gpus > 1)
+    found = f"{gib(free_bytes)} of {gib(size_bytes)} free"
+    if free_bytes < wanted:
+        advice = f"{wanted // 2**20} MiB at least: docker run --shm-size, an emptyDir of medium Memory in Kubernetes"
+        return failure("/dev/shm", found, advice)
+    return ok("/dev/shm", found)
 
 
 def _judge_versions(facts: NodeFacts) -> Finding:
@@ -183,15 +194,6 @@ def _judge_rdma(facts: NodeFacts) -> Finding:
         advice = "ulimit -l unlimited; in Kubernetes the container runtime's LimitMEMLOCK=infinity, and IPC_LOCK"
         return failure(check, f"only {gib(facts.memlock_bytes)} may be locked, and RDMA locks its buffers", advice)
     return ok(check, f"active: {', '.join(active)}; NCCL_IB_HCA chooses")
-
-
-def _judge_shm(facts: NodeFacts, num_gpus: int) -> Finding:
-    wanted = _MIN_SHM_BYTES + _GPU_SHM_BYTES * (num_gpus > 1)
-    found = f"{gib(facts.shm_free_bytes)} of {gib(facts.shm_bytes)} free"
-    if facts.shm_free_bytes < wanted:
-        advice = f"{gib(wanted)} at least: docker run --shm-size, an emptyDir of medium Memory in Kubernetes"
-        return failure("/dev/shm", found, advice)
-    return ok("/dev/shm", found)
 
 
 def _judge_files(facts: NodeFacts) -> Finding:

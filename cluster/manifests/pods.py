@@ -36,6 +36,9 @@ _RAY_VARIABLES: Final = {
     "RAY_health_check_failure_threshold": "3",
     # Nodes and actors live on without the head for so long.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
+    # Engines are Ray's workers, and would yield (nice 15) to whatever else starts in their pod: to the preStop hook's
+    # `raypd drain`, or to somebody's `kubectl exec`.
+    "RAY_worker_niceness": "0",
     "HOME": "/tmp",
 }
 _HEAD_PORTS: Final = {

@@ -10,6 +10,8 @@ import pytest
 import yaml
 
 from cluster.config import ClusterConfig
+from cluster.doctor.findings import Verdict
+from cluster.doctor.node import judge_shm
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
 from cluster.manifests.placement import settle
@@ -85,6 +87,54 @@ def _pods(objects: Any) -> list[Any]:
         groups = [spec[name] for name in ("headGroupSpec",) if name in spec] + spec.get("workerGroupSpecs", [])
         pods += [group["template"]["spec"] for group in groups]
     return pods
+
+
+def _memory(config: dict[str, Any], group: str) -> tuple[str, str]:
+    """The memory of that group's pods, and the part of it that /dev/shm may take."""
+    pod = worker_groups(render(ClusterConfig.model_validate(config)))[group]["template"]["spec"]
+    [shm] = [volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm"]
+    assert shm["medium"] == "Memory"
+    [container] = pod["containers"]
+    assert container["resources"]["requests"]["memory"] == container["resources"]["limits"]["memory"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
+    return container["resources"]["limits"]["memory"], shm["sizeLimit"]
+
+
+def test_a_cpu_pods_memory_holds_the_kv_cache_of_every_rank_and_the_store_behind_it() -> None:
+    """2 GiB for Ray and for each rank's process, 4 GiB for each rank's weights, 0.5 GiB of /dev/shm, and the KV."""
+    ranks = {"parallel": {"tensor_parallel_size": 2}}
+
+    assert _memory({}, "decode") == ("12800Mi", "512Mi")
+    assert _memory({"cache": {"kv_cache_memory_gib": 30}}, "decode") == ("39424Mi", "512Mi")
+    assert _memory({"cache": {"kv_cache_memory_gib": 30}, **ranks}, "decode") == ("76288Mi", "512Mi")
+    store = {"kv_transfer": {"cpu_cache_gib": 10}}
+    assert _memory({"cache": {"kv_cache_memory_gib": 30}, **store}, "decode") == ("49664Mi", "512Mi")
+    assert _memory({"decode": {"count": 1, "cache": {"kv_cache_memory_gib": 30}}}, "prefill") == ("12800Mi", "512Mi")
+
+
+def test_a_gpu_pods_shared_memory_grows_with_its_ranks() -> None:
+    """NCCL's ranks of one pod talk through it: 2 GiB each, beside Ray's 0.5."""
+    gpus = {"decode": {"count": 1, "num_gpus": 1}}
+
+    assert _memory(gpus, "decode") == ("104960Mi", "2560Mi")
+    assert _memory({**gpus, "parallel": {"tensor_parallel_size": 8}}, "decode") == ("821760Mi", "16896Mi")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_doctor_finds_enough_shared_memory_in_every_pod(overlay: str) -> None:
+    """Where Ray runs already: it has touched a few pages."""
+    cluster = of_kind(rendered(overlay), "RayCluster")["spec"]
+    for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
+        [shm] = [one["emptyDir"] for one in group["template"]["spec"]["volumes"] if one["name"] == "shm"]
+        size_bytes = int(shm["sizeLimit"].removesuffix("Mi")) * 2**20
+        num_gpus = int(group["resources"].get("GPU", 0))
+        assert judge_shm(size_bytes, size_bytes - 2**20, num_gpus).verdict is Verdict.OK
+
+
+def test_engines_do_not_yield_to_what_else_runs_in_their_pods() -> None:
+    for group in worker_groups(rendered("cpu-demo")).values():
+        [container] = group["template"]["spec"]["containers"]
+        assert {"name": "RAY_worker_niceness", "value": "0"} in container["env"]
 
 
 def test_only_ingresses_have_a_grpc_readiness_probe_and_nobody_a_liveness_probe() -> None:
