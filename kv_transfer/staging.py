@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +33,8 @@ class StagingConnector:
     def __init__(self, links: KVConnectorWorker, kv_cache: Tensor) -> None:
         """kv_cache: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]"""
         self._links = links
-        self._slots = kv_cache.view(torch.uint8).permute(0, 4, 1, 2, 3, 5)
+        self._blocks = kv_cache.view(_widest_word(kv_cache.shape[-1] * kv_cache.itemsize))
+        self._slots = self._blocks.permute(0, 4, 1, 2, 3, 5)
         self._lent: dict[str, tuple[int, ...]] = {}
         self._awaited: dict[str, _Awaited] = {}
 
@@ -70,8 +72,8 @@ class StagingConnector:
         self._links.shutdown()
 
     def _write(self, block_ids: Sequence[int], data: bytes) -> None:
-        staged = torch.zeros((len(block_ids), *self._slots.shape[1:]), dtype=torch.uint8)
-        staged.view(-1)[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        staged = torch.zeros((len(block_ids), *self._slots.shape[1:]), dtype=self._slots.dtype)
+        staged.view(-1).view(torch.uint8).numpy()[: len(data)] = np.frombuffer(data, dtype=np.uint8)
         self._slots[self._index(block_ids)] = staged.to(self._slots.device)
 
     def _read(self, awaited: _Awaited) -> bytes:
@@ -79,7 +81,13 @@ class StagingConnector:
         return staged.contiguous().cpu().numpy().tobytes()
 
     def _wipe(self, block_ids: Sequence[int]) -> None:
-        self._slots[self._index(block_ids)] = 0
+        self._blocks.index_fill_(0, self._index(block_ids), 0)
 
     def _index(self, block_ids: Sequence[int]) -> Tensor:
         return torch.tensor(block_ids, dtype=torch.int64, device=self._slots.device)
+
+
+def _widest_word(run_bytes: int) -> torch.dtype:
+    """The largest integer that runs of so many bytes consist of: torch gathers and scatters element by element."""
+    words = (torch.int64, torch.int32, torch.int16)
+    return next((word for word in words if run_bytes % word.itemsize == 0), torch.uint8)
