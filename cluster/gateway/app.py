@@ -88,10 +88,10 @@ class Endpoint:
         arrived_s = asyncio.get_running_loop().time()
         request = Request(scope, receive)
 
-        async def counted(message: Message) -> None:
+        def counted(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 self._door.on_answer(_path_of(request), message["status"])
-            await send(message)
+            return send(message)
 
         try:
             body = await self._door.receive(request)

@@ -35,6 +35,6 @@ class HttpConfig(BaseModel):
     keep_alive_interval_s: float | None = Field(
         15.0,
         gt=0,
-        description="A stream that has been silent for so long sends a comment, so that proxies and clients know that "
+        description="No stream is silent for longer: it sends a comment before, so that proxies and clients know that "
         "it lives; from the first one on its status is 200. None: streams may be silent.",
     )

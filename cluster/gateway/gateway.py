@@ -26,6 +26,7 @@ from cluster.gateway.completions import CompletionAnswer, prompts_from
 from cluster.gateway.config import HttpConfig
 from cluster.gateway.embeddings import embed_request, embedding_list
 from cluster.gateway.errors import renamed
+from cluster.gateway.open_streams import OpenStreams, StreamTimes
 from cluster.gateway.openapi import Operation, openapi, page
 from cluster.gateway.requests import (
     ChatCompletionRequest,
@@ -61,7 +62,7 @@ from cluster.gateway.scoring import (
     reranked_list,
     score_list,
 )
-from cluster.gateway.streams import EventStream, StreamTimes, events_of
+from cluster.gateway.streams import EventStream, events_of
 from cluster.gateway.token_text import TokenTexts
 from cluster.generation import Prompt, TextPrompt, TokenPrompt
 from cluster.ingress.gate import Gate
@@ -131,7 +132,8 @@ class Gateway:
         self._serving = serving
         self._view = view
         self._config = config
-        self._stream_times = StreamTimes(slow_reader_timeout_s, config.keep_alive_interval_s)
+        self.streams = OpenStreams(StreamTimes(slow_reader_timeout_s, config.keep_alive_interval_s))
+        """Somebody has to run it."""
         self._started_s = int(time.time())
         self._texts: WeakKeyDictionary[ModelTokenizer, TokenTexts] = WeakKeyDictionary()
 
@@ -299,7 +301,7 @@ class Gateway:
     ) -> Response:
         chunks = chunks_of(self._serving, answer.request, timeout_s)
         if is_stream:
-            return EventStream(head.id, answer, events_of(answer, chunks), self._stream_times)
+            return EventStream(head.id, answer, events_of(answer, chunks), self.streams)
         try:
             async with aclosing(chunks):
                 async for index, chunk in chunks:

@@ -48,7 +48,9 @@ class GatewayServer:
         self._host = host
         self._tls = tls
         self._gate = Gate()
-        self._app = Gateway(serving, view, config, slow_reader_timeout_s).app(access or AccessControl(), self._gate)
+        gateway = Gateway(serving, view, config, slow_reader_timeout_s)
+        self._streams = gateway.streams
+        self._app = gateway.app(access or AccessControl(), self._gate)
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
@@ -70,9 +72,15 @@ class GatewayServer:
         config.load()
         config.ssl = self._tls
         self._server = _Server(config)
-        self._running = asyncio.create_task(self._server.serve(sockets=[listener]))
+        self._running = asyncio.create_task(self._serve(listener))
         await self._server.has_started.wait()
         return port
+
+    async def _serve(self, listener: socket.socket) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            looking = tasks.create_task(self._streams.run())
+            await self._server.serve(sockets=[listener])
+            looking.cancel()
 
     async def drain(self, grace_s: float) -> None:
         """Refuse new calls, let running ones end for up to grace_s, abort the rest, close."""

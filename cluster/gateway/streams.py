@@ -6,16 +6,16 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from cluster.errors import ClusterError, InvalidRequest
 from cluster.gateway.answers import Answer
 from cluster.gateway.errors import HttpError, error_of, internal_error, renamed
+from cluster.gateway.open_streams import OpenStreams
 from cluster.generation import GenerateChunk
 
 logger = logging.getLogger(__name__)
@@ -59,94 +59,100 @@ async def events_of(
     encode = msgspec.json.Encoder().encode
     async with aclosing(chunks):
         async for index, chunk in chunks:
-            yield b"".join(b"data: %b\n\n" % encode(event) for event in answer.events(index, chunk))
+            yield b"".join([b"data: %b\n\n" % encode(event) for event in answer.events(index, chunk)])
     yield b"".join([*(b"data: %b\n\n" % encode(event) for event in answer.last_events()), _DONE])
-
-
-@dataclass(frozen=True, slots=True)
-class StreamTimes:
-    """slow_reader_timeout_s: a client that takes nothing for so long is cut off
-
-    keep_alive_interval_s: a stream that has been silent for so long sends a comment; None: none does
-    """
-
-    slow_reader_timeout_s: float
-    keep_alive_interval_s: float | None
 
 
 class EventStream(Response):
     """A stream. Until its first bytes are out its errors are answers of their own.
 
-    Invariant: one message at a time is under way to the client, and each is whole: comments never cut an event.
+    Invariant: one message at a time is under way to the client, and each is whole: comments never cut an event. A
+    comment begins only when nothing is being sent; events, of which there are many more, wait for it.
     """
 
-    def __init__(self, answer_id: str, answer: Answer, events: AsyncGenerator[bytes, None], times: StreamTimes) -> None:
-        """events: closed when the stream ends, however it does"""
+    def __init__(
+        self, answer_id: str, answer: Answer, events: AsyncGenerator[bytes, None], streams: OpenStreams
+    ) -> None:
+        """events: closed when the stream ends, however it does. streams: of its server"""
         super().__init__(None, 200)
         self._id = answer_id
         self._answer = answer
         self._events = events
-        self._times = times
-        self._sending = asyncio.Lock()
-        self._has_begun = False
-        self._last_sent_s = asyncio.get_running_loop().time()
+        self._streams = streams
+        self._comment_over: asyncio.Event | None = None
+        self._has_begun = self._has_ended = False
+        self._time = asyncio.get_running_loop().time
+        self.is_sending = False
+        self.since_s = self._time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it. A client that takes nothing for too long is cut off."""
+        """Send it. Its server cuts off a client that takes nothing for too long, which then has left."""
+        self._send = send
+        self._abort: Callable[[], None] = scope[ABORT]
+        self._streams.add(self)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                keeping = tasks.create_task(self._keep_alive(send))
-                async with aclosing(self._events):
-                    failed = await self._send_events(send)
-                async with self._sending:
-                    keeping.cancel()
-                if failed is not None and not self._has_begun:
-                    await failed.response()(scope, receive, send)
-                    return
-                if failed is not None:
-                    await self._write(send, b"data: %b\n\n" % failed.body)
-                await self._send(send, {"type": "http.response.body", "body": b""})
-        except* TimeoutError:
-            logger.warning("a client takes nothing and is cut off", extra={"request_id": self._id})
-            scope[ABORT]()
+            async with aclosing(self._events):
+                failed = await self._send_events()
+            await self._wait_for_comment()
+            self._has_ended = True
+            if failed is not None and not self._has_begun:
+                await failed.response()(scope, receive, send)
+                return
+            if failed is not None:
+                await self._write(b"data: %b\n\n" % failed.body)
+            await self._write(b"", more_body=False)
+        finally:
+            self._has_ended = True
+            self._streams.discard(self)
 
-    async def _send_events(self, send: Send) -> HttpError | None:
+    async def comment(self) -> None:
+        """Tell that it lives, unless it does so already."""
+        if self.is_sending or self._has_ended:
+            return
+        self._comment_over = asyncio.Event()
+        try:
+            await self._write(_COMMENT)
+        except Exception:
+            logger.exception("a stream's comment failed by a bug", extra={"request_id": self._id})
+            self._abort()
+        finally:
+            self._comment_over.set()
+            self._comment_over = None
+
+    def cut(self) -> None:
+        """Cut its client off."""
+        logger.warning("a client takes nothing and is cut off", extra={"request_id": self._id})
+        self._abort()
+
+    async def _send_events(self) -> HttpError | None:
         """Returns what went wrong."""
         try:
             async for event in self._events:
                 if event:
-                    await self._write(send, event)
+                    if self._comment_over is not None:
+                        await self._wait_for_comment()
+                    await self._write(event)
         except ClusterError as error:
             if isinstance(error, InvalidRequest):
                 error = renamed(error, self._answer.names)
             return error_of(error)
-        except (TimeoutError, OSError):
+        except OSError:
             raise
         except Exception:
             logger.exception("a request failed by a bug", extra={"request_id": self._id})
             return internal_error(self._id)
         return None
 
-    async def _keep_alive(self, send: Send) -> None:
-        interval_s = self._times.keep_alive_interval_s
-        if interval_s is None:
-            return
-        while True:
-            left_s = self._last_sent_s + interval_s - asyncio.get_running_loop().time()
-            if left_s <= 0:
-                await self._write(send, _COMMENT)
-            else:
-                await asyncio.sleep(left_s)
+    async def _wait_for_comment(self) -> None:
+        while self._comment_over is not None:
+            await self._comment_over.wait()
 
-    async def _write(self, send: Send, data: bytes) -> None:
-        async with self._sending:
-            if not self._has_begun:
-                self._has_begun = True
-                headers = [*_HEADERS, (b"x-request-id", self._id.encode())]
-                await self._send(send, {"type": "http.response.start", "status": 200, "headers": headers})
-            await self._send(send, {"type": "http.response.body", "body": data, "more_body": True})
-            self._last_sent_s = asyncio.get_running_loop().time()
-
-    async def _send(self, send: Send, message: Message) -> None:
-        async with asyncio.timeout(self._times.slow_reader_timeout_s):
-            await send(message)
+    async def _write(self, data: bytes, *, more_body: bool = True) -> None:
+        self.is_sending = True
+        self.since_s = self._time()
+        if not self._has_begun:
+            self._has_begun = True
+            headers = [*_HEADERS, (b"x-request-id", self._id.encode())]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": data, "more_body": more_body})
+        self.is_sending = False
