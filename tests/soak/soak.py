@@ -32,8 +32,6 @@ from tests.soak.http_visits import HttpDoors, http_visit
 
 NUM_ROUNDS: Final = 12
 NUM_WARM_ROUNDS: Final = 4
-_NUM_CLIENTS: Final = 8
-"""At each door."""
 _KINDS: Final = ("read", "read", "read slowly", "left")
 _LENGTHS: Final = ((5, 3), (12, 40), (40, 16), (90, 8), (150, 24), (200, 2))
 """Tokens of a prompt, and of its answer."""
@@ -41,6 +39,23 @@ _NUM_PROMPTS: Final = 3
 """Of each length."""
 _RESTART_INTERVAL_S: Final = 1.5
 _IDLE_TIMEOUT_S: Final = 30.0
+COUNTS: Final = ("num_fds", "num_threads", "num_tasks")
+_SETTLE_INTERVAL_S: Final = 0.1
+_SETTLE_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """num_clients: at each door; pause_s: of each of them between two visits, at most"""
+
+    num_clients: int
+    pause_s: float
+
+
+BUSY: Final = Load(num_clients=8, pause_s=0.0)
+"""All that a core can do."""
+PACED: Final = Load(num_clients=3, pause_s=1.2)
+"""About a third of a core, beside other tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +66,11 @@ class Footprint:
     num_fds: int
     num_threads: int
     num_tasks: int
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Of COUNTS."""
+        return self.num_fds, self.num_threads, self.num_tasks
 
 
 @dataclass(slots=True)
@@ -67,16 +87,17 @@ class SoakResult:
         found = []
         if worst > 1.02 * before.rss_mib:
             found.append(f"memory grew by more than 2 %: {before.rss_mib:.1f} -> {worst:.1f} MiB")
-        for name in ("num_fds", "num_threads", "num_tasks"):
-            # gRPC ends a closed client's last connection when the next one comes: rounds differ by one or two.
-            most = max(getattr(footprint, name) for footprint in self.footprints[:NUM_WARM_ROUNDS])
-            if (last := getattr(after[-1], name)) > most:
-                found.append(f"{name} grew: {most} -> {last}")
+        for name, first, last in zip(COUNTS, before.counts, after[-1].counts, strict=True):
+            if last > first:
+                found.append(f"{name} grew: {first} -> {last}")
         return found
 
 
-async def soak(directory: Path, duration_s: float, seed: int = 1) -> SoakResult:
-    """Serve a checkpoint for so long. Raises AssertionError for a wrong token, or what is not given back."""
+async def soak(directory: Path, duration_s: float, load: Load = BUSY, seed: int = 1) -> SoakResult:
+    """Serve a checkpoint for so long. Raises AssertionError for a wrong token, or what is not given back.
+
+    load: after the first round, which is BUSY
+    """
     transfer = KVTransferConfig(transport="tcp")
     config = engine_config(
         directory, block_size=8, num_blocks=400, max_num_batched_tokens=64, max_num_seqs=32, transfer=transfer
@@ -90,10 +111,12 @@ async def soak(directory: Path, duration_s: float, seed: int = 1) -> SoakResult:
         doors = _Doors(cluster, result)
         await doors.open()
         try:
-            for _ in range(NUM_ROUNDS):
-                await _round(doors, directory, duration_s / NUM_ROUNDS, rng, result)
+            for number in range(NUM_ROUNDS):
+                # The first round is a rush: what is opened when it is first needed, threads and links, is open then.
+                round_load = load if number else BUSY
+                await _Round(doors, directory, round_load, result).run(duration_s / NUM_ROUNDS, rng)
                 await _until_idle(cluster)
-                result.footprints.append(_measure())
+                result.footprints.append(await settled_footprint())
         finally:
             await doors.close()
         for engine in cluster.engines.values():
@@ -122,12 +145,12 @@ class _Doors:
             self._servers.append(server)
             await self.http.open()
 
-    async def restart_in_turn(self) -> None:
-        """Until it is cancelled."""
+    async def restart_in_turn(self, end_s: float) -> None:
+        """Until then; whoever has been cut off is open again."""
         number = 0
-        while True:
+        while time.monotonic() + _RESTART_INTERVAL_S < end_s:
             await asyncio.sleep(_RESTART_INTERVAL_S)
-            await asyncio.shield(self._restart(number))
+            await self._restart(number)
             number = 1 - number
 
     async def _restart(self, number: int) -> None:
@@ -143,30 +166,42 @@ class _Doors:
         await self.http.close()
 
 
-async def _round(doors: _Doors, directory: Path, duration_s: float, rng: random.Random, result: SoakResult) -> None:
-    end_s = time.monotonic() + duration_s
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """Clients who come for some time. They are new ones in each round."""
 
-    async def visit_until_the_end(visit: Callable[[str, random.Random], Awaitable[str]], rng: random.Random) -> None:
+    doors: _Doors
+    directory: Path
+    load: Load
+    result: SoakResult
+
+    async def run(self, duration_s: float, rng: random.Random) -> None:
+        end_s = time.monotonic() + duration_s
+        async with (
+            GenerateClient(self.doors.addresses, spread=True) as client,
+            self.doors.http.clients() as http_clients,
+        ):
+
+            async def visit_by_grpc(kind: str, rng: random.Random) -> str:
+                prompt, expected = _question(self.directory, rng)
+                await _visit(client, prompt, expected, kind, rng)
+                return kind
+
+            async def visit_by_http(kind: str, rng: random.Random) -> str:
+                return await http_visit(rng.choice(http_clients), *_question(self.directory, rng), kind, rng)
+
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.doors.restart_in_turn(end_s))
+                for visit in (visit_by_grpc, visit_by_http):
+                    for _ in range(self.load.num_clients):
+                        tasks.create_task(self._visit_until(end_s, visit, random.Random(rng.random())))
+
+    async def _visit_until(
+        self, end_s: float, visit: Callable[[str, random.Random], Awaitable[str]], rng: random.Random
+    ) -> None:
         while time.monotonic() < end_s:
-            result.counts[await visit(rng.choice(_KINDS), rng)] += 1
-
-    async with GenerateClient(doors.addresses, spread=True) as client, doors.http.clients() as http_clients:
-
-        async def visit_by_grpc(kind: str, rng: random.Random) -> str:
-            prompt, expected = _question(directory, rng)
-            await _visit(client, prompt, expected, kind, rng)
-            return kind
-
-        async def visit_by_http(kind: str, rng: random.Random) -> str:
-            return await http_visit(rng.choice(http_clients), *_question(directory, rng), kind, rng)
-
-        restarting = asyncio.create_task(doors.restart_in_turn())
-        async with asyncio.TaskGroup() as tasks:
-            for visit in (visit_by_grpc, visit_by_http):
-                for _ in range(_NUM_CLIENTS):
-                    tasks.create_task(visit_until_the_end(visit, random.Random(rng.random())))
-        restarting.cancel()
-        await asyncio.gather(restarting, return_exceptions=True)
+            self.result.counts[await visit(rng.choice(_KINDS), rng)] += 1
+            await asyncio.sleep(rng.uniform(0.0, self.load.pause_s))
 
 
 def _question(directory: Path, rng: random.Random) -> tuple[list[int], list[int]]:
@@ -210,8 +245,23 @@ async def _until_idle(cluster: LocalCluster) -> None:
     assert cluster.serving.num_requests_in_flight == 0
 
 
-def _measure() -> Footprint:
+async def settled_footprint() -> Footprint:
+    """What is held once what was closed is gone: gRPC has threads of its own that close its sockets.
+
+    What still comes and goes after some seconds is taken as it is then.
+    """
     gc.collect()
+    footprint = _footprint()
+    end_s = time.monotonic() + _SETTLE_TIMEOUT_S
+    while time.monotonic() < end_s:
+        await asyncio.sleep(_SETTLE_INTERVAL_S)
+        last, footprint = footprint, _footprint()
+        if footprint.counts == last.counts:
+            break
+    return footprint
+
+
+def _footprint() -> Footprint:
     # What the allocator keeps for later is no leak.
     ctypes.CDLL(None).malloc_trim(0)
     process = psutil.Process()

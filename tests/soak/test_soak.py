@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
+import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.soak.soak import NUM_ROUNDS, NUM_WARM_ROUNDS, Footprint, SoakResult, soak
+from tests.soak.soak import NUM_ROUNDS, NUM_WARM_ROUNDS, PACED, Footprint, SoakResult, settled_footprint, soak
 
 _DURATION_S = float(os.environ.get("RAYPD_SOAK_S", "3600"))
+_SHORT_S = 60.0
 
 
 @pytest.mark.slow
@@ -19,9 +24,38 @@ _DURATION_S = float(os.environ.get("RAYPD_SOAK_S", "3600"))
 async def test_what_is_served_for_an_hour_leaves_nothing_behind(checkpoint: Callable[[str], Path]) -> None:
     result = await soak(checkpoint("llama"), _DURATION_S)
     assert result.mistakes() == []
+    _assert_all_came(result)
+
+
+@pytest.mark.timeout(_SHORT_S + 240)
+async def test_what_is_served_for_a_minute_leaves_nothing_behind(checkpoint: Callable[[str], Path]) -> None:
+    result = await soak(checkpoint("llama"), _SHORT_S, PACED)
+    assert result.mistakes() == [], result.footprints
+    _assert_all_came(result)
+
+
+def _assert_all_came(result: SoakResult) -> None:
     kinds = {"read", "read slowly", "left"}
     expected = {*kinds, *(f"http {kind}" for kind in kinds), "http read whole", "http cut", "restart"}
     assert result.counts.keys() == expected, result.counts
+    assert min(result.counts.values()) >= 10, result.counts
+
+
+async def test_a_descriptor_a_task_and_a_thread_that_are_left_are_counted() -> None:
+    before = await settled_footprint()
+    is_over, is_over_for_thread = asyncio.Event(), threading.Event()
+    with ExitStack() as left:
+        left.enter_context(socket.socket())
+        task = asyncio.create_task(is_over.wait())
+        thread = threading.Thread(target=is_over_for_thread.wait)
+        thread.start()
+        after = await settled_footprint()
+        is_over_for_thread.set()
+        thread.join()
+        is_over.set()
+        await task
+    assert after.counts == tuple(count + 1 for count in before.counts)
+    assert (await settled_footprint()).counts == before.counts
 
 
 @pytest.mark.parametrize(
@@ -31,12 +65,13 @@ async def test_what_is_served_for_an_hour_leaves_nothing_behind(checkpoint: Call
         ({"rss_mib": 101.9}, None),
         ({"rss_mib": 102.1}, "memory grew by more than 2 %: 100.0 -> 102.1 MiB"),
         ({"num_fds": 11}, "num_fds grew: 10 -> 11"),
+        ({"num_threads": 6}, "num_threads grew: 5 -> 6"),
         ({"num_tasks": 4}, "num_tasks grew: 3 -> 4"),
     ],
 )
 def test_what_grows_after_the_warm_up_is_found(grown: dict[str, float], mistake: str | None) -> None:
     flat = Footprint(rss_mib=100.0, num_fds=10, num_threads=5, num_tasks=3)
-    cold = [replace(flat, rss_mib=50.0)] * (NUM_WARM_ROUNDS - 1)
+    cold = [replace(flat, rss_mib=50.0, num_fds=12)] * (NUM_WARM_ROUNDS - 1)
     later = [flat] * (NUM_ROUNDS - NUM_WARM_ROUNDS - 1)
     result = SoakResult([*cold, flat, *later, replace(flat, **grown)])  # type: ignore[arg-type]  # fields by name
     assert result.mistakes() == ([] if mistake is None else [mistake])
