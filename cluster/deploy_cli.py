@@ -45,6 +45,9 @@ def manifests(
     ] = None,
     config: ConfigFile = None,
     model: Annotated[str | None, typer.Option(help="Checkpoint directory, as the pods see it.")] = None,
+    models_claim: Annotated[
+        str | None, typer.Option(help="PersistentVolumeClaim with the checkpoint, mounted at /models.")
+    ] = None,
     prefill: Annotated[int | None, typer.Option(help="Number of prefill engines.")] = None,
     decode: Annotated[int | None, typer.Option(help="Number of decode engines.")] = None,
     both: Annotated[int | None, typer.Option(help="Number of engines that do both.")] = None,
@@ -62,7 +65,7 @@ def manifests(
     """Print a cluster as Kubernetes objects for KubeRay: `raypd manifests … | kubectl apply -f -`."""
     from cluster import manifests_command
 
-    options = manifests_command.Options(prefill, decode, both, encode, tp, gpu, model, image, namespace)
+    options = manifests_command.Options(prefill, decode, both, encode, tp, gpu, model, models_claim, image, namespace)
     if kustomize is not None:
         run(lambda: manifests_command.write_kustomization(kustomize, Console(), only_checks=check))
     elif files:

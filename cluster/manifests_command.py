@@ -33,6 +33,7 @@ class Options:
     tp: int | None = None
     gpu: str | None = None
     model: str | None = None
+    models_claim: str | None = None
     image: str | None = None
     namespace: str | None = None
 
@@ -44,6 +45,7 @@ class Options:
         wanted = {role for role in counts if self.gpu is not None and (role not in optional or optional[role])}
         kubernetes = {
             "gpu": None if self.gpu == _ANY_GPU else self.gpu,
+            "models": {"claim": self.models_claim},
             "image": self.image,
             "namespace": self.namespace,
         }
@@ -62,6 +64,9 @@ def print_manifests(
     config = load_cluster_config(path, options.overrides(), looks_at_model=False)
     objects = render_trial(config) if is_trial else render(config)
     _refuse("manifests", find_mistakes(objects))
+    if config.kubernetes.models is None and "model" in config.model_fields_set:
+        note = f"no volume holds {config.model.model}, so the image has to: or give kubernetes.models, --models-claim"
+        Console(stderr=True).print(f"# {note}", highlight=False, soft_wrap=True)
     if only_checks:
         console.print(f"{len(objects)} objects, nothing wrong", highlight=False)
         return

@@ -92,7 +92,7 @@ def look_at_node(host: str, ports: Collection[int]) -> NodeFacts:
         shm_free_bytes=shm.f_bavail * shm.f_frsize,
         max_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         memlock_bytes=None if memlock == resource.RLIM_INFINITY else memlock,
-        driver=_driver_version(),
+        driver=_driver_version(_DRIVER_FILE),
         torch=devices.get("torch"),
         cuda=devices.get("cuda"),
         gpus=tuple(Gpu(one["name"], one["free_bytes"], one["total_bytes"]) for one in devices.get("gpus", ())),
@@ -223,9 +223,9 @@ def _probe_devices() -> dict[str, Any]:
     return devices
 
 
-def _driver_version() -> str | None:
+def _driver_version(file: Path) -> str | None:
     try:
-        text = _DRIVER_FILE.read_text()
+        text = file.read_text()
     except OSError:
         return None
     found = re.search(r"Module(?: for \S+)?\s+([\d.]+)", text)

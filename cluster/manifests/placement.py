@@ -96,6 +96,12 @@ def settle(config: ClusterConfig) -> ClusterConfig:
             "kubernetes",
             ["ingress.tls and ingress.tokens: here the files come from Secrets; set kubernetes.tls, kubernetes.tokens"],
         )
+    models = config.kubernetes.models
+    if models is not None and not Path(config.model.model).is_relative_to(models.mount_path):
+        raise InvalidConfig(
+            "kubernetes",
+            [f"model.model = {config.model.model}: it is not below kubernetes.models.mount_path, {models.mount_path}"],
+        )
     updates: dict[str, Any] = {
         "ingress": _ingress(config),
         "controller": config.controller.model_copy(

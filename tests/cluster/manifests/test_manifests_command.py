@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from tests.cluster.manifests.deployments import KUBERAY, of_kind, worker_groups
 
-_ISSUE = ["manifests", "--prefill", "4", "--decode", "8", "--gpu", "h200", "--tp", "2", "--model", "/models/m"]
+_ENGINES = ["manifests", "--prefill", "4", "--decode", "8", "--gpu", "h200", "--tp", "2", "--model", "/models/m"]
+_ISSUE = [*_ENGINES, "--models-claim", "weights"]
 
 
 def test_a_cluster_is_printed_as_the_command_line_says() -> None:
@@ -25,6 +26,29 @@ def test_a_cluster_is_printed_as_the_command_line_says() -> None:
     assert groups["decode"]["template"]["spec"]["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H200"}
     assert of_kind(objects, "RayCluster")["metadata"]["namespace"] == "llm"
     assert of_kind(objects, "Namespace")["metadata"]["name"] == "llm"
+
+
+def test_the_checkpoint_comes_from_a_claim_that_every_pod_mounts() -> None:
+    objects = list(yaml.safe_load_all(CliRunner().invoke(app, _ISSUE).output))
+    groups = worker_groups(objects) | {"head": of_kind(objects, "RayCluster")["spec"]["headGroupSpec"]}
+
+    for group in groups.values():
+        pod = group["template"]["spec"]
+        assert {
+            "name": "models",
+            "persistentVolumeClaim": {"claimName": "weights", "readOnly": True},
+        } in pod["volumes"]
+        assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod["containers"][0]["volumeMounts"]
+
+
+def test_a_checkpoint_that_no_volume_holds_is_said() -> None:
+    result = CliRunner().invoke(app, [*_ENGINES, "--check"])
+
+    assert (result.exit_code, result.stdout) == (0, "15 objects, nothing wrong\n")
+    assert result.stderr == (
+        "# no volume holds /models/m, so the image has to: or give kubernetes.models, --models-claim\n"
+    )
+    assert CliRunner().invoke(app, ["manifests", "--check"]).stderr == ""
 
 
 def test_engines_for_images_are_rendered_too() -> None:

@@ -393,6 +393,10 @@ def test_the_settings_of_the_page_are_the_projects() -> None:
         ({"ingress": {"port": 0}}, "ingress.port = 0: Services need to know the port"),
         ({"ingress": {"http": {"port": 0}}}, "ingress.http.port = 0: Services need to know the port"),
         ({"ingress": {"admin_port": 0}}, "ingress.admin_port = 0: Services need to know the port"),
+        (
+            {"model": {"model": "/data/m"}, "kubernetes": {"models": {"claim": "weights"}}},
+            "model.model = /data/m: it is not below kubernetes.models.mount_path, /models",
+        ),
         ({"ray": {"address": "10.0.0.1:6379"}}, "ray.address: the manifests bring a Ray cluster of their own"),
         ({"ingress": {"tokens": "/tokens"}}, "here the files come from Secrets; set kubernetes.tls, kubernetes.tokens"),
         ({"prefill": {"num_gpus": 0.5}}, "prefill.num_gpus = 0.5: a pod holds one engine, and whole GPUs"),
