@@ -6,16 +6,26 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from actors.device_probe import probe_devices
 from cluster.config import ClusterConfig
 from cluster.doctor import node as node_module
 from cluster.doctor.cluster import NodeLook, judge_clocks, judge_ingress_room, judge_room, judge_versions
 from cluster.doctor.findings import GIB, Finding, Verdict
-from cluster.doctor.node import Gpu, NodeFacts, _rdma_devices, judge_node, look_at_node
+from cluster.doctor.node import (
+    Gpu,
+    NodeFacts,
+    _count_nvlinks,
+    _driver_version,
+    _rdma_devices,
+    judge_node,
+    look_at_node,
+)
 from cluster.pool.placement import Node
 
 _H200 = Gpu("NVIDIA H200", 139 * GIB, 140 * GIB)
@@ -127,6 +137,78 @@ def test_rdma_ports_are_read_from_the_kernel(tmp_path: Path) -> None:
     (tmp_path / "odd").mkdir()
 
     assert _rdma_devices(tmp_path) == {"mlx5_0": "ACTIVE", "mlx5_1": "DOWN", "odd": "unreadable"}
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n", "550.54.15"),
+        (
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs@x)\n",
+            "580.65.06",
+        ),
+        ("something else", "of unknown version"),
+    ],
+)
+def test_the_drivers_version_is_read_from_the_kernel(text: str, version: str, tmp_path: Path) -> None:
+    file = tmp_path / "version"
+    file.write_text(text)
+
+    assert _driver_version(file) == version
+    assert _driver_version(tmp_path / "none") is None
+
+
+_NVLINK_STATUS = """GPU 0: NVIDIA H200 (UUID: GPU-1)
+\t Link 0: 26.562 GB/s
+\t Link 1: 26.562 GB/s
+\t Link 2: <inactive>
+GPU 1: NVIDIA H200 (UUID: GPU-2)
+\t Link 0: 26.562 GB/s
+"""
+
+
+@pytest.mark.parametrize(("said", "num_links"), [(_NVLINK_STATUS, 3), ("", 0), (None, None)])
+def test_nvlinks_that_are_up_are_counted(
+    said: str | None, num_links: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None: there is no nvidia-smi."""
+    if said is not None:
+        (tmp_path / "said").write_text(said)
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f'#!/bin/sh\n[ "$*" = "nvlink --status" ] && exec /bin/cat {tmp_path / "said"}\n')
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    assert _count_nvlinks() == num_links
+
+
+def test_a_gpus_memory_and_the_versions_of_what_drives_it_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs as torch would tell of them, and cupy with torch's NCCL."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "mem_get_info": lambda index: (100 + index, 200),
+        "get_device_name": lambda index: "NVIDIA H200",
+        "can_device_access_peer": lambda one, other: True,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    nccl = SimpleNamespace(available=True, get_version=lambda: 22809)
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    monkeypatch.setattr(sys.modules["cupy"], "__version__", "14.2.0", raising=False)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", ModuleType("cupy.cuda"))
+    monkeypatch.setattr(sys.modules["cupy.cuda"], "nccl", nccl, raising=False)
+
+    facts = probe_devices()
+
+    assert (facts["cuda"], facts["peers"], facts["cupy"], facts["nccl"], facts["errors"]) == (
+        *("13.0", True, "14.2.0", 22809),
+        [],
+    )
+    assert facts["gpus"] == [
+        {"name": "NVIDIA H200", "free_bytes": 100 + index, "total_bytes": 200} for index in range(2)
+    ]
 
 
 def _node(number: int, **resources: float) -> Node:
