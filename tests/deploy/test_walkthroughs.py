@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import kubernetes_validate  # type: ignore[import-untyped]  # it ships no types
 import pytest
 import typer.main
 import yaml
@@ -56,6 +57,17 @@ def test_the_settings_are_settings(tmp_path: Path) -> None:
     config = ClusterConfig.model_validate(yaml.safe_load(block))
 
     assert config.prefill.labels == {"raypd.io/role": "prefill"}
+
+
+def test_what_is_to_be_applied_is_what_kubernetes_takes() -> None:
+    [claim] = [
+        yaml.safe_load(text) for text in re.findall(r"<<'EOF'[^\n]*\n(.*?)^EOF$", _PAGE, re.MULTILINE | re.DOTALL)
+    ]
+    kubernetes_validate.validate(claim, "1.33", strict=True)
+
+    overlays = (_ROOT / "deploy" / "kuberay" / "overlays").glob("gpu-*/raypd.yaml")
+    claims = {yaml.safe_load(path.read_text())["kubernetes"]["models"]["claim"] for path in overlays}
+    assert claims == {claim["metadata"]["name"]}
 
 
 def test_every_overlay_is_described() -> None:
