@@ -21,6 +21,7 @@ ChatTemplate = Callable[[list[dict[str, JSON]], dict[str, JSON]], str]
 _RENDERING: Final = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters) - {
     "add_generation_prompt",
     "continue_final_message",
+    "documents",
 }
 """What apply_chat_template takes for itself: no variables of a template's."""
 _TEMPLATE_ERRORS: Final = (

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from cluster.errors import FieldViolation, InvalidRequest
 from cluster.gateway.requests import GenerationBody, WorkBody
 from cluster.gateway.responses import PromptTokensDetails, Usage
 from cluster.gateway.token_text import TokenTexts
@@ -63,7 +64,9 @@ def request_of(
     sampling: SamplingOptions,
     best_of: int | None = None,
 ) -> GenerateManyRequest:
-    """What a call asks of Serving."""
+    """What a call asks of Serving. Raises InvalidRequest for options of a stream that is none."""
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest(FieldViolation("stream_options", "given", "none without stream: true"))
     each = GenerateRequest(
         prompt=None,
         request_id=head.id,

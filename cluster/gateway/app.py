@@ -6,7 +6,7 @@ import asyncio
 import logging
 import reprlib
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
@@ -15,6 +15,8 @@ from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -180,8 +182,11 @@ def _path_of(request: Request) -> str:
     return route.path if isinstance(route, Route) else ""
 
 
-def make_app(routes: list[Route]) -> Starlette:
-    """The application. What is no call of the API is an error in its shape, too."""
+def make_app(routes: list[Route], allowed_origins: Sequence[str] = ()) -> Starlette:
+    """The application. What is no call of the API is an error in its shape, too.
+
+    allowed_origins: of web pages whose browsers may call it, and read its answers
+    """
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -190,4 +195,16 @@ def make_app(routes: list[Route]) -> Starlette:
         response.headers.update(error.headers or {})
         return response
 
-    return Starlette(routes=routes, exception_handlers={HTTPException: on_http_error})
+    middleware = [_cors(allowed_origins)] if allowed_origins else []
+    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: on_http_error})
+
+
+def _cors(origins: Sequence[str]) -> Middleware:
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        # OpenAI's client adds some of its own, and more with every version.
+        allow_headers=("*",),
+        expose_headers=("x-request-id", "retry-after"),
+    )

@@ -26,6 +26,8 @@ def chat_prompt(body: ChatCompletionRequest) -> ChatPrompt:
     variables: dict[str, JSON] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.documents is not None:
+        variables.setdefault("documents", [dict(document) for document in body.documents])
     return _prompt(body, body.messages, tools, variables)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 ToolParserName = Literal["hermes", "llama3_json", "mistral", "qwen3_coder"]
 ReasoningParserName = Literal["deepseek_r1", "mistral", "qwen3"]
+
+Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.\-\[\]:]+)$")]
 
 DEFAULT_PORT: Final = 8000
 
@@ -32,6 +34,11 @@ class HttpConfig(BaseModel):
     )
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="Of a request; as much as a message over gRPC.")
     receive_timeout_s: float = Field(30.0, gt=0, description="For a request's headers, and again for its body.")
+    allowed_origins: tuple[Origin, ...] = Field(
+        (),
+        description="Web pages that browsers let call this door (CORS), as https://chat.example.org; "
+        '"*" is any. Credentials go in the authorization header, never in cookies.',
+    )
     keep_alive_interval_s: float | None = Field(
         15.0,
         gt=0,

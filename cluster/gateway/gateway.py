@@ -52,6 +52,7 @@ from cluster.gateway.responses import (
     RerankedList,
     ScoreList,
     Tokenized,
+    Version,
 )
 from cluster.gateway.sampling import NAMES
 from cluster.gateway.scoring import (
@@ -66,6 +67,7 @@ from cluster.gateway.streams import EventStream, events_of
 from cluster.gateway.token_text import TokenTexts
 from cluster.generation import Prompt, TextPrompt, TokenPrompt
 from cluster.ingress.gate import Gate
+from cluster.ingress.version import server_version
 from cluster.input_processor import InputProcessor
 from cluster.metrics import exposition
 from cluster.model_tokenizer import ModelTokenizer
@@ -106,12 +108,17 @@ _TOKENIZE: Final = Operation("/tokenize", "POST", "Give the tokens of a prompt."
 _DETOKENIZE: Final = Operation("/detokenize", "POST", "Give the text of tokens.", DetokenizeRequest, Detokenized)
 _HEALTH: Final = Operation("/health", "GET", "Tell whether this process lives.", None, Health, None, ())
 _READY: Final = Operation("/ready", "GET", "Tell whether requests would be served.", None, Health, None, (503,))
+_PINGS: Final = [
+    Operation("/ping", method, "Tell the same where a platform asks for it here.", None, Health, None, ())
+    for method in ("GET", "POST")
+]
+_VERSION: Final = Operation("/version", "GET", "Tell which version answers.", None, Version)
 _METRICS: Final = Operation("/metrics", "GET", "Tell metrics in Prometheus' format.", None, None)
 _OPENAPI: Final = Operation("/openapi.json", "GET", "This document.", None, None, None, ())
 _PAGE: Final = Operation("/docs", "GET", "This document for people.", None, None, None, ())
 OPERATIONS: Final = (
     *(_COMPLETIONS, _CHAT, _EMBEDDINGS, _CLASSIFY, *_SCORES, *_RERANKS, _MODELS, _MODEL, _TOKENIZE, _DETOKENIZE),
-    *(_HEALTH, _READY, _METRICS),
+    *(_HEALTH, _READY, *_PINGS, _VERSION, _METRICS),
 )
 
 
@@ -160,10 +167,13 @@ class Gateway:
                 route(_DETOKENIZE, self.detokenize),
                 route(_HEALTH, self.health, needs_token=False, is_work=False),
                 route(_READY, self.ready, needs_token=False),
+                *(route(operation, self.health, needs_token=False, is_work=False) for operation in _PINGS),
+                route(_VERSION, self.version, is_work=False),
                 route(_METRICS, self.metrics, is_work=False),
                 route(_OPENAPI, self.describe, needs_token=False, is_work=False),
                 route(_PAGE, self.page, needs_token=False, is_work=False),
-            ]
+            ],
+            self._config.allowed_origins,
         )
 
     async def complete(self, call: Call) -> Response:
@@ -270,7 +280,7 @@ class Gateway:
         return _json(Detokenized(await self._detokenize(body.tokens, "tokens")))
 
     async def health(self, call: Call) -> Response:
-        """/health: whether this process lives"""
+        """/health, /ping: whether this process lives"""
         del call
         return _json(Health("ok"))
 
@@ -280,6 +290,11 @@ class Gateway:
         if not self._serving.served_versions():
             raise NoEngineAvailable
         return _json(Health("ready"))
+
+    async def version(self, call: Call) -> Response:
+        """/version: of raypd, as vLLM tells its own"""
+        del call
+        return _json(Version(server_version()))
 
     async def metrics(self, call: Call) -> Response:
         """/metrics, in Prometheus' text format"""

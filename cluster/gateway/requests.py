@@ -114,6 +114,10 @@ class GenerationBody(WorkBody):
     allowed_token_ids: list[int] | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
+    truncation_side: Literal["left"] | None = None
+    logits_processors: None = None
+    kv_transfer_params: None = None
+    vllm_xargs: None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -124,6 +128,8 @@ class GenerationBody(WorkBody):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
+    guided_decoding_backend: None = None
+    guided_whitespace_pattern: None = None
 
 
 class CompletionRequest(GenerationBody):
@@ -274,6 +280,9 @@ class ChatCompletionRequest(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, JsonValue] | None = None
+    chat_template: None = None
+    documents: list[dict[str, str]] | None = None
+    mm_processor_kwargs: None = None
     metadata: dict[str, str] | None = None
     store: Literal[False] | None = None
     service_tier: str | None = None

@@ -332,6 +332,12 @@ class Detokenized(Struct, frozen=True):
 
 
 class Health(Struct, frozen=True):
-    """Of /health and /ready."""
+    """Of /health, /ping and /ready."""
 
     status: str
+
+
+class Version(Struct, frozen=True):
+    """Of /version."""
+
+    version: str

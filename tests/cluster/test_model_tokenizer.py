@@ -79,3 +79,13 @@ def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerUnusable, match="no tokenizer can be loaded"):
         ModelTokenizer.from_directory(tmp_path)
+
+
+def test_a_template_may_look_at_documents(tmp_path: Path) -> None:
+    template = "{% for document in documents %}[{{ document.text }}]{% endfor %}"
+    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, template))
+    prompt = ChatPrompt([ChatMessage("user", "hi")], variables={"documents": [{"text": "one"}, {"text": "two"}]})
+
+    assert bytes(tokenizer.encode_chat(prompt)) == b"[one][two]"
+    with pytest.raises(ChatTemplateError):
+        tokenizer.encode_chat(ChatPrompt([ChatMessage("user", "hi")], variables={"documents": 5}))

@@ -13,7 +13,9 @@ from pydantic import BaseModel
 
 from actors.core.outputs import TokenLogprobs
 from actors.core.request import FinishReason
+from cluster.gateway.chat_prompt import chat_prompt
 from cluster.gateway.config import HttpConfig
+from cluster.gateway.requests import ChatCompletionRequest
 from tests.cluster.gateway.gateway_setup import gateway_setup
 from tests.cluster.serving_setup import assert_nothing_is_left
 
@@ -89,6 +91,9 @@ async def test_what_asks_for_nothing_else_is_accepted() -> None:
         "echo": False,
         "add_special_tokens": False,
         "length_penalty": 1.0,
+        "truncation_side": "left",
+        "logits_processors": None,
+        "chat_template": None,
     }
     async with gateway_setup() as setup:
         asking = asyncio.create_task(setup.client.chat.completions.create(model="tiny", messages=HI, extra_body=same))
@@ -333,3 +338,17 @@ async def test_mistakes_are_named_as_they_were_sent(body: dict[str, Any], param:
             await setup.client.chat.completions.create(model="tiny", messages=HI, extra_body=body)
     assert caught.value.param == param
     assert_nothing_is_left(setup.pair)
+
+
+async def test_stream_options_need_a_stream() -> None:
+    async with gateway_setup() as setup:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await setup.client.chat.completions.create(
+                model="tiny", messages=HI, extra_body={"stream_options": {"include_usage": True}}
+            )
+    assert caught.value.param == "stream_options"
+
+
+def test_documents_are_shown_to_the_template() -> None:
+    body = ChatCompletionRequest(messages=[], documents=[{"title": "a", "text": "b"}])
+    assert chat_prompt(body).variables == {"documents": [{"title": "a", "text": "b"}]}

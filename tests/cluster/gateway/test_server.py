@@ -17,6 +17,7 @@ from cluster.access.tokens import Tokens, hash_token
 from cluster.errors import AddressUnavailable
 from cluster.gateway.config import HttpConfig
 from cluster.gateway.server import GatewayServer
+from cluster.ingress.version import server_version
 from tests.cluster.gateway.gateway_setup import Setup, gateway, gateway_setup, view_of
 from tests.cluster.serving_setup import assert_nothing_is_left, make_pair, make_serving
 
@@ -316,3 +317,11 @@ async def test_a_port_that_is_taken_is_named() -> None:
         other = GatewayServer(setup.pair.serving, view_of(setup.pair.serving), HttpConfig(port=setup.port))
         with pytest.raises(AddressUnavailable, match=str(setup.port)):
             await other.start()
+
+
+async def test_pings_and_the_version_are_answered() -> None:
+    async with gateway_setup() as setup:
+        for answer in (await setup.http.get("/ping"), await setup.http.post("/ping")):
+            assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+        assert (await setup.http.get("/version")).json() == {"version": server_version()}
+        assert (await setup.http.put("/ping")).status_code == 405
