@@ -26,6 +26,15 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
+_LONGEST = ("soak/test_soak.py", "integration/test_ray_nodes.py", "integration/test_ray_life.py", "chaos/test_chaos.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files that take a minute and more come first: in the end no process waits for another."""
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
