@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,10 @@ import hypothesis
 import pytest
 import torch
 
+from actors.config import ModelConfig
+from actors.model import model_runner
+from actors.model.loader import LoadedModel, load_model
+from actors.model.tensor_parallel_group import TensorParallelGroup
 from tests.checkpoints import make_checkpoint
 from tests.vision import VISION_FAMILIES, make_vision_checkpoint
 
@@ -54,3 +59,21 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return directory if directory.exists() else make(family, directory)
 
     return directory_of
+
+
+@pytest.fixture(scope="session")
+def load_once() -> Callable[[ModelConfig], LoadedModel]:
+    return functools.cache(load_model)
+
+
+@pytest.fixture
+def shared_models(load_once: Callable[[ModelConfig], LoadedModel], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines of one rank have a checkpoint's model together: a fifth of such tests was loading the same one again.
+
+    For engines that one thread steps, and that change no weights: a forward leaves nothing in its model.
+    """
+
+    def load(model_config: ModelConfig, group: TensorParallelGroup | None = None) -> LoadedModel:
+        return load_once(model_config) if group is None else load_model(model_config, group)
+
+    monkeypatch.setattr(model_runner, "load_model", load)

@@ -19,6 +19,8 @@ from tests.engine_pair import Answer, EnginePair, engine_config
 from tests.rank_threads import RankThreads
 from tests.reference import greedy_tokens, random_prompt
 
+pytestmark = pytest.mark.usefixtures("shared_models")
+
 CheckpointOf = Callable[[str], Path]
 NUM_TOKENS = 20
 NUM_TOP = 3

@@ -14,6 +14,8 @@ from tests.checkpoints import FAMILIES
 from tests.engine_pair import EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt
 
+pytestmark = pytest.mark.usefixtures("shared_models")
+
 _NUM_TOKENS = 8
 _LONGEST = 56
 _GREEDY = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True)

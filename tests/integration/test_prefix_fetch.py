@@ -16,6 +16,8 @@ from kv_transfer.params import EngineAddress, PrefixSource
 from tests.engine_pair import EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt
 
+pytestmark = pytest.mark.usefixtures("shared_models")
+
 _NUM_TOKENS = 8
 _GREEDY = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True)
 _PROMPT = random_prompt(100, seed=1)

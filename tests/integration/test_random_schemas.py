@@ -20,6 +20,8 @@ from tests.random_schemas import random_schema
 from tests.reference import random_prompt
 from tests.structured import compiling_in_process
 
+pytestmark = pytest.mark.usefixtures("shared_models")
+
 _NUM_TOKENS = 200
 _NUM_AT_ONCE = 25
 _ENDS = ['"', "}", "]", ",", ":"]

@@ -13,6 +13,8 @@ from tests.actors.speculation import EAGER, SpeculatingEngine, proposing, right_
 from tests.engine_pair import EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt
 
+pytestmark = pytest.mark.usefixtures("shared_models")
+
 CheckpointOf = Callable[[str], Path]
 
 NUM_OUTPUT_TOKENS = 40

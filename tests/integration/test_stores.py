@@ -20,6 +20,8 @@ from kv_transfer.params import EngineAddress
 from tests.engine_pair import EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt
 
+pytestmark = pytest.mark.usefixtures("shared_models")
+
 _NUM_TOKENS = 6
 _GREEDY = SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True)
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "kv_connector.md"

@@ -17,6 +17,8 @@ from tests.engine_pair import Answer, EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt
 from tests.structured import KINDS, compiling_in_process, constrained_tokens
 
+pytestmark = pytest.mark.usefixtures("shared_models")
+
 CheckpointOf = Callable[[str], Path]
 NUM_TOKENS = 80
 _MAX_TRIES = 5

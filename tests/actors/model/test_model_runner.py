@@ -13,6 +13,8 @@ from tests.actors.model.stepping import Sequence, Stepper, make_runner
 from tests.checkpoints import FAMILIES, VOCAB_SIZE
 from tests.reference import greedy_tokens, random_prompt
 
+pytestmark = pytest.mark.usefixtures("shared_models")
+
 CheckpointOf = Callable[[str], Path]
 
 NUM_OUTPUT_TOKENS = 12
