@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,7 @@ _NUM_PROMPTS: Final = 3
 """Of each length."""
 _RESTART_INTERVAL_S: Final = 1.5
 _IDLE_TIMEOUT_S: Final = 30.0
+_NUM_THREADS: Final = 6
 COUNTS: Final = ("num_fds", "num_threads", "num_tasks")
 _SETTLE_INTERVAL_S: Final = 0.1
 _SETTLE_TIMEOUT_S: Final = 5.0
@@ -107,12 +109,13 @@ async def soak(directory: Path, duration_s: float, load: Load = BUSY, seed: int 
     for num_prompt_tokens, num_tokens in _LENGTHS:
         for number in range(_NUM_PROMPTS):
             greedy_tokens(directory, tuple(random_prompt(num_prompt_tokens, seed=number)), num_tokens)
+    await _start_all_threads()
     async with local_cluster(config) as cluster:
         doors = _Doors(cluster, result)
         await doors.open()
         try:
             for number in range(NUM_ROUNDS):
-                # The first round is a rush: what is opened when it is first needed, threads and links, is open then.
+                # The first round is a rush: KV links that are opened when they are first needed are open then.
                 round_load = load if number else BUSY
                 await _Round(doors, directory, round_load, result).run(duration_s / NUM_ROUNDS, rng)
                 await _until_idle(cluster)
@@ -122,6 +125,13 @@ async def soak(directory: Path, duration_s: float, load: Load = BUSY, seed: int 
         for engine in cluster.engines.values():
             engine.check_integrity()
     return result
+
+
+async def _start_all_threads() -> None:
+    """Of the event loop's executor: the last one would start when so many are first needed, which can be late."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS))
+    all_there = threading.Barrier(_NUM_THREADS)
+    await asyncio.gather(*(asyncio.to_thread(all_there.wait, _IDLE_TIMEOUT_S) for _ in range(_NUM_THREADS)))
 
 
 class _Doors:
