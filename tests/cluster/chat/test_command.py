@@ -45,6 +45,8 @@ def test_a_conversation_from_its_begin_to_its_end(
         assert "TTFT" in shown
         assert "TPOT" in shown
         assert any("TPOT" in line and "9 tokens" in line for line in terminal.below), "live"
+        if not first.requests:
+            first, second = second, first  # The client had connected to that one sooner.
         assert first.requests[-1].sampling_params.max_tokens == 50
 
         terminal.type("/system Be brief.\n")
