@@ -1,11 +1,11 @@
-"""Python's garbage collector in a process that serves.
+"""Python's garbage collector while a process of ours starts.
 
-Modules, the model and the tokenizer are some hundred thousand objects that live as long as the process. A full
-collection that looks at all of them holds every thread up for 0.1 s and more; collecting while they are imported finds
-next to nothing and takes a fifth of the time. So they come in without it, and it leaves them out afterwards
-(gc.freeze(), https://docs.python.org/3/library/gc.html#gc.freeze).
+torch and transformers are some hundred thousand objects that live as long as the process: collecting while they are
+imported finds next to nothing and takes a fifth of the time.
 
-Only for processes of our own, at their start: what is frozen is never collected, garbage included.
+They are not left out of later collections (gc.freeze()): CPython makes a full one when what is new amounts to a quarter
+of what is old, so that with little that counts as old they come often, and an ingress with 3000 streams gave its tokens
+10 to 17 ms late at p99 instead of 4 (benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations
@@ -25,9 +25,3 @@ def no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
-
-
-def leave_out_what_lives() -> None:
-    """Collect once, and never look again at what is left."""
-    gc.collect()
-    gc.freeze()

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from multiprocessing.context import SpawnProcess
 
-from actors.garbage_collection import leave_out_what_lives
 from actors.rank_loop import run_rank
 from actors.rank_messages import RankTask
 
@@ -19,10 +18,7 @@ class ProcessRanks:
         context = multiprocessing.get_context("spawn")
         self.processes: dict[int, SpawnProcess] = {
             task.tp_rank: context.Process(
-                target=run_rank,
-                args=(task, task.hub[0], leave_out_what_lives),
-                name=f"{task.engine_id}-rank-{task.tp_rank}",
-                daemon=True,
+                target=run_rank, args=(task, task.hub[0]), name=f"{task.engine_id}-rank-{task.tp_rank}", daemon=True
             )
             for task in tasks
         }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import torch
@@ -23,11 +22,10 @@ from kv_transfer.params import EngineAddress
 logger = logging.getLogger(__name__)
 
 
-def run_rank(task: RankTask, host: str, on_built: Callable[[], None] = lambda: None) -> None:
+def run_rank(task: RankTask, host: str) -> None:
     """Live as one rank; returns when rank 0 says so or is gone, or when this rank has failed and has told it.
 
     host: this rank's own address, as its peers reach it
-    on_built: called before the first step
     """
     timeout_s = task.config.parallel.rank_timeout_s
     connection = _call(task, timeout_s)
@@ -35,7 +33,6 @@ def run_rank(task: RankTask, host: str, on_built: Callable[[], None] = lambda: N
         opened.callback(connection.close)
         try:
             worker = _build(task, host, connection, opened)
-            on_built()
             _serve(connection, worker)
         except RankLost as error:
             logger.warning("rank %d ends: its engine is gone", task.tp_rank, extra={"reason": str(error)})

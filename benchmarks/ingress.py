@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from actors.garbage_collection import leave_out_what_lives
 from benchmarks.token_source import make_serving, prompt_of
 from cluster.client.channel import open_channel
 from cluster.ingress.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
@@ -113,7 +112,6 @@ def _serve(pipe: Connection, load: Load) -> None:
 
 async def _serve_on_loop(pipe: Connection, load: Load) -> None:
     serving, source = make_serving(load.tokens_per_s, load.num_streams)
-    leave_out_what_lives()  # as an ingress does
     server = IngressServer(serving, _no_view, _NO_ADMIN, DoorSettings(slow_reader_timeout_s=600.0))
     pipe.send(f"127.0.0.1:{await server.start()}")
     giving = asyncio.create_task(source.run(load.num_streams))

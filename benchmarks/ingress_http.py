@@ -15,7 +15,6 @@ import time
 from array import array
 from multiprocessing.connection import Connection
 
-from actors.garbage_collection import leave_out_what_lives
 from benchmarks.token_source import make_serving
 from cluster.gateway.config import HttpConfig
 from cluster.gateway.server import GatewayServer
@@ -82,7 +81,6 @@ def _serve(pipe: Connection, num_streams: int, rate: float) -> None:
 
 async def _serve_on_loop(pipe: Connection, num_streams: int, rate: float) -> None:
     serving, source = make_serving(rate, num_streams)
-    leave_out_what_lives()  # as an ingress does
     server = GatewayServer(serving, _no_view, HttpConfig(port=0), slow_reader_timeout_s=600.0)
     pipe.send(await server.start())
     giving = asyncio.create_task(source.run(num_streams))
