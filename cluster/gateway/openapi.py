@@ -53,6 +53,15 @@ class Operation:
     parameters: Sequence[str] = ()
 
 
+_EVENT: Final = {
+    "type": "object",
+    "description": "One event: a chunk as JSON, and at the end [DONE].",
+    "properties": {"data": {"type": "string"}},
+    "required": ["data"],
+}
+"""As OpenAPI before 3.2 has it: the schema of a stream is that of each event."""
+
+
 def openapi(operations: Iterable[Operation]) -> Document:
     """Describe them."""
     operations = list(operations)
@@ -104,7 +113,7 @@ def _operation(operation: Operation) -> Document:
     if operation.answer is not None:
         content["application/json"] = {"schema": {"$ref": _REFERENCE.format(name=operation.answer.__name__)}}
     if operation.stream is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     if not content:
         content = {"text/plain": {"schema": {"type": "string"}}}
     error = {"application/json": {"schema": {"$ref": _REFERENCE.format(name="ErrorBody")}}}

@@ -33,11 +33,13 @@ class Deployment:
         ingress = {**chosen.get("ingress", {}), **ports, "count": 1}
         chosen |= {"cache": {"kv_cache_memory_gib": 0.05}, "ingress": ingress, "drain_timeout_s": 10.0}
         chosen |= {"model": {"model": str(DEMO_MODEL), "dtype": "float32", "device": "cpu"}}
-        # One engine of each role, without the secrets that somebody would have made beforehand.
+        # One engine of each role, without the secrets and the volume that somebody would have made beforehand.
         for role in ("prefill", "decode"):
             chosen[role] = {**chosen.get(role, {}), "count": 1}
         kubernetes = chosen.get("kubernetes", {})
-        chosen["kubernetes"] = {name: value for name, value in kubernetes.items() if name not in {"tls", "tokens"}}
+        chosen["kubernetes"] = {
+            name: value for name, value in kubernetes.items() if name not in {"tls", "tokens", "models"}
+        }
         self.config = ClusterConfig.model_validate(chosen)
         self.objects = render(self.config)
         self.config_file = directory / "cluster.yaml"
