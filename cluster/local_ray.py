@@ -45,8 +45,8 @@ def disconnect() -> None:
 
 def _start_local(config: ClusterConfig) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # By Ray's default workers yield to everything else on the machine (nice 15): beside other work an engine would be
-    # silent for seconds, and be taken for lost.
+    # By Ray's default workers yield to everything else on the machine (nice 15): beside other work an engine may be
+    # silent for long enough to be taken for lost.
     os.environ.setdefault("RAY_worker_niceness", "0")
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
