@@ -82,9 +82,9 @@ def check_files(paths: list[Path], console: Console) -> None:
             objects = [one for one in yaml.safe_load_all(text) if one is not None]
         except OSError as error:
             raise InvalidConfig(str(path), [f"cannot be read: {error.strerror}"]) from error
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InvalidConfig(str(path), [f"is not YAML: {error}"]) from error
-        _refuse(str(path), find_mistakes(objects))
+        _refuse(str(path), find_mistakes(objects) if objects else ["holds no object: has what was to write it failed?"])
         num_objects += len(objects)
     console.print(f"{num_objects} objects, nothing wrong", highlight=False)
 

@@ -25,9 +25,11 @@ _FIRST_RAY_WITH_PRIORITY: Final = (2, 56)
 
 def find_mistakes(manifests: Iterable[Any]) -> list[str]:  # parsed YAML, of whatever shape
     """What would be refused, or would not work, each with its object's kind and name; empty if nothing is found."""
-    objects = [one for one in manifests if isinstance(one, dict)]
     mistakes: list[str] = []
-    for one in objects:
+    for number, one in enumerate(manifests, 1):
+        if not isinstance(one, dict) or not one.get("apiVersion") or not one.get("kind"):
+            mistakes.append(f"number {number} is no Kubernetes object: it needs apiVersion and kind")
+            continue
         found: Iterator[str] = iter(())
         if one.get("kind") == "RayCluster":
             found = _ray_cluster_mistakes(one, _MAX_CLUSTER_NAME, one.get("spec") or {})

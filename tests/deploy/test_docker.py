@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -76,7 +77,8 @@ def test_the_installation_works_in_an_empty_environment(tmp_path: Path, pytestco
     As a builder of images would, it keeps what all packages but raypd made of an empty environment until a file changes
     that they were installed by: the first run takes about 50 s of processor time, others half of that.
     """
-    layers = pytestconfig.cache.mkdir("image") if pytestconfig.cache is not None else tmp_path
+    cache = getattr(pytestconfig, "cache", None)
+    layers = tmp_path if cache is None else cache.mkdir("image")
     source, environment = tmp_path / "src", layers / "environment"
     source.mkdir()
     shutil.rmtree(environment, ignore_errors=True)
@@ -108,6 +110,9 @@ def test_the_installation_works_in_an_empty_environment(tmp_path: Path, pytestco
     _run(python, "-c", "import cluster.ingress.process", variables=variables, directory=tmp_path)
     said = _run(raypd, "doctor", "--gpu", "h200", variables=variables, directory=tmp_path)
     assert said.startswith("ok       model files: demo_model: 4 million parameters")
+    allowed = json.loads(_run(python, "-c", _GRAMMAR, variables=variables, directory=tmp_path))
+    assert {"a", "b"} <= set(allowed)
+    assert all(re.fullmatch("[ab]{1,2}", token) for token in allowed)
     shutil.rmtree(environment)
 
 
@@ -140,6 +145,33 @@ for floor in ("cluster", "actors", "kv_transfer"):
 print(sorted(name for name in missing if importlib.util.find_spec(name) is None))
 """
 """Prints what raypd's installed code imports anywhere, and nobody has installed."""
+
+
+_GRAMMAR = """
+import importlib.util, json, threading
+from actors.config import GrammarConfig
+from actors.core.sampling_params import StructuredOutputParams
+from actors.model.grammar.manager import XGrammarManager
+from cluster.config import DEMO_MODEL
+from transformers import AutoTokenizer
+assert importlib.util.find_spec("triton") is None
+tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+is_ready = threading.Event()
+manager = XGrammarManager.of_checkpoint(
+    GrammarConfig(),
+    DEMO_MODEL,
+    vocab_size=len(tokenizer),
+    stop_token_ids=(tokenizer.eos_token_id,),
+    on_ready=is_ready.set,
+)
+manager.start_compiling("request", StructuredOutputParams("regex", "[ab]{2}"), ())
+assert is_ready.wait(250)
+assert manager.take_compiled() == {"request": None}
+[words] = manager.fill_bitmask(["request"]).tolist()
+manager.shutdown()
+print(json.dumps([tokenizer.decode(i) for i in range(len(tokenizer)) if words[i // 32] >> i % 32 & 1]))
+"""
+"""Prints the tokens that an answer which has to be [ab]{2} may begin with: xgrammar does without triton."""
 
 
 def _run(*command: str | Path, variables: dict[str, str], directory: Path | None = None, may_fail: bool = False) -> str:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import kubernetes_validate  # type: ignore[import-untyped]  # it ships no types
 import pytest
@@ -52,11 +58,43 @@ def test_every_file_that_is_named_is_there() -> None:
     assert [name for name in sorted(named) if "NAME" not in name and not (_ROOT / name).exists()] == []
 
 
-def test_the_settings_are_settings(tmp_path: Path) -> None:
+def _settings() -> ClusterConfig:
     [block] = re.findall(r"^```yaml\n(.*?)^```$", _PAGE, re.MULTILINE | re.DOTALL)
-    config = ClusterConfig.model_validate(yaml.safe_load(block))
+    return ClusterConfig.model_validate(yaml.safe_load(block))
 
-    assert config.prefill.labels == {"raypd.io/role": "prefill"}
+
+def test_the_settings_find_the_nodes_that_are_started() -> None:
+    [head, *others] = [_node(words) for words in re.findall(r"^ray start (.*?) *≈", _PAGE, re.MULTILINE)]
+    config = _settings()
+
+    def found(labels: Mapping[str, str], resources: Mapping[str, float] = MappingProxyType({})) -> list[_Node]:
+        return [one for one in (head, *others) if one.has(labels, resources)]
+
+    prefill, decode = found(config.prefill.labels), found(config.decode.labels)
+    ingress = found(config.ingress.labels, config.ingress.resources)
+    assert [prefill, decode, ingress] == [[one] for one in others]
+    assert found(config.controller.labels) == others
+
+
+@dataclass(frozen=True)
+class _Node:
+    labels: Mapping[str, str]
+    resources: Mapping[str, float]
+
+    def has(self, labels: Mapping[str, str], resources: Mapping[str, float]) -> bool:
+        """Values as Ray's label selectors have them: with ! in front, another one or none."""
+        fits = [
+            self.labels.get(key) != value[1:] if value.startswith("!") else self.labels.get(key) == value
+            for key, value in labels.items()
+        ]
+        return all(fits) and all(self.resources.get(name, 0) >= amount for name, amount in resources.items())
+
+
+def _node(arguments: str) -> _Node:
+    words = shlex.split(arguments)
+    options = dict(itertools.pairwise(words))
+    labels = dict(pair.split("=") for pair in options.get("--labels", "").split(",") if pair)
+    return _Node(labels, json.loads(options.get("--resources", "{}")))
 
 
 def test_what_is_to_be_applied_is_what_kubernetes_takes() -> None:

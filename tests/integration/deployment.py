@@ -5,79 +5,83 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import grpc
 import psutil
+import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cluster.client import GenerateClient
+from cluster.access.tokens import hash_token, make_token
+from cluster.client import Credentials, GenerateClient
 from cluster.config import DEMO_MODEL, ClusterConfig
-from cluster.manifests.placement import CONFIG_FILE
+from cluster.manifests.placement import CONFIG_FILE, TLS_DIRECTORY, TOKENS_DIRECTORY
 from cluster.manifests.pods import admin_address
 from cluster.manifests.render import render
+from tests.cluster.access.certificates import Authority
 from tests.cluster.manifests.deployments import of_kind, settings, worker_groups
 from tests.integration.pods import ROOT, Pods, free_port
 from tests.patience import CLUSTER_S
 
 
 class Deployment:
-    """An overlay's commands with what only exists in Kubernetes put in: names and paths."""
+    """An overlay's commands on pods that have become its own, what only exists in Kubernetes put in: names and paths.
 
-    def __init__(self, overlay: str, directory: Path) -> None:
+    config: the demo model, and little memory, instead of what only a GPU could hold; one engine of each role
+    """
+
+    def __init__(self, overlay: str, pods: Pods, directory: Path) -> None:
         chosen = settings(overlay).model_dump(exclude_unset=True, exclude={"model"})
-        # The demo model, and little memory, instead of what only a GPU could hold.
         ports = {"port": free_port(), "http": {"port": free_port()}}
         ingress = {**chosen.get("ingress", {}), **ports, "count": 1}
         chosen |= {"cache": {"kv_cache_memory_gib": 0.05}, "ingress": ingress, "drain_timeout_s": 10.0}
         chosen |= {"model": {"model": str(DEMO_MODEL), "dtype": "float32", "device": "cpu"}}
-        # One engine of each role, without the secrets and the volume that somebody would have made beforehand.
         for role in ("prefill", "decode"):
             chosen[role] = {**chosen.get(role, {}), "count": 1}
-        kubernetes = chosen.get("kubernetes", {})
-        chosen["kubernetes"] = {
-            name: value for name, value in kubernetes.items() if name not in {"tls", "tokens", "models"}
-        }
-        self.config = ClusterConfig.model_validate(chosen)
-        self.objects = render(self.config)
-        self.config_file = directory / "cluster.yaml"
-        self.config_file.write_text(of_kind(self.objects, "ConfigMap", "raypd-config")["data"]["cluster.yaml"])
-        self.pods: Pods
-
-    @classmethod
-    @contextmanager
-    def started(cls, overlay: str, directory: Path) -> Iterator[Deployment]:
-        deployment = cls(overlay, directory)
-        with Pods.started(of_kind(deployment.objects, "RayCluster")) as deployment.pods:
-            yield deployment
-
-    @property
-    def address(self) -> str:
+        # The demo model is not in the volume.
+        kubernetes = {name: value for name, value in chosen.get("kubernetes", {}).items() if name != "models"}
+        self.config = ClusterConfig.model_validate({**chosen, "kubernetes": kubernetes})
+        self.config_file, tls, tokens = (directory / name for name in ("cluster.yaml", "tls", "tokens"))
+        text = yaml.safe_dump_all(render(self.config))
+        for mounted, here in ((CONFIG_FILE, self.config_file), (TLS_DIRECTORY, tls), (TOKENS_DIRECTORY, tokens)):
+            text = text.replace(mounted, str(here))
+        self.objects: list[Any] = list(yaml.safe_load_all(text))
+        self.pods = pods
+        pods.become(of_kind(self.objects, "RayCluster"))
+        [ingress_pod] = pods.of_group("ingress")
+        self.address = f"{ingress_pod.address}:{self.config.ingress.port}"
         """Where its ingress is to listen."""
-        [ingress] = self.pods.of_group("ingress")
-        return f"{ingress.address}:{self.config.ingress.port}"
+        self.config_file.write_text(of_kind(self.objects, "ConfigMap", "raypd-config")["data"]["cluster.yaml"])
+        _make_secrets(tls, tokens, ingress_pod.address)
+        self.credentials = Credentials.from_environment(ingress_pod.environment)
+        """The pods' own."""
 
-    @property
-    def submit(self) -> list[str]:
-        """The command of the Job."""
+    def start(self) -> str:
+        """What the Job does, and says."""
         [container] = of_kind(self.objects, "Job")["spec"]["template"]["spec"]["containers"]
-        return [self._here(part) for part in container["command"]]
+        variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+        del variables["RAY_ADDRESS"]
+        return self._run_at_the_ingress(container["command"], variables)
 
-    def pre_stop(self, group: str) -> list[str]:
-        """The hook of that group's pods."""
+    def before_stop(self, group: str) -> str:
+        """What the hook of that group's one pod does, and says."""
+        [pod] = self.pods.of_group(group)
         container = worker_groups(self.objects)[group]["template"]["spec"]["containers"][0]
-        return [self._here(part) for part in container["lifecycle"]["preStop"]["exec"]["command"]]
+        return self._run_at_the_ingress(container["lifecycle"]["preStop"]["exec"]["command"], pod.environment)
 
     def raypd(self, *arguments: str) -> list[str]:
         """A command that reads the configuration, from outside of the pods."""
         return ["raypd", *arguments, "--ray-address", self.pods.gcs_address]
 
-    def run(self, *command: str, directory: Path | None = None, **environment: str) -> str:
+    def run(
+        self, *command: str, directory: Path | None = None, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> str:
         """What a command prints that succeeds; Ray's dashboard is where the Job would find it."""
-        submitter = {"RAY_ADDRESS": self.pods.dashboard}
-        result = self.pods.run(list(command), submitter | environment, CLUSTER_S, directory)
+        variables = {"RAY_ADDRESS": self.pods.dashboard, **environment}
+        result = self.pods.run(list(command), variables, CLUSTER_S, directory)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
 
@@ -125,17 +129,36 @@ class Deployment:
         groups = self.pods.ask("/api/v0/placement_groups")["data"]["result"]["result"]
         assert [group["name"] for group in groups if group["state"] != "REMOVED"] == []
 
-    def _here(self, text: str) -> str:
-        return text.replace(admin_address(self.config), self.address).replace(CONFIG_FILE, str(self.config_file))
+    async def check_that_it_serves(self) -> None:
+        """That its probe says so, and that it answers by a handoff. Raises AssertionError."""
+        if not self.credentials.is_encrypted:
+            async with grpc.aio.insecure_channel(self.address) as channel:
+                stub = health_pb2_grpc.HealthStub(channel)
+                request = health_pb2.HealthCheckRequest()
+                probe = await stub.Check(request, timeout=10)  # type: ignore[attr-defined]  # its types
+            assert probe.status == health_pb2.HealthCheckResponse.SERVING
+        async with self.client() as client:
+            responses = [response async for response in client.generate("def f(n):", max_tokens=8, temperature=0.0)]
+        assert "".join(response.text for response in responses)
+        assert responses[-1].timings.transfer.kv_bytes > 0
+
+    def client(self) -> GenerateClient:
+        """Of an operator."""
+        return GenerateClient(self.address, credentials=self.credentials)
+
+    def _run_at_the_ingress(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
+        service = admin_address(self.config)
+        return self.run(*(part.replace(service, self.address) for part in command), environment=environment)
 
 
-async def check_that_it_serves(address: str) -> None:
-    """That its probe says so, and that it answers by a handoff. Raises AssertionError."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        probe = await stub.Check(health_pb2.HealthCheckRequest(), timeout=10)  # type: ignore[attr-defined]  # its types
-    assert probe.status == health_pb2.HealthCheckResponse.SERVING
-    async with GenerateClient(address) as client:
-        responses = [response async for response in client.generate("def f(n):", max_tokens=8, temperature=0.0)]
-    assert "".join(response.text for response in responses)
-    assert responses[-1].timings.transfer.kv_bytes > 0
+def _make_secrets(tls: Path, tokens: Path, address: str) -> None:
+    """As docs/deploy.md says, for an ingress at that address."""
+    for directory in (tls, tokens):
+        directory.mkdir()
+    authority = Authority(tls, "ca")
+    authority.root.rename(tls / "ca.crt")
+    authority.certify("tls", address)
+    operator = make_token()
+    (tokens / "operator").write_text(operator)
+    entry = {"name": "operator", "sha256": hash_token(operator), "admin": True}
+    (tokens / "tokens.yaml").write_text(yaml.safe_dump({"tokens": [entry]}))

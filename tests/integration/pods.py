@@ -1,4 +1,4 @@
-"""A RayCluster's pods as Ray nodes of this machine: each an own address, started as KubeRay would start it."""
+"""RayClusters' pods as Ray nodes of this machine: each an own address, started as KubeRay would start it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -38,11 +38,14 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 class Pod:
-    """One Ray node. environment: of its container, the addresses of this machine put in."""
+    """One Ray node. environment: of its container, with its address."""
 
-    def __init__(self, group: str, address: str, process: subprocess.Popen[str]) -> None:
+    def __init__(
+        self, group: str, address: str, environment: Mapping[str, str], process: subprocess.Popen[str]
+    ) -> None:
         self.group = group
         self.address = address
+        self.environment = environment
         self.process = process
 
     def wait_until_up(self) -> None:
@@ -57,20 +60,20 @@ class Pod:
 
 
 class Pods:
-    """All pods of a RayCluster manifest."""
+    """All pods of a RayCluster manifest, or of one manifest after the other: the head is the same in all."""
 
     def __init__(self, ray_cluster: Any, directory: Path) -> None:  # parsed YAML
-        self._cluster = ray_cluster
+        self._head = _head_group(ray_cluster)
         self._directory = directory
+        self._addresses = (f"127.0.0.{number}" for number in range(3, 250))
         self.pods: list[Pod] = []
         self.gcs_port = free_port(_HEAD_ADDRESS)
         self.gcs_address = f"{_HEAD_ADDRESS}:{self.gcs_port}"
         self.dashboard = f"http://{_HEAD_ADDRESS}:{free_port(_HEAD_ADDRESS)}"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         commands = directory / "bin"
-        # As KubeRay does for authOptions.mode token.
-        assert ray_cluster["spec"]["authOptions"] == {"mode": "token"}
         self.environment = inherited | {
+            # As KubeRay does for authOptions.mode token.
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(16),
             "RAY_agent_register_timeout_ms": "150000",
@@ -92,15 +95,28 @@ class Pods:
     @classmethod
     @contextmanager
     def started(cls, ray_cluster: Any) -> Iterator[Pods]:
+        """Only the head."""
         # Ray's sockets are in it, so its path must be short.
         directory = Path(f"/tmp/rpod{os.getpid()}")
         pods = cls(ray_cluster, directory)
         try:
-            pods._start_all()
+            pods._start("head", pods._head, _HEAD_ADDRESS)
+            pods._wait_for_dashboard()
             yield pods
         finally:
-            pods._stop_all()
+            pods._stop(pods.pods)
             shutil.rmtree(directory, ignore_errors=True)
+
+    def become(self, ray_cluster: Any) -> None:  # parsed YAML
+        """Replace all worker pods by those of a RayCluster; returns when Ray has them."""
+        head = _head_group(ray_cluster)
+        assert _ray_start_arguments(head) == _ray_start_arguments(self._head)
+        assert _variables(head, _HEAD_ADDRESS) == self.pods[0].environment
+        self._stop(self.pods[1:])
+        del self.pods[1:]
+        for group in ray_cluster["spec"]["workerGroupSpecs"]:
+            for _ in range(group["replicas"]):
+                self._start(group["groupName"], group, next(self._addresses))
 
     def of_group(self, group: str) -> list[Pod]:
         return [pod for pod in self.pods if pod.group == group]
@@ -138,19 +154,24 @@ class Pods:
         actors: list[Any] = self.ask("/api/v0/actors?detail=1&limit=10000")["data"]["result"]["result"]
         return actors
 
-    def _start_all(self) -> None:
-        spec = self._cluster["spec"]
-        self._start("head", spec["headGroupSpec"], _HEAD_ADDRESS)
-        self.pods[0].wait_until_up()
-        self._wait_for_dashboard()
-        addresses = (f"127.0.0.{number}" for number in range(3, 250))
-        for group in spec["workerGroupSpecs"]:
-            for _ in range(group["replicas"]):
-                self._start(group["groupName"], group, next(addresses))
-        for pod in self.pods[1:]:
-            pod.wait_until_up()
-
     def _start(self, name: str, group: Any, address: str) -> None:
+        """Start one, and return when Ray has it: one after the other, since Ray waits for each node's processes."""
+        attempts = range(1, 4)
+        for attempt in attempts:
+            pod = self._launched(name, group, address, self._directory / f"{address.rpartition('.')[2]}-{attempt}")
+            try:
+                pod.wait_until_up()
+            except AssertionError:
+                # Not within Ray's 30 s, on a machine that was busy. Kubernetes would start the container again too.
+                if attempt == attempts[-1]:
+                    raise
+            else:
+                self.pods.append(pod)
+                return
+
+    def _launched(self, name: str, group: Any, address: str, directory: Path) -> Pod:
+        """directory: of this pod alone, since a job's working directory in it is taken away by the node that does not
+        need it any more"""
         arguments = [str(_BIN / "ray"), "start", "--block", "--node-ip-address", address, "--disable-usage-stats"]
         if name == "head":
             port = self.dashboard.rpartition(":")[2]
@@ -158,25 +179,21 @@ class Pods:
             arguments += ["--dashboard-host", _HEAD_ADDRESS, "--dashboard-port", port]
         else:
             arguments += ["--address", self.gcs_address]
-        # Of each pod alone: a job's working directory in it is taken away by the node that does not need it any more.
-        temporary = self._directory / address.rpartition(".")[2]
-        arguments += ["--temp-dir", str(temporary)]
+        arguments += ["--temp-dir", str(directory)]
         # Each node's agent listens at 127.0.0.1 too, and one that cannot takes no jobs.
         arguments += ["--dashboard-agent-listen-port", str(free_port())]
         arguments += ["--object-store-memory", str(80 * 2**20), *_ray_start_arguments(group)]
-        variables = {
-            one["name"]: one.get("value", address) for one in group["template"]["spec"]["containers"][0]["env"]
-        }
-        temporary.mkdir()
+        variables = _variables(group, address)
+        directory.mkdir()
         process = subprocess.Popen(
             arguments,
-            env=self.environment | variables | {"HOME": str(temporary)},
-            cwd=temporary,
+            env=self.environment | variables | {"HOME": str(directory)},
+            cwd=directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self.pods.append(Pod(name, address, process))
+        return Pod(name, address, variables, process)
 
     def _wait_for_dashboard(self) -> None:
         deadline_s = time.monotonic() + CLUSTER_S
@@ -189,17 +206,29 @@ class Pods:
             else:
                 return
 
-    def _stop_all(self) -> None:
-        family = [child for pod in self.pods for child in psutil.Process(pod.process.pid).children(recursive=True)]
-        for pod in reversed(self.pods):
+    @staticmethod
+    def _stop(pods: Sequence[Pod]) -> None:
+        family = [child for pod in pods for child in psutil.Process(pod.process.pid).children(recursive=True)]
+        for pod in reversed(pods):
             pod.process.send_signal(signal.SIGTERM)
-        for pod in self.pods:
+        for pod in pods:
             pod.process.wait(60)
             assert pod.process.stdout is not None
             pod.process.stdout.close()
         _, alive = psutil.wait_procs(family, timeout=20)
         for process in alive:
             process.kill()
+
+
+def _head_group(ray_cluster: Any) -> Any:
+    # As of all of ours: self.environment has the token that KubeRay would have made.
+    assert ray_cluster["spec"]["authOptions"] == {"mode": "token"}
+    return ray_cluster["spec"]["headGroupSpec"]
+
+
+def _variables(group: Any, address: str) -> dict[str, str]:
+    """Of a group's container; what Kubernetes would fill in is the pod's address."""
+    return {one["name"]: one.get("value", address) for one in group["template"]["spec"]["containers"][0]["env"]}
 
 
 def _ray_start_arguments(group: Any) -> list[str]:

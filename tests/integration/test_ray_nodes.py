@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.client import GenerateClient
-from tests.integration.deployment import Deployment, check_that_it_serves
-from tests.integration.pods import ROOT
+from tests.cluster.manifests.deployments import OVERLAYS, of_kind, rendered
+from tests.integration.deployment import Deployment
+from tests.integration.pods import ROOT, Pods
 from tests.patience import TEST_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(TEST_S)]
@@ -22,54 +22,51 @@ _EVERYBODY = ["Controller", "EngineActor", "EngineActor", "IngressActor"]
 _NUM_LONG_TOKENS = 200
 
 
-@pytest.fixture(scope="module", params=["cpu-demo", pytest.param("gpu-1p1d", marks=pytest.mark.slow)])
-def deployment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with Deployment.started(request.param, tmp_path_factory.mktemp("deployment")) as deployment:
-        yield deployment
+@pytest.fixture(scope="module")
+def pods() -> Iterator[Pods]:
+    with Pods.started(of_kind(rendered("cpu-demo"), "RayCluster")) as pods:
+        yield pods
+
+
+@pytest.fixture(scope="module", params=["cpu-demo"])
+def deployment(request: pytest.FixtureRequest, pods: Pods, tmp_path_factory: pytest.TempPathFactory) -> Deployment:
+    return Deployment(request.param, pods, tmp_path_factory.mktemp("deployment"))
+
+
+@pytest.mark.parametrize("deployment", OVERLAYS, indirect=True)
+async def test_the_manifests_job_starts_a_cluster_on_the_pods_and_each_pod_drains_before_it_stops(
+    deployment: Deployment,
+) -> None:
+    # An engine of several ranks has a pod of its own, with all of them: a pod has as many (only counted) GPUs.
+    [ingress], [prefill], [decode] = (deployment.pods.of_group(group) for group in ("ingress", "prefill", "decode"))
+
+    assert re.search(rf"ready .* at {deployment.address} \(gRPC", deployment.start())
+    await deployment.check_that_it_serves()
+    assert deployment.start() == "it serves already\n"
+    async with deployment.client() as client:
+        status = await client.status(10)
+    assert {(engine.engine_id, engine.node) for engine in status.engines} == {
+        ("prefill-0", prefill.address),
+        ("decode-0", decode.address),
+    }
+    assert deployment.pods.address_of_actor("IngressActor") == ingress.address
+    assert deployment.pods.address_of_actor("Controller") in {ingress.address, prefill.address, decode.address}
+
+    assert "it had: decode-0\ndone" in deployment.before_stop("decode")
+    assert f"it had: {deployment.address}\ndone" in deployment.before_stop("ingress")
+    assert not _is_open(deployment.address)
+
+    assert deployment.run(*deployment.raypd("stop")) == "stopped\n"
+    deployment.wait_until_gone()
 
 
 def test_doctor_finds_room_for_an_engine_on_each_pod(deployment: Deployment) -> None:
-    # The GPUs of these pods are only numbers.
     examined = deployment.run(*deployment.raypd("doctor", "--config", str(deployment.config_file)))
 
     assert "failure" not in examined
     assert all(f"ok       room for {role} engines: 1 of " in examined for role in ("prefill", "decode")), examined
     assert "ok       room for ingresses: one on each of 1 nodes" in examined
     assert examined.count(" node: Python ") == len(deployment.pods.pods)
-
-
-async def test_the_manifests_job_starts_a_cluster_on_the_pods_that_stays_and_each_pod_drains_before_it_stops(
-    deployment: Deployment,
-) -> None:
-    pods, address = deployment.pods, deployment.address
-    [ingress], [prefill], [decode] = (pods.of_group(group) for group in ("ingress", "prefill", "decode"))
-
-    said = deployment.run(*deployment.submit)
-    assert re.search(rf"ready .* at {address} \(gRPC", said), said
-    assert deployment.run(*deployment.submit) == "it serves already\n"
-    with deployment.serve() as second:
-        _read_until(second, "a raypd cluster runs in namespace 'raypd' of this Ray cluster already: end it with `raypd")
-        assert second.wait(60) == 1
-
-    await check_that_it_serves(address)
-    async with GenerateClient(address) as client:
-        status = await client.status(10)
-    assert {(engine.engine_id, engine.node) for engine in status.engines} == {
-        ("prefill-0", prefill.address),
-        ("decode-0", decode.address),
-    }
-    assert pods.address_of_actor("IngressActor") == ingress.address
-    assert pods.address_of_actor("Controller") in {ingress.address, prefill.address, decode.address}
-    assert deployment.alive_actors() == _EVERYBODY
-
-    drained = deployment.run(*deployment.pre_stop("decode"), RAYPD_NODE_IP=decode.address)
-    assert "it had: decode-0\ndone" in drained
-    drained = deployment.run(*deployment.pre_stop("ingress"), RAYPD_NODE_IP=ingress.address)
-    assert f"it had: {address}\ndone" in drained
-    assert not _is_open(address)
-
-    assert deployment.run(*deployment.raypd("stop")) == "stopped\n"
-    deployment.wait_until_gone()
 
 
 _WORKING_DIR = ("--working-dir", ".")
@@ -80,10 +77,13 @@ _ENVIRONMENTS = {"working-dir": (_WORKING_DIR, _MODULE), "installed": ((), ("ray
 
 @pytest.mark.parametrize("environment", ["working-dir", pytest.param("pip", marks=pytest.mark.slow)])
 async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(deployment: Deployment, environment: str) -> None:
-    job, address = await _submitted_job(deployment, environment)
+    job = await _submitted_job(deployment, environment)
     assert deployment.alive_actors() == _EVERYBODY
+    with deployment.serve() as second:
+        _read_until(second, "a raypd cluster runs in namespace 'raypd' of this Ray cluster already: end it with `raypd")
+        assert second.wait(60) == 1
 
-    assert await _num_tokens_across(deployment, address, "ray", "job", "stop", job) == _NUM_LONG_TOKENS
+    assert await _num_tokens_across(deployment, "ray", "job", "stop", job) == _NUM_LONG_TOKENS
     deployment.wait_until_gone()
 
 
@@ -104,8 +104,8 @@ def test_an_attached_cluster_ends_when_whoever_started_it_is_killed(deployment: 
     deployment.wait_until_gone()
 
 
-async def _submitted_job(deployment: Deployment, environment: str) -> tuple[str, str]:
-    """Submit it and have it answer; returns its id, and where it serves."""
+async def _submitted_job(deployment: Deployment, environment: str) -> str:
+    """Submit it and have it answer; returns its id."""
     arguments, raypd = _ENVIRONMENTS[environment]
     submitted = deployment.run(
         *("ray", "job", "submit", "--no-wait", *arguments, "--runtime-env", f"deploy/ray/{environment}.yaml", "--"),
@@ -114,14 +114,14 @@ async def _submitted_job(deployment: Deployment, environment: str) -> tuple[str,
     )
     found = re.search(r"raysubmit_\w+", submitted)
     assert found is not None, submitted
-    address = deployment.wait_for_log(found.group(0), r"ready .* at (\S+:\d+)").group(1)
-    await check_that_it_serves(address)
-    return found.group(0), address
+    deployment.wait_for_log(found.group(0), rf"ready .* at {deployment.address} ")
+    await deployment.check_that_it_serves()
+    return found.group(0)
 
 
-async def _num_tokens_across(deployment: Deployment, address: str, *stop: str) -> int:
+async def _num_tokens_across(deployment: Deployment, *stop: str) -> int:
     """Of an answer that has begun when the cluster is told to stop, and that nobody tries again."""
-    async with GenerateClient(address) as client:
+    async with deployment.client() as client:
         answer = client.generate(
             "def f(n):", resume=False, max_tokens=_NUM_LONG_TOKENS, temperature=0.0, ignore_eos=True
         )

@@ -12,8 +12,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-_LOOPBACK = ipaddress.ip_address("127.0.0.1")
-
 
 @dataclass(frozen=True)
 class Certified:
@@ -34,11 +32,11 @@ class Authority:
         builder = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(True, None), critical=True)
         self.root.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))
 
-    def certify(self, name: str) -> Certified:
-        """A certificate for 127.0.0.1; one of the same name replaces its files."""
+    def certify(self, name: str, address: str = "127.0.0.1") -> Certified:
+        """A certificate for that address; one of the same name replaces its files."""
         key = ec.generate_private_key(ec.SECP256R1())
         builder = self._builder(_name(name), key).add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(_LOOPBACK)]), critical=False
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), critical=False
         )
         files = Certified(self._directory / f"{name}.crt", self._directory / f"{name}.key")
         files.certificate.write_bytes(_pem(builder.sign(self._key, hashes.SHA256())))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 import yaml
 from typer.testing import CliRunner
 
@@ -77,6 +78,24 @@ def test_files_of_others_are_checked_too(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["manifests", "--check", str(good), str(bad)])
     assert result.exit_code == 1
     assert f"{bad}: RayCluster/raypd: prefill: minReplicas and maxReplicas must both be set" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        (b"", "-: holds no object: has what was to write it failed?"),
+        (b"# nothing\n---\n", "-: holds no object: has what was to write it failed?"),
+        (b"error: no such overlay", "-: number 1 is no Kubernetes object: it needs apiVersion and kind"),
+        (b"kind: Job\n", "-: number 1 is no Kubernetes object: it needs apiVersion and kind"),
+        (b"a: [", "-: is not YAML: "),
+        (b"\xff\xfe", "-: is not YAML: "),
+    ],
+)
+def test_what_holds_no_objects_does_not_pass(text: bytes, mistake: str) -> None:
+    result = CliRunner().invoke(app, ["manifests", "--check", "-"], input=text)
+
+    assert result.exit_code == 1
+    assert mistake in result.output
 
 
 def test_a_trial_is_a_ray_job() -> None:

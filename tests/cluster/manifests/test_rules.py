@@ -175,7 +175,7 @@ def test_a_ray_job_with_a_probe_that_it_would_have_to_satisfy_itself_is_found() 
 def test_a_ray_job_needs_a_cluster_and_a_shorter_name() -> None:
     job = copy.deepcopy(of_kind(render_trial(settings("cpu-demo")), "RayJob"))
     job["metadata"]["name"] = "a" * 48
-    empty = {"kind": "RayJob", "metadata": {"name": "a"}, "spec": {}}
+    empty = {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": {"name": "a"}, "spec": {}}
 
     assert find_mistakes([job, empty]) == [
         f"RayJob/{'a' * 48}: its name has 48 characters; 47 are allowed",
@@ -196,7 +196,12 @@ def test_a_budget_that_would_let_no_node_be_emptied_is_found(budget: dict[str, A
 def test_budgets_of_other_pods_are_not_looked_at() -> None:
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": {"app": "web"}}}
 
-    assert find_mistakes([{"kind": "PodDisruptionBudget", "metadata": {"name": "web"}, "spec": spec}]) == []
+    assert (
+        find_mistakes(
+            [{"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "web"}, "spec": spec}]
+        )
+        == []
+    )
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
