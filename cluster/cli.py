@@ -175,13 +175,22 @@ def embed(
     ] = None,
     normalize: Annotated[bool | None, typer.Option(help="To length 1; default: the checkpoint's own.")] = None,
     dimensions: Annotated[int | None, typer.Option(min=1, help="Keep so many numbers.")] = None,
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        typer.Option(help="Read so many tokens of each text; -1: as many as fit. Default: refuse longer ones."),
+    ] = None,
     timeout_s: Annotated[float | None, typer.Option("--timeout", min=0.0, help="Seconds for the answer.")] = None,
 ) -> None:
     """Print texts' embeddings, a line of JSON for each."""
     from cluster.client import BlockingClient
     from cluster.embed_command import print_embeddings
 
-    given: dict[str, Any] = {"pooling": pooling, "normalize": normalize, "dimensions": dimensions}
+    given: dict[str, Any] = {
+        "pooling": pooling,
+        "normalize": normalize,
+        "dimensions": dimensions,
+        "truncate_prompt_tokens": truncate_prompt_tokens,
+    }
     options: Any = {name: value for name, value in given.items() if value is not None} | {"timeout_s": timeout_s}
     lines = [line.rstrip("\n") for text in texts for line in (sys.stdin if text == "-" else [text])]
 

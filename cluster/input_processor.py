@@ -157,9 +157,16 @@ class InputProcessor:
         violations.raise_if_any()
         return await self._tokenize(prompt, add_special_tokens)
 
-    async def tokenize_pair(self, first: str, second: str) -> list[int]:
-        """Tokenize two texts as the model reads them together. They need not fit into the context."""
-        return await _run(len(first) + len(second), lambda: self.tokenizer.encode_pair(first, second))
+    async def tokenize_start(self, text: str, max_tokens: int) -> list[int]:
+        """Tokenize a text, of which only the beginning may come along: see ModelTokenizer.encode_start()."""
+        return await _run(len(text), lambda: self.tokenizer.encode_start(text, max_tokens=max_tokens))
+
+    async def tokenize_pair(self, first: str, second: str, max_tokens: int | None) -> list[int]:
+        """Tokenize two texts as the model reads them together; without a limit they need not fit into the context."""
+        tokenizer, num_chars = self.tokenizer, len(first) + len(second)
+        if max_tokens is None:
+            return await _run(num_chars, lambda: tokenizer.encode_pair(first, second))
+        return await _run(num_chars, lambda: tokenizer.encode_start(first, second, max_tokens=max_tokens))
 
     async def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of tokens, of as many as a prompt may have characters. Raises InvalidRequest."""

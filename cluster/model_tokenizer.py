@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,6 +91,23 @@ class ModelTokenizer:
         """Tokenize two texts that belong together, with the special tokens that the tokenizer adds."""
         return self.backend.encode(first, second).ids
 
+    def encode_start(self, first: str, second: str | None = None, *, max_tokens: int) -> list[int]:
+        """Tokenize a text, or two that belong together, and leave out what is too much: the end of the text, or of the
+        longer of two, but no special token. transformers' tokenizers do the same with truncation=True.
+
+        max_tokens: at least num_special_tokens
+        """
+        texts = [first] if second is None else [first, second]
+        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        room = max_tokens - self.num_special_tokens(is_pair=second is not None)
+        for encoding, length in zip(encodings, share_room([len(one.ids) for one in encodings], room), strict=True):
+            encoding.truncate(length)
+        return self.backend.post_process(encodings[0], encodings[1] if second is not None else None).ids
+
+    def num_special_tokens(self, *, is_pair: bool = False) -> int:
+        """How many the tokenizer adds to a text, or to two that belong together."""
+        return self.backend.num_special_tokens_to_add(is_pair)
+
     def encode_chat(self, prompt: ChatPrompt, *, add_special_tokens: bool = False) -> list[int]:
         """Tokenize a conversation and the start of the assistant's answer. Raises ChatTemplateError."""
         if self._chat_template is None:
@@ -109,6 +126,19 @@ class ModelTokenizer:
             raise ChatTemplateError(f"the model's chat template refuses these messages: {exc}") from exc
         # Most templates write the special tokens themselves.
         return self.encode(text, add_special_tokens=add_special_tokens)
+
+
+def share_room(lengths: Sequence[int], room: int) -> list[int]:
+    """Cut one length, or two, to so much in all: the longer one first, and both to about half if that is not enough.
+
+    transformers' "longest_first", as the tokenizers library has it.
+    """
+    if sum(lengths) <= room:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [room]
+    shorter = min(*lengths, room // 2)
+    return [shorter, room - shorter] if lengths[0] <= lengths[1] else [room - shorter, shorter]
 
 
 def _content(turn: ChatMessage) -> JSON:

@@ -20,6 +20,7 @@ class VectorOptions(TypedDict, total=False):
     priority: int
     cache_salt: str
     model_version: int
+    truncate_prompt_tokens: int
     timeout_s: float | None
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 from cluster.gateway.answers import AnswerHead
 from cluster.gateway.completions import prompts_from
-from cluster.gateway.requests import EmbeddingRequest
+from cluster.gateway.requests import EmbeddingRequest, VectorBody
 from cluster.gateway.responses import Embedding, EmbeddingList, EmbeddingUsage
 from cluster.vectors.requests import EmbedRequest, EmbedResult
 
@@ -17,15 +18,23 @@ def embed_request(head: AnswerHead, body: EmbeddingRequest, timeout_s: float | N
     """What a call asks of Serving."""
     return EmbedRequest(
         inputs=prompts_from(body.input),
-        request_id=head.id,
-        model=body.model,
         pooling=body.pooling,
         normalize=body.normalize,
         dimensions=body.dimensions,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        timeout_s=timeout_s,
+        **envelope(head, body, timeout_s),
     )
+
+
+def envelope(head: AnswerHead, body: VectorBody, timeout_s: float | None) -> dict[str, Any]:
+    """The fields that all requests for vectors have."""
+    return {
+        "request_id": head.id,
+        "model": body.model,
+        "priority": body.priority or 0,
+        "cache_salt": body.cache_salt or "",
+        "truncate_prompt_tokens": body.truncate_prompt_tokens,
+        "timeout_s": timeout_s,
+    }
 
 
 def embedding_list(head: AnswerHead, result: EmbedResult, *, as_base64: bool) -> EmbeddingList:

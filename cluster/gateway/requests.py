@@ -142,7 +142,14 @@ class CompletionRequest(GenerationBody):
     logprobs: int | None = None
 
 
-class EmbeddingRequest(WorkBody):
+class VectorBody(WorkBody):
+    """Of a request for embeddings, or for what a classification head says."""
+
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["right"] | None = None
+
+
+class EmbeddingRequest(VectorBody):
     """Of /v1/embeddings."""
 
     input: str | list[str] | list[int] | list[list[int]]
@@ -152,7 +159,7 @@ class EmbeddingRequest(WorkBody):
     normalize: bool | None = None
 
 
-class ActivatedBody(WorkBody):
+class ActivatedBody(VectorBody):
     """Of a request for what a classification head says. activation, use_activation: False for the head's numbers"""
 
     activation: bool | None = None

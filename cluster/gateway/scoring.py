@@ -13,6 +13,7 @@ from msgspec import UNSET
 from cluster.errors import ClusterError, FieldViolation, InvalidRequest
 from cluster.gateway.answers import AnswerHead
 from cluster.gateway.completions import prompts_from
+from cluster.gateway.embeddings import envelope
 from cluster.gateway.requests import ActivatedBody, ClassifyBody, RerankBody, ScoreBody
 from cluster.gateway.responses import (
     Classified,
@@ -34,13 +35,7 @@ _FIELD: Final = re.compile(r"(\w+)(\[(\d+)\])?(.*)")
 def classify_request(head: AnswerHead, body: ClassifyBody, timeout_s: float | None) -> ClassifyRequest:
     """What a call asks of Serving. Raises InvalidRequest."""
     return ClassifyRequest(
-        inputs=prompts_from(body.input),
-        request_id=head.id,
-        model=body.model,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        timeout_s=timeout_s,
-        activate=_is_activated(body),
+        inputs=prompts_from(body.input), activate=_is_activated(body), **envelope(head, body, timeout_s)
     )
 
 
@@ -112,12 +107,8 @@ def comparison_of(head: AnswerHead, body: ScoreBody | RerankBody, timeout_s: flo
     each = ScoreRequest(
         query=TextPrompt(queries[0]),
         documents=[TextPrompt(document) for document in documents],
-        request_id=head.id,
-        model=body.model,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        timeout_s=timeout_s,
         activate=_is_activated(body),
+        **envelope(head, body, timeout_s),
     )
     return Comparison(queries, documents, each)
 

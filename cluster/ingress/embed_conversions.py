@@ -112,6 +112,9 @@ def _envelope(
         "priority": message.priority,
         "model_version": message.model_version,
         "cache_salt": message.cache_salt,
+        "truncate_prompt_tokens": (
+            message.truncate_prompt_tokens if message.HasField("truncate_prompt_tokens") else None
+        ),
         "timeout_s": timeout_s,
     }
 

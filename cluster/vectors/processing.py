@@ -17,7 +17,8 @@ from actors.pooling_facts import PoolingFacts
 from cluster.errors import InvalidRequest
 from cluster.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from cluster.input_limits import InputLimits
-from cluster.input_processor import InputProcessor, draw_engine_request_id
+from cluster.input_processor import WHATEVER_FITS, InputProcessor, draw_engine_request_id
+from cluster.model_tokenizer import share_room
 from cluster.sampling_rules import Violations
 from cluster.vectors.requests import ClassifyRequest, EmbedRequest, ScoreRequest
 
@@ -57,6 +58,7 @@ async def process_vectors(
     num_numbers_each = 1 if is_scoring else params.dimensions or facts.embedding_size or len(facts.labels)
     name = "documents" if is_scoring else "inputs"
     _check_size(name, inputs, num_numbers_each, processor.limits, violations)
+    max_tokens = _max_tokens(request, processor, violations, is_pair=params.task == "score")
     violations.raise_if_any()
     template = EngineCoreRequest(
         request_id=draw_engine_request_id(request.request_id),
@@ -70,7 +72,7 @@ async def process_vectors(
         tenant=request.caller.tenant,
         lora=adapter,
     )
-    token_ids = await _tokenize_all(processor, inputs)
+    token_ids = await _tokenize_all(processor, inputs, max_tokens)
     return [
         replace(template, request_id=f"{template.request_id}/{index}", prompt_token_ids=ids)
         for index, ids in enumerate(token_ids)
@@ -134,11 +136,25 @@ def _check_size(
         violations.add(name, f"{num_chars} characters long", f"at most {limits.max_prompt_chars} characters in all")
 
 
-async def _tokenize_all(processor: InputProcessor, inputs: Sequence[_Input]) -> list[list[int]]:
+def _max_tokens(
+    request: AnyVectorRequest, processor: InputProcessor, violations: Violations, *, is_pair: bool
+) -> int | None:
+    """Of each input; None: nothing is to be left out."""
+    limit, max_model_len = request.truncate_prompt_tokens, processor.model.max_model_len
+    if limit is None:
+        return None
+    least = processor.tokenizer.num_special_tokens(is_pair=is_pair) + 1
+    is_allowed = limit == WHATEVER_FITS or least <= limit <= max_model_len
+    allowed = f"{least} to {max_model_len}, or {WHATEVER_FITS} for as many as fit"
+    violations.require(is_allowed, "truncate_prompt_tokens", limit, allowed)
+    return max_model_len if limit == WHATEVER_FITS else limit
+
+
+async def _tokenize_all(processor: InputProcessor, inputs: Sequence[_Input], max_tokens: int | None) -> list[list[int]]:
     violations, num_wrong, token_ids = Violations(), 0, []
     for one in inputs:
         try:
-            token_ids.append(await _tokenize(processor, one))
+            token_ids.append(await _tokenize(processor, one, max_tokens))
         except InvalidRequest as error:
             for violation in error.violations:
                 violations.add(f"{one.field}.{violation.field}", violation.value, violation.allowed)
@@ -151,22 +167,27 @@ async def _tokenize_all(processor: InputProcessor, inputs: Sequence[_Input]) -> 
     return token_ids
 
 
-async def _tokenize(processor: InputProcessor, one: _Input) -> list[int]:
+async def _tokenize(processor: InputProcessor, one: _Input, max_tokens: int | None) -> list[int]:
     """Raises InvalidRequest."""
     field, violations = "text", Violations()
     match one.prompt, one.pair:
         case None, _:
             violations.add("prompt", "missing", "one of text, token_ids and chat")
         case TokenPrompt(first), TokenPrompt(second) if first and second:
+            if max_tokens is not None:
+                lengths = share_room([len(first), len(second)], max_tokens)
+                first, second = (ids[:length] for ids, length in zip((first, second), lengths, strict=True))
             return _check_tokens("token_ids", [*first, *second], processor)
         case TextPrompt(first), TextPrompt(second) if first and second:
-            token_ids = await processor.tokenize_pair(first, second)
+            token_ids = await processor.tokenize_pair(first, second, max_tokens)
             return _check_tokens("text", token_ids, processor)
         case TokenPrompt(token_ids), None:
-            return _check_tokens("token_ids", list(token_ids), processor)
+            return _check_tokens("token_ids", list(token_ids[:max_tokens]), processor)
+        case TextPrompt(text), None if text and max_tokens is not None:
+            return _check_tokens("text", await processor.tokenize_start(text, max_tokens), processor)
         case prompt, None:
             field = "chat" if isinstance(prompt, ChatPrompt) else "text"
-            return _check_tokens(field, await processor.tokenize(prompt), processor)
+            return _check_tokens(field, (await processor.tokenize(prompt))[:max_tokens], processor)
         case _:
             allowed = "text, as the query: this model reads the two together (or token ids, both)"
             violations.add(field, "missing, empty or of another kind than the query", allowed)

@@ -20,6 +20,8 @@ class VectorRequest:
 
     model:         "" asks for the one that is served; the name of a LoRA adapter for that model with it
     model_version: only this one's vectors are wanted (those of two cannot be compared); 0: whichever serves
+    truncate_prompt_tokens: leave out what is more than so many tokens of an input, at its end but for the tokenizer's
+                   own special tokens, of a pair the longer one's; WHATEVER_FITS: more than the context; None: refuse it
     timeout_s:     how long the client will wait from now on, or None
     caller:        whose limits it counts against, and whose prompts it may share cached blocks with
     """
@@ -29,6 +31,7 @@ class VectorRequest:
     priority: int = 0
     model_version: int = 0
     cache_salt: str = ""
+    truncate_prompt_tokens: int | None = None
     timeout_s: float | None = None
     caller: Caller = field(default_factory=current_caller)
 

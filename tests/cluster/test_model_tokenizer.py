@@ -1,13 +1,15 @@
+from itertools import product
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from cluster.errors import TokenizerUnusable
 from cluster.generation import ChatMessage, ChatPrompt
 from cluster.json_types import JSON
 from cluster.model_tokenizer import ChatTemplateError, ModelTokenizer
-from tests.fakes import byte_tokenizer
+from tests.fakes import EOS_TOKEN_ID, byte_tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
@@ -29,6 +31,24 @@ def test_a_prompt_is_never_truncated(tmp_path: Path) -> None:
     tokenizer = ModelTokenizer.from_directory(_saved(tmp_path))
 
     assert tokenizer.encode("longer than four") == list(b"longer than four")
+
+
+@pytest.mark.parametrize("special", [None, ("<eos> $A", "<eos> $A <eos> $B"), ("<eos> $A <eos>", "<eos> $A $B <eos>")])
+def test_what_is_too_much_is_cut_as_transformers_cuts_it(special: tuple[str, str] | None) -> None:
+    backend = byte_tokenizer()
+    if special is not None:
+        single, pair = special
+        backend.post_processor = processors.TemplateProcessing(
+            single=single, pair=pair, special_tokens=[("<eos>", EOS_TOKEN_ID)]
+        )
+    tokenizer = ModelTokenizer(Tokenizer.from_str(backend.to_str()))
+    expected = PreTrainedTokenizerFast(tokenizer_object=backend)  # type: ignore[no-untyped-call]  # as above
+    texts = ["abcdefg"[:length] for length in range(1, 8)]
+    for first, second in product(texts, [None, *texts]):
+        least = tokenizer.num_special_tokens(is_pair=second is not None) + 1
+        for max_tokens in range(least, 18):
+            ids = tokenizer.encode_start(first, second, max_tokens=max_tokens)
+            assert ids == expected(first, second, truncation=True, max_length=max_tokens)["input_ids"]
 
 
 def test_a_conversation_is_rendered_by_the_models_template(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import threading
@@ -15,6 +16,12 @@ import pytest
 
 from tests.soak.soak import NUM_ROUNDS, NUM_WARM_ROUNDS, PACED, Footprint, SoakResult, settled_footprint, soak
 
+# The visitors' HTTP library, when a stream is left, may close one of its nested generators twice: seen once in an hour.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <async_generator object AsyncResponseStream:pytest.PytestUnraisableExceptionWarning"
+)
+
+logger = logging.getLogger(__name__)
 _DURATION_S = float(os.environ.get("RAYPD_SOAK_S", "3600"))
 _SHORT_S = 60.0
 
@@ -23,22 +30,23 @@ _SHORT_S = 60.0
 @pytest.mark.timeout(_DURATION_S + 600)
 async def test_what_is_served_for_an_hour_leaves_nothing_behind(checkpoint: Callable[[str], Path]) -> None:
     result = await soak(checkpoint("llama"), _DURATION_S)
+    logger.info("%s, %s", result.counts, result.footprints)
     assert result.mistakes() == []
-    _assert_all_came(result)
+    _assert_all_came(result, at_least=10)
 
 
 @pytest.mark.timeout(_SHORT_S + 240)
 async def test_what_is_served_for_a_minute_leaves_nothing_behind(checkpoint: Callable[[str], Path]) -> None:
     result = await soak(checkpoint("llama"), _SHORT_S, PACED)
     assert result.mistakes() == [], result.footprints
-    _assert_all_came(result)
+    _assert_all_came(result, at_least=3)
 
 
-def _assert_all_came(result: SoakResult) -> None:
+def _assert_all_came(result: SoakResult, *, at_least: int) -> None:
     kinds = {"read", "read slowly", "left"}
     expected = {*kinds, *(f"http {kind}" for kind in kinds), "http read whole", "http cut", "restart"}
     assert result.counts.keys() == expected, result.counts
-    assert min(result.counts.values()) >= 10, result.counts
+    assert min(result.counts.values()) >= at_least, result.counts
 
 
 async def test_a_descriptor_a_task_and_a_thread_that_are_left_are_counted() -> None:

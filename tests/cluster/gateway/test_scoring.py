@@ -87,6 +87,27 @@ async def test_as_many_queries_as_documents_are_pairs() -> None:
     assert answer["usage"] == {"prompt_tokens": 14, "total_tokens": 14}
 
 
+@pytest.mark.parametrize(
+    ("facts", "path", "body", "read"),
+    [
+        (EMBEDS, "/v1/embeddings", {"input": "abcdef"}, b"abcde"),
+        (CLASSIFIES, "/classify", {"input": "abcdef", "truncation_side": "right"}, b"abcde"),
+        (SCORES, "/score", {"text_1": "ab", "text_2": "cdef"}, b"abcde"),
+        (SCORES, "/rerank", {"query": "abcd", "documents": ["efgh"]}, b"abefg"),
+    ],
+)
+async def test_inputs_can_be_cut(facts: PoolingFacts, path: str, body: dict[str, Any], read: bytes) -> None:
+    async with gateway_setup(pooling=facts) as setup:
+        body |= {"truncate_prompt_tokens": 5}
+        asking = asyncio.create_task(setup.http.post(path, json=body))
+        request = await setup.pair.prefill.next_request()
+        setup.pair.prefill.send(request, 0, [], finish_reason=FinishReason.STOP, pooling_output=[1.0])
+        assert (await asking).status_code == 200
+        refused = await setup.http.post(path, json=body | {"truncate_prompt_tokens": 0})
+    assert bytes(request.prompt_token_ids) == read
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
+
+
 async def test_without_a_head_scores_are_cosines() -> None:
     async with gateway_setup(pooling=EMBEDS) as setup:
         body = {"text_1": "what", "text_2": "that"}

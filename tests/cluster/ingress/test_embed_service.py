@@ -103,6 +103,17 @@ async def test_documents_are_scored() -> None:
         assert list((await scoring).scores) == [0.25, 0.5]
 
 
+async def test_inputs_can_be_cut() -> None:
+    prefill = prefill_engine()
+    async with client_of(serving_of(prefill)) as client, Answering(prefill):
+        embeddings = (await client.embed(["a" * 100, "bcd", "e"], truncate_prompt_tokens=2)).embeddings
+        assert [list(one.values) for one in embeddings] == [[2.0, 0.0], [2.0, 0.0], [1.0, 0.0]]
+        assert list((await client.score("query", ["a" * 100], truncate_prompt_tokens=-1)).scores)
+    async with client_of(serving_of(prefill, facts=CLASSIFIES)) as client:
+        with pytest.raises(CallFailed, match="truncate_prompt_tokens"):
+            await client.classify("a", truncate_prompt_tokens=0)
+
+
 async def test_what_is_wrong_is_named_by_its_field() -> None:
     async with client_of(serving_of(prefill_engine())) as client:
         with pytest.raises(CallFailed) as raised:

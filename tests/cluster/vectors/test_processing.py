@@ -66,9 +66,50 @@ async def test_an_input_may_fill_the_context() -> None:
     assert len(prompt.prompt_token_ids) == 64
 
 
+def truncated(limit: int, *inputs: Prompt) -> EmbedRequest:
+    return EmbedRequest(inputs=inputs, truncate_prompt_tokens=limit)
+
+
+async def test_of_an_input_that_is_too_long_only_the_beginning_is_read() -> None:
+    too_long: list[Prompt] = [TextPrompt("ab" * 40), TokenPrompt([97, 98] * 40), TextPrompt("c")]
+    for limit, length in ((-1, 64), (64, 64), (3, 3), (1, 1)):
+        first, second, third = await process_vectors(processor_of(), truncated(limit, *too_long))
+        assert first.prompt_token_ids == second.prompt_token_ids == ([97, 98] * 40)[:length]
+        assert third.prompt_token_ids == [99]
+
+
+@pytest.mark.parametrize("kind", ["texts", "tokens"])
+async def test_of_a_pair_that_is_too_long_the_longer_one_is_cut(kind: str) -> None:
+    query, document = TextPrompt("abc"), TextPrompt("d" * 9)
+    pair: list[TextPrompt] | list[TokenPrompt] = [query, document]
+    if kind == "tokens":
+        pair = [TokenPrompt(list(prompt.text.encode())) for prompt in (query, document)]
+    request = ScoreRequest(query=pair[0], documents=[pair[1]], truncate_prompt_tokens=8)
+    [read] = await process_vectors(processor_of(SCORES), request)
+    assert bytes(read.prompt_token_ids) == b"abcddddd"
+    [read] = await process_vectors(processor_of(SCORES), replace(request, truncate_prompt_tokens=5))
+    assert bytes(read.prompt_token_ids) == b"abddd"
+
+
+async def test_a_query_and_its_documents_are_cut_each_for_itself_where_they_are_read_so() -> None:
+    request = ScoreRequest(query=TextPrompt("ab"), documents=[TextPrompt("cde")], truncate_prompt_tokens=2)
+    assert [bytes(one.prompt_token_ids) for one in await process_vectors(processor_of(), request)] == [b"ab", b"cd"]
+
+
+async def test_an_input_that_is_cut_may_not_be_empty_either() -> None:
+    assert await violations_of(truncated(5, TextPrompt(""), TokenPrompt([]))) == {
+        "inputs[0].text": "at least one character",
+        "inputs[1].token_ids": "1 to 64 tokens",
+    }
+
+
 @pytest.mark.parametrize(
     ("request_", "facts", "field", "allowed"),
     [
+        *(
+            (truncated(limit, A), EMBEDS, "truncate_prompt_tokens", "1 to 64, or -1 for as many as fit")
+            for limit in (0, -2, 65)
+        ),
         (EmbedRequest(inputs=[]), EMBEDS, "inputs", "1 to 4"),
         (EmbedRequest(inputs=[A] * 5), EMBEDS, "inputs", "1 to 4"),
         (EmbedRequest(inputs=[TextPrompt("b" * 51)] * 2), EMBEDS, "inputs", "at most 100 characters in all"),

@@ -25,31 +25,31 @@ _sym_db = _symbol_database.Default()
 from cluster.ingress.protos.raypd.v1 import generate_pb2 as raypd_dot_v1_dot_generate__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14raypd/v1/embed.proto\x12\x08raypd.v1\x1a\x17raypd/v1/generate.proto\"\x82\x02\n\x0c\x45mbedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12 \n\x06inputs\x18\x03 \x03(\x0b\x32\x10.raypd.v1.Prompt\x12\"\n\x07pooling\x18\x04 \x01(\x0e\x32\x11.raypd.v1.Pooling\x12\x16\n\tnormalize\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\ndimensions\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x15\n\rmodel_version\x18\t \x01(\rB\x0c\n\n_normalizeB\r\n\x0b_dimensions\"\x83\x01\n\rEmbedResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\nembeddings\x18\x02 \x03(\x0b\x32\x13.raypd.v1.Embedding\x12\x1e\n\x05usage\x18\x03 \x01(\x0b\x32\x0f.raypd.v1.Usage\x12\x15\n\rmodel_version\x18\x04 \x01(\r\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\xa7\x01\n\x0f\x43lassifyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12 \n\x06inputs\x18\x03 \x03(\x0b\x32\x10.raypd.v1.Prompt\x12\x12\n\nraw_logits\x18\x04 \x01(\x08\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x15\n\rmodel_version\x18\x07 \x01(\r\"\xa0\x01\n\x10\x43lassifyResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06labels\x18\x02 \x03(\t\x12\x31\n\x0f\x63lassifications\x18\x03 \x03(\x0b\x32\x18.raypd.v1.Classification\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.raypd.v1.Usage\x12\x15\n\rmodel_version\x18\x05 \x01(\r\"/\n\x0e\x43lassification\x12\x0e\n\x06scores\x18\x01 \x03(\x02\x12\r\n\x05label\x18\x02 \x01(\t\"\xc8\x01\n\x0cScoreRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1f\n\x05query\x18\x03 \x01(\x0b\x32\x10.raypd.v1.Prompt\x12#\n\tdocuments\x18\x04 \x03(\x0b\x32\x10.raypd.v1.Prompt\x12\x12\n\nraw_logits\x18\x05 \x01(\x08\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x15\n\rmodel_version\x18\x08 \x01(\r\"j\n\rScoreResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06scores\x18\x02 \x03(\x02\x12\x1e\n\x05usage\x18\x03 \x01(\x0b\x32\x0f.raypd.v1.Usage\x12\x15\n\rmodel_version\x18\x04 \x01(\r*W\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_LAST\x10\x01\x12\x10\n\x0cPOOLING_MEAN\x10\x02\x12\x0f\n\x0bPOOLING_CLS\x10\x03\x32\xc5\x01\n\x0c\x45mbedService\x12\x38\n\x05\x45mbed\x12\x16.raypd.v1.EmbedRequest\x1a\x17.raypd.v1.EmbedResponse\x12\x41\n\x08\x43lassify\x12\x19.raypd.v1.ClassifyRequest\x1a\x1a.raypd.v1.ClassifyResponse\x12\x38\n\x05Score\x12\x16.raypd.v1.ScoreRequest\x1a\x17.raypd.v1.ScoreResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14raypd/v1/embed.proto\x12\x08raypd.v1\x1a\x17raypd/v1/generate.proto\"\xc2\x02\n\x0c\x45mbedRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12 \n\x06inputs\x18\x03 \x03(\x0b\x32\x10.raypd.v1.Prompt\x12\"\n\x07pooling\x18\x04 \x01(\x0e\x32\x11.raypd.v1.Pooling\x12\x16\n\tnormalize\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\ndimensions\x18\x06 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x15\n\rmodel_version\x18\t \x01(\r\x12#\n\x16truncate_prompt_tokens\x18\n \x01(\x05H\x02\x88\x01\x01\x42\x0c\n\n_normalizeB\r\n\x0b_dimensionsB\x19\n\x17_truncate_prompt_tokens\"\x83\x01\n\rEmbedResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\'\n\nembeddings\x18\x02 \x03(\x0b\x32\x13.raypd.v1.Embedding\x12\x1e\n\x05usage\x18\x03 \x01(\x0b\x32\x0f.raypd.v1.Usage\x12\x15\n\rmodel_version\x18\x04 \x01(\r\"\x1b\n\tEmbedding\x12\x0e\n\x06values\x18\x01 \x03(\x02\"\xe7\x01\n\x0f\x43lassifyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12 \n\x06inputs\x18\x03 \x03(\x0b\x32\x10.raypd.v1.Prompt\x12\x12\n\nraw_logits\x18\x04 \x01(\x08\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x15\n\rmodel_version\x18\x07 \x01(\r\x12#\n\x16truncate_prompt_tokens\x18\x08 \x01(\x05H\x00\x88\x01\x01\x42\x19\n\x17_truncate_prompt_tokens\"\xa0\x01\n\x10\x43lassifyResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06labels\x18\x02 \x03(\t\x12\x31\n\x0f\x63lassifications\x18\x03 \x03(\x0b\x32\x18.raypd.v1.Classification\x12\x1e\n\x05usage\x18\x04 \x01(\x0b\x32\x0f.raypd.v1.Usage\x12\x15\n\rmodel_version\x18\x05 \x01(\r\"/\n\x0e\x43lassification\x12\x0e\n\x06scores\x18\x01 \x03(\x02\x12\r\n\x05label\x18\x02 \x01(\t\"\x88\x02\n\x0cScoreRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1f\n\x05query\x18\x03 \x01(\x0b\x32\x10.raypd.v1.Prompt\x12#\n\tdocuments\x18\x04 \x03(\x0b\x32\x10.raypd.v1.Prompt\x12\x12\n\nraw_logits\x18\x05 \x01(\x08\x12\x10\n\x08priority\x18\x06 \x01(\x05\x12\x12\n\ncache_salt\x18\x07 \x01(\t\x12\x15\n\rmodel_version\x18\x08 \x01(\r\x12#\n\x16truncate_prompt_tokens\x18\t \x01(\x05H\x00\x88\x01\x01\x42\x19\n\x17_truncate_prompt_tokens\"j\n\rScoreResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06scores\x18\x02 \x03(\x02\x12\x1e\n\x05usage\x18\x03 \x01(\x0b\x32\x0f.raypd.v1.Usage\x12\x15\n\rmodel_version\x18\x04 \x01(\r*W\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_LAST\x10\x01\x12\x10\n\x0cPOOLING_MEAN\x10\x02\x12\x0f\n\x0bPOOLING_CLS\x10\x03\x32\xc5\x01\n\x0c\x45mbedService\x12\x38\n\x05\x45mbed\x12\x16.raypd.v1.EmbedRequest\x1a\x17.raypd.v1.EmbedResponse\x12\x41\n\x08\x43lassify\x12\x19.raypd.v1.ClassifyRequest\x1a\x1a.raypd.v1.ClassifyResponse\x12\x38\n\x05Score\x12\x16.raypd.v1.ScoreRequest\x1a\x17.raypd.v1.ScoreResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cluster.ingress.protos.raypd.v1.embed_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_POOLING']._serialized_start=1176
-  _globals['_POOLING']._serialized_end=1263
+  _globals['_POOLING']._serialized_start=1368
+  _globals['_POOLING']._serialized_end=1455
   _globals['_EMBEDREQUEST']._serialized_start=60
-  _globals['_EMBEDREQUEST']._serialized_end=318
-  _globals['_EMBEDRESPONSE']._serialized_start=321
-  _globals['_EMBEDRESPONSE']._serialized_end=452
-  _globals['_EMBEDDING']._serialized_start=454
-  _globals['_EMBEDDING']._serialized_end=481
-  _globals['_CLASSIFYREQUEST']._serialized_start=484
-  _globals['_CLASSIFYREQUEST']._serialized_end=651
-  _globals['_CLASSIFYRESPONSE']._serialized_start=654
-  _globals['_CLASSIFYRESPONSE']._serialized_end=814
-  _globals['_CLASSIFICATION']._serialized_start=816
-  _globals['_CLASSIFICATION']._serialized_end=863
-  _globals['_SCOREREQUEST']._serialized_start=866
-  _globals['_SCOREREQUEST']._serialized_end=1066
-  _globals['_SCORERESPONSE']._serialized_start=1068
-  _globals['_SCORERESPONSE']._serialized_end=1174
-  _globals['_EMBEDSERVICE']._serialized_start=1266
-  _globals['_EMBEDSERVICE']._serialized_end=1463
+  _globals['_EMBEDREQUEST']._serialized_end=382
+  _globals['_EMBEDRESPONSE']._serialized_start=385
+  _globals['_EMBEDRESPONSE']._serialized_end=516
+  _globals['_EMBEDDING']._serialized_start=518
+  _globals['_EMBEDDING']._serialized_end=545
+  _globals['_CLASSIFYREQUEST']._serialized_start=548
+  _globals['_CLASSIFYREQUEST']._serialized_end=779
+  _globals['_CLASSIFYRESPONSE']._serialized_start=782
+  _globals['_CLASSIFYRESPONSE']._serialized_end=942
+  _globals['_CLASSIFICATION']._serialized_start=944
+  _globals['_CLASSIFICATION']._serialized_end=991
+  _globals['_SCOREREQUEST']._serialized_start=994
+  _globals['_SCOREREQUEST']._serialized_end=1258
+  _globals['_SCORERESPONSE']._serialized_start=1260
+  _globals['_SCORERESPONSE']._serialized_end=1366
+  _globals['_EMBEDSERVICE']._serialized_start=1458
+  _globals['_EMBEDSERVICE']._serialized_end=1655
 # @@protoc_insertion_point(module_scope)

@@ -21,7 +21,7 @@ POOLING_MEAN: Pooling
 POOLING_CLS: Pooling
 
 class EmbedRequest(_message.Message):
-    __slots__ = ("request_id", "model", "inputs", "pooling", "normalize", "dimensions", "priority", "cache_salt", "model_version")
+    __slots__ = ("request_id", "model", "inputs", "pooling", "normalize", "dimensions", "priority", "cache_salt", "model_version", "truncate_prompt_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class EmbedRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[_generate_pb2.Prompt]
@@ -40,7 +41,8 @@ class EmbedRequest(_message.Message):
     priority: int
     cache_salt: str
     model_version: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[_generate_pb2.Prompt, _Mapping]]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+    truncate_prompt_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[_generate_pb2.Prompt, _Mapping]]] = ..., pooling: _Optional[_Union[Pooling, str]] = ..., normalize: _Optional[bool] = ..., dimensions: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., model_version: _Optional[int] = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class EmbedResponse(_message.Message):
     __slots__ = ("request_id", "embeddings", "usage", "model_version")
@@ -61,7 +63,7 @@ class Embedding(_message.Message):
     def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ClassifyRequest(_message.Message):
-    __slots__ = ("request_id", "model", "inputs", "raw_logits", "priority", "cache_salt", "model_version")
+    __slots__ = ("request_id", "model", "inputs", "raw_logits", "priority", "cache_salt", "model_version", "truncate_prompt_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INPUTS_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +71,7 @@ class ClassifyRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     inputs: _containers.RepeatedCompositeFieldContainer[_generate_pb2.Prompt]
@@ -76,7 +79,8 @@ class ClassifyRequest(_message.Message):
     priority: int
     cache_salt: str
     model_version: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[_generate_pb2.Prompt, _Mapping]]] = ..., raw_logits: _Optional[bool] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+    truncate_prompt_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., inputs: _Optional[_Iterable[_Union[_generate_pb2.Prompt, _Mapping]]] = ..., raw_logits: _Optional[bool] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., model_version: _Optional[int] = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class ClassifyResponse(_message.Message):
     __slots__ = ("request_id", "labels", "classifications", "usage", "model_version")
@@ -101,7 +105,7 @@ class Classification(_message.Message):
     def __init__(self, scores: _Optional[_Iterable[float]] = ..., label: _Optional[str] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("request_id", "model", "query", "documents", "raw_logits", "priority", "cache_salt", "model_version")
+    __slots__ = ("request_id", "model", "query", "documents", "raw_logits", "priority", "cache_salt", "model_version", "truncate_prompt_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     QUERY_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +114,7 @@ class ScoreRequest(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     query: _generate_pb2.Prompt
@@ -118,7 +123,8 @@ class ScoreRequest(_message.Message):
     priority: int
     cache_salt: str
     model_version: int
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., query: _Optional[_Union[_generate_pb2.Prompt, _Mapping]] = ..., documents: _Optional[_Iterable[_Union[_generate_pb2.Prompt, _Mapping]]] = ..., raw_logits: _Optional[bool] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., model_version: _Optional[int] = ...) -> None: ...
+    truncate_prompt_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., query: _Optional[_Union[_generate_pb2.Prompt, _Mapping]] = ..., documents: _Optional[_Iterable[_Union[_generate_pb2.Prompt, _Mapping]]] = ..., raw_logits: _Optional[bool] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., model_version: _Optional[int] = ..., truncate_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("request_id", "scores", "usage", "model_version")
