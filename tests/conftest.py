@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,12 @@ from tests.vision import VISION_FAMILIES, make_vision_checkpoint
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("raypd", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("raypd")
+
+
+def pytest_configure() -> None:
+    """Whoever was started in the background of a script ignores Ctrl-C, and so would all programs that tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
