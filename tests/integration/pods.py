@@ -182,6 +182,8 @@ class Pods:
         arguments += ["--temp-dir", str(directory)]
         # Each node's agent listens at 127.0.0.1 too, and one that cannot takes no jobs.
         arguments += ["--dashboard-agent-listen-port", str(free_port())]
+        # Nobody reads what it sends.
+        arguments += ["--include-log-monitor", "false"]
         arguments += ["--object-store-memory", str(80 * 2**20), *_ray_start_arguments(group)]
         variables = _variables(group, address)
         directory.mkdir()

@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(TEST_S)]
 
 _EVERYBODY = ["Controller", "EngineActor", "EngineActor", "IngressActor"]
 _NUM_LONG_TOKENS = 200
+_ONE_ENGINE = ("--prefill", "0", "--decode", "0", "--both", "1")
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +29,18 @@ def pods() -> Iterator[Pods]:
         yield pods
 
 
-@pytest.fixture(scope="module", params=["cpu-demo"])
+@pytest.fixture(scope="module")
 def deployment(request: pytest.FixtureRequest, pods: Pods, tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     return Deployment(request.param, pods, tmp_path_factory.mktemp("deployment"))
 
 
-@pytest.mark.parametrize("deployment", OVERLAYS, indirect=True)
+def _on(*overlays: str) -> pytest.MarkDecorator:
+    """On the pods of every overlay, but for these behind `make slow`: each costs engines, and a node for each pod."""
+    marks = {name: () if name in overlays else (pytest.mark.slow,) for name in OVERLAYS}
+    return pytest.mark.parametrize("deployment", [pytest.param(n, marks=m) for n, m in marks.items()], indirect=True)
+
+
+@_on("cpu-demo", "gpu-xpyd-tp")
 async def test_the_manifests_job_starts_a_cluster_on_the_pods_and_each_pod_drains_before_it_stops(
     deployment: Deployment,
 ) -> None:
@@ -60,6 +67,7 @@ async def test_the_manifests_job_starts_a_cluster_on_the_pods_and_each_pod_drain
     deployment.wait_until_gone()
 
 
+@_on("rdma")
 def test_doctor_finds_room_for_an_engine_on_each_pod(deployment: Deployment) -> None:
     examined = deployment.run(*deployment.raypd("doctor", "--config", str(deployment.config_file)))
 
@@ -75,9 +83,11 @@ _ENVIRONMENTS = {"working-dir": (_WORKING_DIR, _MODULE), "installed": ((), ("ray
 """By the name of the file in deploy/ray/: further arguments of `ray job submit`, and raypd as it is called there."""
 
 
+@_on("gpu-1p1d")
 @pytest.mark.parametrize("environment", ["working-dir", pytest.param("pip", marks=pytest.mark.slow)])
 async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(deployment: Deployment, environment: str) -> None:
-    job = await _submitted_job(deployment, environment)
+    job = _submitted_job(deployment, environment)
+    await deployment.check_that_it_serves()
     assert deployment.alive_actors() == _EVERYBODY
     with deployment.serve() as second:
         _read_until(second, "a raypd cluster runs in namespace 'raypd' of this Ray cluster already: end it with `raypd")
@@ -87,16 +97,17 @@ async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(deployment:
     deployment.wait_until_gone()
 
 
-async def test_a_submitted_job_that_is_killed_leaves_nothing(deployment: Deployment) -> None:
-    await _submitted_job(deployment, "installed")
+@_on("gpu-1p1d")
+def test_a_submitted_job_that_is_killed_leaves_nothing(deployment: Deployment) -> None:
+    _submitted_job(deployment, "installed", *_ONE_ENGINE)
 
     deployment.driver_process().kill()
     deployment.wait_until_gone()
 
 
-@pytest.mark.slow
+@_on()
 def test_an_attached_cluster_ends_when_whoever_started_it_is_killed(deployment: Deployment) -> None:
-    with deployment.serve("--prefill", "0", "--decode", "0", "--both", "1") as driver:
+    with deployment.serve(*_ONE_ENGINE) as driver:
         try:
             _read_until(driver, "ready")
         finally:
@@ -104,18 +115,17 @@ def test_an_attached_cluster_ends_when_whoever_started_it_is_killed(deployment: 
     deployment.wait_until_gone()
 
 
-async def _submitted_job(deployment: Deployment, environment: str) -> str:
-    """Submit it and have it answer; returns its id."""
+def _submitted_job(deployment: Deployment, environment: str, *further: str) -> str:
+    """Submit it, and return its id once it serves."""
     arguments, raypd = _ENVIRONMENTS[environment]
     submitted = deployment.run(
         *("ray", "job", "submit", "--no-wait", *arguments, "--runtime-env", f"deploy/ray/{environment}.yaml", "--"),
-        *(*raypd, "serve", "--config", str(deployment.config_file)),
+        *(*raypd, "serve", "--config", str(deployment.config_file), *further),
         directory=ROOT,
     )
     found = re.search(r"raysubmit_\w+", submitted)
     assert found is not None, submitted
     deployment.wait_for_log(found.group(0), rf"ready .* at {deployment.address} ")
-    await deployment.check_that_it_serves()
     return found.group(0)
 
 
