@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import socket
 import ssl
@@ -21,6 +22,8 @@ from cluster.gateway.streams import ABORT
 from cluster.ingress.gate import Gate
 from cluster.serving import Serving
 from cluster.status import ClusterView
+
+logger = logging.getLogger(__name__)
 
 _BACKLOG: Final = 2048
 _LAST_WORDS_S: Final = 1
@@ -83,13 +86,21 @@ class GatewayServer:
             looking.cancel()
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new calls, let running ones end for up to grace_s, abort the rest, close."""
+        """Refuse new calls, let running ones end for up to grace_s, abort the rest, close.
+
+        Where that takes longer than it may, because the process gets no time, connections are cut off.
+        """
         if self._running is None:
             return
         await self._gate.close(grace_s)
         self._server.should_exit = True
-        async with asyncio.timeout(_LAST_WORDS_S + _ENDING_S):
-            await self._running
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S + _ENDING_S):
+                await self._running
+        except TimeoutError:
+            logger.warning("the HTTP door did not close in time: what is left of it is cut off")
+            self._server.cut()
+            self._running = None
 
 
 class _Server(uvicorn.Server):
@@ -106,6 +117,13 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def cut(self) -> None:
+        """Close what serve() has left open when it was cancelled."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def _protocol(headers_timeout_s: float) -> type[HttpToolsProtocol]:

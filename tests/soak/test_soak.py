@@ -16,9 +16,12 @@ import pytest
 from tests.soak.soak import NUM_ROUNDS, NUM_WARM_ROUNDS, PACED, Footprint, SoakResult, settled_footprint, soak
 
 # The visitors' HTTP library, when a stream is left, may close one of its nested generators twice: seen once in an hour.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:Exception ignored in. <async_generator object AsyncResponseStream:pytest.PytestUnraisableExceptionWarning"
-)
+pytestmark = [
+    pytest.mark.filterwarnings(
+        f"ignore:Exception ignored in. <async_generator object {name}:pytest.PytestUnraisableExceptionWarning"
+    )
+    for name in ("AsyncResponseStream.__aiter__", "Response.aiter_raw")
+]
 
 _DURATION_S = float(os.environ.get("RAYPD_SOAK_S", "3600"))
 _SHORT_S = 60.0

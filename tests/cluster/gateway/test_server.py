@@ -15,6 +15,7 @@ from actors.core.request import FinishReason
 from cluster.access.control import AccessControl
 from cluster.access.tokens import Tokens, hash_token
 from cluster.errors import AddressUnavailable
+from cluster.gateway import server
 from cluster.gateway.config import HttpConfig
 from cluster.gateway.server import GatewayServer
 from cluster.ingress.version import server_version
@@ -249,6 +250,20 @@ async def test_a_drain_lets_running_answers_end_and_refuses_new_ones() -> None:
         assert [chunk.choices[0].text async for chunk in stream] == ["b"]
         async with asyncio.timeout(10):
             await draining
+
+
+async def test_a_drain_that_gets_no_time_cuts_off_what_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "_ENDING_S", -server._LAST_WORDS_S)
+    async with gateway_setup() as setup:
+        reader, writer = await asyncio.open_connection("127.0.0.1", setup.port)
+        await setup.server.drain(0)
+        assert await asyncio.wait_for(reader.read(), timeout=10) == b""
+        writer.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", setup.port)
+    assert "did not close in time" in caplog.text
 
 
 async def test_a_drain_aborts_what_does_not_end_in_time() -> None:
