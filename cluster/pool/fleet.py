@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 Pair = tuple[EngineDescriptor | None, EngineDescriptor]
 _SILENT_NODE_S: Final = 90.0
 """Longer than Ray takes by default (65 s) to miss a node."""
+_NUM_IDLE_LOOKS: Final = 2
+"""Of an engine that drains, one after the other: what an ingress had sent before it knew may arrive after the first."""
 _WATCHED: Final = frozenset({EngineState.READY, EngineState.DRAINING})
 
 
@@ -295,6 +297,7 @@ class Fleet:
             self._mark_dead(engine, f"it could not be looked after: {one_line(error)}")
 
     async def _look_until_gone(self, engine: EngineLife) -> None:
+        num_idle_looks = 0
         while engine.state in _WATCHED:
             fault = await engine.look(self._head)
             if engine.state not in _WATCHED:
@@ -305,7 +308,8 @@ class Fleet:
                 await self.drain(engine, "its process was asked to end")
             elif engine.drain_until_s is not None:
                 is_late = asyncio.get_running_loop().time() >= engine.drain_until_s
-                if engine.is_idle or is_late:
+                num_idle_looks = num_idle_looks + 1 if engine.is_idle else 0
+                if num_idle_looks == _NUM_IDLE_LOOKS or is_late:
                     engine.state = EngineState.DRAINED
                     self._on_change()
 

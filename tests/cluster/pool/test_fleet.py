@@ -43,6 +43,8 @@ class FakeEngine:
     is_asked_to_end: bool = False
     error: str | None = None
     seconds_in_step: float = 0.0
+    busy_from_look: int | None = None
+    """With a request that came after the look before this one; looks are counted by num_asked."""
     may_load: asyncio.Event = field(default_factory=asyncio.Event)
     has_stopped: bool = False
 
@@ -56,6 +58,8 @@ class FakeEngine:
 
     async def health(self) -> EngineHealth:
         self.num_asked += 1
+        if self.num_asked == self.busy_from_look:
+            self.num_running = 1
         stats = SchedulerStats(num_running_reqs=self.num_running)
         return EngineHealth(stats, self.seconds_in_step, self.error, self.is_asked_to_end)
 
@@ -300,6 +304,17 @@ async def test_a_drained_engine_ends_its_work_first_and_a_new_life_follows(world
     await world.actor("decode-0").ended()
     assert engine.has_stopped
     assert not world.fleet.history(D0).deaths_s
+
+
+async def test_a_drained_engine_ends_what_was_sent_to_it_before_the_ingress_knew(world: World) -> None:
+    await world.up()
+    engine = world.thing("decode-0")
+    await world.fleet.drain(world.fleet.serving("decode-0"), "asked for")
+    engine.busy_from_look = busy_from = engine.num_asked + 2
+    await world.rounds_until(lambda: engine.num_asked >= busy_from + 3)
+    assert {e.slot: e.state for e in world.fleet}[D0] is EngineState.DRAINING
+    engine.num_running = 0
+    await world.rounds_until(lambda: world.lives() == {"prefill-0": 1, "decode-0": 2})
 
 
 async def test_a_drain_has_an_end(world: World) -> None:
