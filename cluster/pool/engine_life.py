@@ -253,8 +253,8 @@ class EngineLife:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it had nothing to do when it was last asked, after it began to drain."""
-        if self._health is None:
+        """Whether it had nothing to do when it was last asked, and has answered."""
+        if self._health is None or self.is_silent:
             return False
         stats = self._health.stats
         num_requests = stats.num_running_reqs + stats.num_waiting_reqs + stats.num_waiting_for_remote_kvs
