@@ -175,9 +175,7 @@ def embed(
     ] = None,
     normalize: Annotated[bool | None, typer.Option(help="To length 1; default: the checkpoint's own.")] = None,
     dimensions: Annotated[int | None, typer.Option(min=1, help="Keep so many numbers.")] = None,
-    truncate_prompt_tokens: Annotated[
-        int | None, typer.Option(help="Tokens to read of each; -1: all that fit.")
-    ] = None,
+    truncate_prompt_tokens: Annotated[int | None, typer.Option(help="Tokens to read; -1: all that fit.")] = None,
     timeout_s: Annotated[float | None, typer.Option("--timeout", min=0.0, help="Seconds for the answer.")] = None,
 ) -> None:
     """Print texts' embeddings, a line of JSON for each."""
