@@ -38,13 +38,16 @@ class EngineReady:
 class EngineHealth:
     """A look at a running engine from outside its threads.
 
+    stats: up to half a second old while it works
     seconds_in_step: how long its present step has taken; 0 while it has nothing to do
+    is_idle: whether no request was there, at this very moment
     error: why the engine thread died, if it did
     is_asked_to_end: whether its process has got a SIGTERM
     """
 
     stats: SchedulerStats
     seconds_in_step: float
+    is_idle: bool
     error: str | None
     is_asked_to_end: bool = False
 
@@ -94,7 +97,13 @@ class EngineActor:
     async def health(self) -> EngineHealth:
         """How the engine is; answers while a step runs."""
         server = self._server
-        return EngineHealth(server.stats, server.seconds_in_step, server.error, self._is_asked_to_end.is_set())
+        return EngineHealth(
+            stats=server.stats,
+            seconds_in_step=server.seconds_in_step,
+            is_idle=server.is_idle,
+            error=server.error,
+            is_asked_to_end=self._is_asked_to_end.is_set(),
+        )
 
     @ray.method(concurrency_group="control")
     async def reset_prefix_cache(self, preempt: bool) -> bool:

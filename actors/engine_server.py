@@ -222,6 +222,11 @@ class EngineServer:
         return self._thread.stats if self._thread is not None else SchedulerStats()
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no request is here, not even one whose images an encode engine works on."""
+        return not self._encoding and (self._thread is None or self._thread.is_idle)
+
+    @property
     def seconds_in_step(self) -> float:
         """How long the present step has taken; 0 while there is nothing to do."""
         return self._thread.seconds_in_step if self._thread is not None else 0.0

@@ -63,6 +63,12 @@ class EngineThread:
         return self._stats
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no request is here, from its submission on. What says so is never old."""
+        # Read in the order in which a submission changes them, so it is seen by one or by the next.
+        return not self._wake.is_set() and self._step_began_s is None and not self._stats.has_requests
+
+    @property
     def seconds_in_step(self) -> float:
         """How long the present step has taken; 0 while there is nothing to do."""
         began_s = self._step_began_s
@@ -81,15 +87,15 @@ class EngineThread:
     def _step_until_stopped(self) -> None:
         next_stats_s = 0.0
         while not self._is_stopping:
-            self._wake.clear()
             self._step_began_s = time.monotonic()
+            self._wake.clear()
             result = self._core.step()
             now_s = time.monotonic()
-            self._step_began_s = None
             if result.outputs:
                 self._deliver(result.outputs)
-            if now_s >= next_stats_s or result.is_idle:
+            if now_s >= next_stats_s or result.is_idle or not self._stats.has_requests:
                 self._stats = self._core.make_stats()
                 next_stats_s = now_s + _STATS_INTERVAL_S
+            self._step_began_s = None
             if result.is_idle:
                 self._wake.wait(self._core.seconds_to_next_deadline())

@@ -76,3 +76,9 @@ class SchedulerStats:
     store_stats: StoreStats | None = None
     adapter_stats: AdapterStats | None = None
     embedding_stats: EmbeddingStats | None = None
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any is here, be it one that has ended and whose blocks are still read."""
+        num_unfinished = self.num_running_reqs + self.num_waiting_reqs + self.num_waiting_for_remote_kvs
+        return num_unfinished + self.num_held_reqs > 0

@@ -253,12 +253,8 @@ class EngineLife:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it had nothing to do when it was last asked, and has answered."""
-        if self._health is None or self.is_silent:
-            return False
-        stats = self._health.stats
-        num_requests = stats.num_running_reqs + stats.num_waiting_reqs + stats.num_waiting_for_remote_kvs
-        return num_requests + stats.num_held_reqs == 0
+        """Whether it had no request when it was last asked, and has answered."""
+        return self._health is not None and self._health.is_idle and not self.is_silent
 
     def missing(self) -> str:
         """What keeps a pending engine from its place, in words."""

@@ -61,7 +61,7 @@ class FakeEngine:
         if self.num_asked == self.busy_from_look:
             self.num_running = 1
         stats = SchedulerStats(num_running_reqs=self.num_running)
-        return EngineHealth(stats, self.seconds_in_step, self.error, self.is_asked_to_end)
+        return EngineHealth(stats, self.seconds_in_step, not self.num_running, self.error, self.is_asked_to_end)
 
     async def progress(self) -> str:
         return "loading"
