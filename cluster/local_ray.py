@@ -8,24 +8,29 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from typing import Final
+
+import grpc
 
 from cluster.config import ClusterConfig
+from cluster.errors import CannotStart
 
 _OBJECT_STORE_BYTES = 80 * 2**20
+_ANSWER_TIMEOUT_S: Final = 20.0
+_IS_ALIVE: Final = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 
 
 def connect(config: ClusterConfig) -> ClusterConfig:
     """Join the Ray cluster of the configuration or of RAY_ADDRESS; without either start a local one.
 
-    Returns the configuration as it is for that cluster: in a local one, engines listen on loopback only.
+    Returns the configuration as it is for that cluster: in a local one, engines listen on loopback only. Raises
+    CannotStart if that cluster does not answer, or does not take us.
     A local cluster listens on loopback only and takes a token of its own: Ray 2.60's default would write one into the
     user's home directory, which changes how every later cluster of that user starts.
     """
     address = address_of(config)
     if address is not None:
-        import ray
-
-        ray.init(address=address, namespace=config.ray.namespace, log_to_driver=False, logging_level=logging.WARNING)
+        _join(address, config.ray.namespace)
         return config
     _start_local(config)
     return config if config.engine_host else config.model_copy(update={"engine_host": "127.0.0.1"})
@@ -41,6 +46,41 @@ def disconnect() -> None:
     import ray
 
     ray.shutdown()
+
+
+def _join(address: str, namespace: str) -> None:
+    asks_for_token = _wait_for_head(address)
+    import ray
+
+    try:
+        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, RuntimeError) as error:
+        reason = f"the Ray cluster at {address} cannot be joined: {' '.join(str(error).split())}"
+        advice = "; it asks for a token: set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH to its own"
+        raise CannotStart(reason + advice * asks_for_token) from error
+
+
+def _wait_for_head(address: str) -> bool:
+    """Return whether it asks for a token; it says so to who comes without one. Raises CannotStart.
+
+    RAY: its own attempts to reach a head that is not there take more than ten minutes.
+    """
+    if ":" not in address or "://" in address or os.environ.get("RAY_USE_TLS", "0") != "0":
+        return False  # Ray finds that head itself, or it only answers to who has Ray's certificates.
+    with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
+        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_IS_ALIVE)
+        try:
+            ask(b"", timeout=_ANSWER_TIMEOUT_S, wait_for_ready=True)
+        except grpc.RpcError as error:
+            match error.code():
+                case grpc.StatusCode.UNIMPLEMENTED:
+                    raise CannotStart(f"what listens at {address} is not the head of a Ray cluster (its GCS)") from None
+                case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
+                    silence = f"no head of a Ray cluster has answered at {address} for {_ANSWER_TIMEOUT_S:g} s"
+                    raise CannotStart(f"{silence}: the port of its GCS is wanted, 6379 by default") from None
+                case code:
+                    return code is grpc.StatusCode.UNAUTHENTICATED
+    return False
 
 
 def _start_local(config: ClusterConfig) -> None:
