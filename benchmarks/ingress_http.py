@@ -1,7 +1,7 @@
 """What does an ingress cost over SSE? `python -m benchmarks.ingress_http`
 
 As benchmarks/ingress.py, through the HTTP door: one ingress process, with a source of tokens in place of engines, and a
-client process that reads lines.
+client process that reads lines. Before the streams, what a short call takes on a connection that stays open.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from cluster.gateway.config import HttpConfig
 from cluster.gateway.server import GatewayServer
 from cluster.status import ClusterView
 
+_NUM_CALLS = 100
+
 
 def main() -> None:
     """Measure and print."""
@@ -37,7 +39,9 @@ def _measure(num_streams: int, rate: float, num_tokens: int) -> None:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, num_streams, rate))
     process.start()
-    received_s = asyncio.run(_stream(ours.recv(), num_streams, num_tokens))
+    port = ours.recv()
+    asyncio.run(_call(port))
+    received_s = asyncio.run(_stream(port, num_streams, num_tokens))
     ours.send("over")
     emitted_s, cpu_s = ours.recv()
     process.join()
@@ -55,6 +59,23 @@ def _measure(num_streams: int, rate: float, num_tokens: int) -> None:
         f"{len(late_ms) / seconds:.0f} events/s, {cpu_s / total * 1e6:.0f} us of CPU per token = {total / cpu_s:.0f} "
         f"tokens/s per core; late by p50 {p50:.2f} ms, p99 {p99:.2f} ms"
     )
+
+
+async def _call(port: int) -> None:
+    """One after the other, as a client does that keeps its connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    body = json.dumps({"prompt": "def f(n):"}).encode()
+    took_ms = []
+    for _ in range(_NUM_CALLS):
+        began_s = time.monotonic()
+        writer.write(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        head = await reader.readuntil(b"\r\n\r\n")
+        [length] = [line.split()[1] for line in head.lower().splitlines() if line.startswith(b"content-length:")]
+        await reader.readexactly(int(length))
+        took_ms.append((time.monotonic() - began_s) * 1000)
+    writer.close()
+    took_ms.sort()
+    print(f"/tokenize, {_NUM_CALLS} calls in a row: p50 {took_ms[_NUM_CALLS // 2]:.2f} ms, max {took_ms[-1]:.2f} ms")
 
 
 async def _stream(port: int, num_streams: int, num_tokens: int) -> dict[str, array[float]]:

@@ -153,11 +153,14 @@ def _protocol(headers_timeout_s: float) -> type[HttpToolsProtocol]:
 
 
 def _listen(host: str, port: int, slow_reader_timeout_s: float) -> socket.socket:
-    """A listening socket; those that it accepts notice peers that vanish without a word."""
+    """A listening socket; those that it accepts send at once, and notice peers that vanish without a word."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # asyncio does so only for sockets whose protocol was named. Without it whatever an answer's head is followed by
+        # waits until the client has acknowledged the head, often 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_IDLE_S)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_INTERVAL_S)

@@ -8,13 +8,14 @@ import re
 import socket
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.cluster.manifests.deployments import OVERLAYS, of_kind, rendered
 from tests.integration.deployment import Deployment
 from tests.integration.pods import ROOT, Pods
-from tests.patience import TEST_S
+from tests.patience import CLUSTER_S, TEST_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(TEST_S)]
 
@@ -102,6 +103,21 @@ def test_a_submitted_job_that_is_killed_leaves_nothing(deployment: Deployment) -
     _submitted_job(deployment, "installed", *_ONE_ENGINE)
 
     deployment.driver_process().kill()
+    deployment.wait_until_gone()
+
+
+@_on("gpu-1p1d")
+def test_a_model_that_cannot_be_served_ends_the_start_with_its_name_and_leaves_nothing(
+    deployment: Deployment, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}')
+    (tmp_path / "model.safetensors").touch()
+
+    with deployment.serve("--model", str(tmp_path), *_ONE_ENGINE) as driver:
+        said, _ = driver.communicate(timeout=CLUSTER_S)
+
+    assert driver.returncode == 1, said
+    assert "T5ForConditionalGeneration" in said
     deployment.wait_until_gone()
 
 

@@ -327,6 +327,14 @@ async def test_metrics_tell_how_requests_ended() -> None:
         assert line in lines, answer.text
 
 
+def test_what_is_accepted_sends_at_once() -> None:
+    with server._listen("127.0.0.1", 0, 60.0) as listener, socket.create_connection(listener.getsockname()):
+        listener.setblocking(True)
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), "an answer's body waits for 40 ms"
+
+
 async def test_a_port_that_is_taken_is_named() -> None:
     async with gateway_setup() as setup:
         other = GatewayServer(setup.pair.serving, view_of(setup.pair.serving), HttpConfig(port=setup.port))
