@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Nobody compiles packages before they are imported: whoever is the first to import one does it for all others.
+export PYTHONDONTWRITEBYTECODE :=
 CODE := cluster actors kv_transfer tests benchmarks tools
 
 .PHONY: help demo test features check fmt proto slow soak chaos bench clean
@@ -13,9 +15,7 @@ help: ## Show the targets
 $(READY): pyproject.toml constraints.txt
 	@echo "== setting up $(VENV) (the first time takes a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
-# As pip would, but on all cores; what does not compile are templates, and code for other versions of Python.
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+	@$(BIN)/python -m tools.install_environment
 	@touch $@
 
 demo: $(READY) ## Start one prefill and one decode engine, send 16 prompts, show where the time went

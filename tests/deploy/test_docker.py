@@ -16,6 +16,7 @@ import pytest
 _ROOT = Path(__file__).parents[2]
 _DOCKER = _ROOT / "deploy" / "docker"
 _DOCKERFILE = (_DOCKER / "Dockerfile").read_text()
+_NOT_IN_IMAGES = {"PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}
 _NO_NETWORK = re.compile(
     "Failed to establish a new connection|Temporary failure in name resolution|NameResolutionError"
 )
@@ -82,7 +83,7 @@ def test_the_installation_works_in_an_empty_environment(tmp_path: Path, pytestco
     source, environment = tmp_path / "src", layers / "environment"
     source.mkdir()
     shutil.rmtree(environment, ignore_errors=True)
-    variables = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    variables = {name: value for name, value in os.environ.items() if name not in _NOT_IN_IMAGES}
     python = str(environment / "bin" / "python")
     # Byte code of all that there is, of which little is imported here, would cost as much again as everything else.
     # (pip wants a no for "no compilation".)
