@@ -26,11 +26,14 @@ from tests.cluster.manifests.deployments import of_kind, settings, worker_groups
 from tests.integration.pods import ROOT, Pods, free_port
 from tests.patience import CLUSTER_S
 
+_MAX_RANKS = 2
+
 
 class Deployment:
     """An overlay's commands on pods that have become its own, what only exists in Kubernetes put in: names and paths.
 
-    config: the demo model, and little memory, instead of what only a GPU could hold; one engine of each role
+    config: the demo model, and little memory, instead of what only a GPU could hold; one engine of each role, of two
+    ranks at most: each is a process
     """
 
     def __init__(self, overlay: str, pods: Pods, directory: Path) -> None:
@@ -41,6 +44,8 @@ class Deployment:
         chosen |= {"model": {"model": str(DEMO_MODEL), "dtype": "float32", "device": "cpu"}}
         for role in ("prefill", "decode"):
             chosen[role] = {**chosen.get(role, {}), "count": 1}
+        if (parallel := chosen.get("parallel", {})).get("tensor_parallel_size", 1) > _MAX_RANKS:
+            chosen["parallel"] = parallel | {"tensor_parallel_size": _MAX_RANKS}
         # The demo model is not in the volume.
         kubernetes = {name: value for name, value in chosen.get("kubernetes", {}).items() if name != "models"}
         self.config = ClusterConfig.model_validate({**chosen, "kubernetes": kubernetes})

@@ -36,12 +36,15 @@ def deployment(request: pytest.FixtureRequest, pods: Pods, tmp_path_factory: pyt
 
 
 def _on(*overlays: str) -> pytest.MarkDecorator:
-    """On the pods of every overlay, but for these behind `make slow`: each costs engines, and a node for each pod."""
+    """On the pods of every overlay; but on these, behind `make slow`: each costs engines.
+
+    Every overlay is in one, so that `raypd serve` with each one's configuration is run on its pods.
+    """
     marks = {name: () if name in overlays else (pytest.mark.slow,) for name in OVERLAYS}
     return pytest.mark.parametrize("deployment", [pytest.param(n, marks=m) for n, m in marks.items()], indirect=True)
 
 
-@_on("cpu-demo", "gpu-xpyd-tp")
+@_on("cpu-demo", "gpu-xpyd-tp", "rdma")
 async def test_the_manifests_job_starts_a_cluster_on_the_pods_and_each_pod_drains_before_it_stops(
     deployment: Deployment,
 ) -> None:
@@ -68,7 +71,7 @@ async def test_the_manifests_job_starts_a_cluster_on_the_pods_and_each_pod_drain
     deployment.wait_until_gone()
 
 
-@_on("rdma")
+@_on("gpu-1p1d")
 def test_doctor_finds_room_for_an_engine_on_each_pod(deployment: Deployment) -> None:
     examined = deployment.run(*deployment.raypd("doctor", "--config", str(deployment.config_file)))
 
