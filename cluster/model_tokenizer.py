@@ -48,6 +48,10 @@ class ModelTokenizer:
         backend.no_padding()
         self.backend = backend
         self._chat_template = chat_template
+        # Of its template it is only known what comes of it, and that may be in no vocabulary.
+        special = [*backend.encode("").ids, *backend.encode("", "").ids]
+        self.largest_token_id = max([*backend.get_vocab().values(), *special], default=-1)
+        """No text has a larger one; -1 if it knows no token at all."""
 
     @classmethod
     def from_directory(cls, directory: Path) -> ModelTokenizer:

@@ -2,6 +2,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from actors.core.sampling_params import SamplingParams
 from cluster.errors import InvalidRequest, ModelNotFound
@@ -183,6 +184,23 @@ async def test_a_prompt_can_be_tokenized_that_has_no_room_in_the_context() -> No
     assert await _processor().tokenize(TextPrompt("x" * 100)) == [120] * 100
     with pytest.raises(InvalidRequest, match="text is 101 characters long"):
         await _processor().tokenize(TextPrompt("x" * 101))
+
+
+async def test_text_whose_tokens_the_model_does_not_have_is_refused() -> None:
+    processor = InputProcessor(replace(MODEL, vocab_size=ord("y")), ModelTokenizer(byte_tokenizer()))
+
+    await processor.process(GenerateRequest(prompt=TextPrompt("xx")))
+    with pytest.raises(InvalidRequest, match=r"text is \[120, 121\]; allowed: token ids from 0 to 120"):
+        await processor.process(GenerateRequest(prompt=TextPrompt("xy")))
+
+
+async def test_tokens_that_only_a_tokenizers_template_knows_are_found_too() -> None:
+    backend = byte_tokenizer()
+    special_tokens = [("<other>", VOCAB_SIZE)]
+    backend.post_processor = TemplateProcessing(single="<other> $A", special_tokens=special_tokens)
+
+    with pytest.raises(InvalidRequest, match=rf"text is \[{VOCAB_SIZE}, 120\]; allowed: token ids from 0 to"):
+        await InputProcessor(MODEL, ModelTokenizer(backend)).process(GenerateRequest(prompt=TextPrompt("x")))
 
 
 async def test_a_conversation_needs_a_chat_template() -> None:

@@ -188,9 +188,11 @@ async def test_an_engine_whose_process_is_asked_to_end_is_replaced_and_every_ing
     ):
         process_listening_at(port_of(engine_address)).send_signal(signal.SIGTERM)
         expected = serving(lives | {"decode-0": lives["decode-0"] + 1})
-        versions = {(await engines_become(client, expected)).membership_version for client in (first, second)}
+        # Who is there may have changed between the two: what counts is that both come to know the same.
+        async with asyncio.timeout(CLUSTER_S):
+            while len({(await engines_become(one, expected)).membership_version for one in (first, second)}) > 1:
+                pass
         await status_says(first, f"drain decode-0, incarnation {lives['decode-0']}: its process was asked to end")
-    assert len(versions) == 1
 
 
 async def test_an_ingress_comes_back_where_it_was_and_engines_forget_its_requests(
