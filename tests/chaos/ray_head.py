@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.patience import CLUSTER_S
+from tests.ports import free_port
 
 _BIN: Final = Path(sys.executable).parent
 _LEFTOVERS: Final = """
@@ -44,7 +45,7 @@ class RayHead:
             "OMP_NUM_THREADS": "1",
             **environment,
         }
-        self._port = _free_port()
+        self._port = free_port()
         self.address = f"127.0.0.1:{self._port}"
         command = (
             f"{_BIN}/ray start --head --block --node-ip-address 127.0.0.1 --port {self._port} --num-cpus {num_cpus} "
@@ -83,10 +84,3 @@ class RayHead:
         self._process.wait(CLUSTER_S)
         if not keeps_logs:
             shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

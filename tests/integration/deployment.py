@@ -23,20 +23,22 @@ from cluster.manifests.pods import admin_address
 from cluster.manifests.render import render
 from tests.cluster.access.certificates import Authority
 from tests.cluster.manifests.deployments import of_kind, settings, worker_groups
-from tests.integration.pods import ROOT, Pods, free_port
+from tests.integration.pods import ROOT, Pods
 from tests.patience import CLUSTER_S
+from tests.ports import free_port
 
-_MAX_RANKS = 2
+MAX_RANKS = 2
+"""Of an engine: each is a process."""
 
 
 class Deployment:
     """An overlay's commands on pods that have become its own, what only exists in Kubernetes put in: names and paths.
 
-    config: the demo model, and little memory, instead of what only a GPU could hold; one engine of each role, of two
-    ranks at most: each is a process
+    config: the demo model, and little memory, instead of what only a GPU could hold; one engine of each role, of
+    max_ranks at most
     """
 
-    def __init__(self, overlay: str, pods: Pods, directory: Path) -> None:
+    def __init__(self, overlay: str, pods: Pods, directory: Path, max_ranks: int = MAX_RANKS) -> None:
         chosen = settings(overlay).model_dump(exclude_unset=True, exclude={"model"})
         ports = {"port": free_port(), "http": {"port": free_port()}}
         ingress = {**chosen.get("ingress", {}), **ports, "count": 1}
@@ -44,8 +46,8 @@ class Deployment:
         chosen |= {"model": {"model": str(DEMO_MODEL), "dtype": "float32", "device": "cpu"}}
         for role in ("prefill", "decode"):
             chosen[role] = {**chosen.get(role, {}), "count": 1}
-        if (parallel := chosen.get("parallel", {})).get("tensor_parallel_size", 1) > _MAX_RANKS:
-            chosen["parallel"] = parallel | {"tensor_parallel_size": _MAX_RANKS}
+        if (parallel := chosen.get("parallel", {})).get("tensor_parallel_size", 1) > max_ranks:
+            chosen["parallel"] = parallel | {"tensor_parallel_size": max_ranks}
         # The demo model is not in the volume.
         kubernetes = {name: value for name, value in chosen.get("kubernetes", {}).items() if name != "models"}
         self.config = ClusterConfig.model_validate({**chosen, "kubernetes": kubernetes})

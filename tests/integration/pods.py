@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from typing import Any, Final
 import psutil
 
 from tests.patience import CLUSTER_S
+from tests.ports import free_port
 
 ROOT: Final = Path(__file__).parents[2]
 _BIN: Final = Path(sys.executable).parent
@@ -28,13 +28,6 @@ _NOT_HERE: Final = {
     # Far too little memory for it here.
     "object-store-memory",
 }
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Pod:
@@ -67,9 +60,9 @@ class Pods:
         self._directory = directory
         self._addresses = (f"127.0.0.{number}" for number in range(3, 250))
         self.pods: list[Pod] = []
-        self.gcs_port = free_port(_HEAD_ADDRESS)
+        self.gcs_port = free_port()
         self.gcs_address = f"{_HEAD_ADDRESS}:{self.gcs_port}"
-        self.dashboard = f"http://{_HEAD_ADDRESS}:{free_port(_HEAD_ADDRESS)}"
+        self.dashboard = f"http://{_HEAD_ADDRESS}:{free_port()}"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         commands = directory / "bin"
         self.environment = inherited | {

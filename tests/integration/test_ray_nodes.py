@@ -7,13 +7,14 @@ import asyncio
 import re
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.cluster.manifests.deployments import OVERLAYS, of_kind, rendered
-from tests.integration.deployment import Deployment
+from tests.integration.deployment import MAX_RANKS, Deployment
 from tests.integration.pods import ROOT, Pods
 from tests.patience import CLUSTER_S, TEST_S
 
@@ -31,19 +32,24 @@ def pods() -> Iterator[Pods]:
 
 @pytest.fixture(scope="module")
 def deployment(request: pytest.FixtureRequest, pods: Pods, tmp_path_factory: pytest.TempPathFactory) -> Deployment:
-    return Deployment(request.param, pods, tmp_path_factory.mktemp("deployment"))
+    overlay, max_ranks = request.param
+    return Deployment(overlay, pods, tmp_path_factory.mktemp("deployment"), max_ranks)
 
 
-def _on(*overlays: str) -> pytest.MarkDecorator:
+_FOUR_RANKS = pytest.param(("rdma", 4), marks=pytest.mark.slow, id="rdma, four ranks")
+
+
+def _on(*overlays: str, also: Sequence[ParameterSet] = ()) -> pytest.MarkDecorator:
     """On the pods of every overlay; but on these, behind `make slow`: each costs engines.
 
     Every overlay is in one, so that `raypd serve` with each one's configuration is run on its pods.
     """
     marks = {name: () if name in overlays else (pytest.mark.slow,) for name in OVERLAYS}
-    return pytest.mark.parametrize("deployment", [pytest.param(n, marks=m) for n, m in marks.items()], indirect=True)
+    cases = [pytest.param((name, MAX_RANKS), marks=mark, id=name) for name, mark in marks.items()]
+    return pytest.mark.parametrize("deployment", [*cases, *also], indirect=True)
 
 
-@_on("cpu-demo", "gpu-xpyd-tp", "rdma")
+@_on("cpu-demo", "gpu-xpyd-tp", "rdma", also=[_FOUR_RANKS])
 async def test_the_manifests_job_starts_a_cluster_on_the_pods_and_each_pod_drains_before_it_stops(
     deployment: Deployment,
 ) -> None:
@@ -59,6 +65,7 @@ async def test_the_manifests_job_starts_a_cluster_on_the_pods_and_each_pod_drain
         ("prefill-0", prefill.address),
         ("decode-0", decode.address),
     }
+    assert deployment.alive_actors() == _actors(deployment)
     assert deployment.pods.address_of_actor("IngressActor") == ingress.address
     assert deployment.pods.address_of_actor("Controller") in {ingress.address, prefill.address, decode.address}
 
@@ -68,6 +75,12 @@ async def test_the_manifests_job_starts_a_cluster_on_the_pods_and_each_pod_drain
 
     assert deployment.run(*deployment.raypd("stop")) == "stopped\n"
     deployment.wait_until_gone()
+
+
+def _actors(deployment: Deployment) -> list[str]:
+    """Of one engine of each role, by name."""
+    engine = ["EngineActor", *["RankActor"] * (deployment.config.parallel.tensor_parallel_size - 1)]
+    return sorted(["Controller", "IngressActor", *engine * 2])
 
 
 @_on("gpu-1p1d")
@@ -91,8 +104,7 @@ _ENVIRONMENTS = {"working-dir": (_WORKING_DIR, _MODULE), "installed": ((), ("ray
 async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(deployment: Deployment, environment: str) -> None:
     job = _submitted_job(deployment, environment)
     await deployment.check_that_it_serves()
-    engine = ["EngineActor", *["RankActor"] * (deployment.config.parallel.tensor_parallel_size - 1)]
-    assert deployment.alive_actors() == sorted(["Controller", "IngressActor", *engine * 2])
+    assert deployment.alive_actors() == _actors(deployment)
     with deployment.serve() as second:
         _read_until(second, "a raypd cluster runs in namespace 'raypd' of this Ray cluster already: end it with `raypd")
         assert second.wait(60) == 1
