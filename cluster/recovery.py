@@ -113,6 +113,7 @@ class Recovery:
             try:
                 async with Attempt(route, self._request, self._deadline_s) as attempt:
                     self.attempt = attempt
+                    self._router.on_start(self._request, route)
                     async for output in attempt:
                         if output.preemption is not None:
                             self._move_or_stay(attempt, output.preemption)

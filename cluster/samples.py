@@ -194,6 +194,11 @@ class _HomeRouter:
         home = self.prompt.home_among(engines)
         return self.router.choose(request, engines) if home is None else Route(None, home)
 
+    def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
+        """Tell the router, unless it was told of the prompt's engine before."""
+        if self.prompt.home_among([route.decode]) is None:
+            self.router.on_start(request, route)
+
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
         """Tell the router."""
         self.router.on_end(request, output_token_ids, route)

@@ -50,6 +50,10 @@ class Router(Protocol):
         """Choose among the engines that serve. Raises NoEngineAvailable."""
         ...
 
+    def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
+        """The request has been submitted to this route's engines: what takes time need not delay it."""
+        ...
+
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
         """The request has ended on this route, with this output in all, the tokens that it came with included."""
         ...

@@ -18,5 +18,8 @@ class LeastLoadedPair:
         """Choose a pair, or one engine for both. The request makes no difference."""
         return Route(*choose_pair(engines, lambda engine: engine.num_unfinished_requests))
 
+    def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
+        """Nothing is learnt from it."""
+
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
         """Nothing is learnt from it."""

@@ -37,10 +37,12 @@ class PrefixAwarePair:
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
         """Choose a pair, or one engine for both."""
-        token_ids = [*request.prompt_token_ids, *request.output_token_ids]
-        hashes = self._hash(request, token_ids)
-        cached = self._index.find(hashes)
+        token_ids = _token_ids(request)
         num_tokens = len(token_ids)
+        cached: Mapping[EngineKey, int] = {}
+        # Whoever has any of a prompt has its beginning.
+        if self._index.find(self._hash(request, token_ids[: self._hasher.block_size])):
+            cached = self._index.find(self._hash(request, token_ids))
 
         def work(engine: EngineT) -> int:
             num_left = num_tokens - self._num_cached_tokens(engine.descriptor, cached)
@@ -49,14 +51,16 @@ class PrefixAwarePair:
 
         prefill, decode = choose_pair(engines, work)
         computing = decode if prefill is None else prefill
-        source = self._find_source(computing, engines, cached)
-        keys = {computing.descriptor.key, decode.descriptor.key}
-        # They will have them when the next request comes.
-        self._index.add(keys, hashes)
+        return Route(prefill, decode, self._find_source(computing, engines, cached))
+
+    def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
+        """Its engines will have its prompt's KV when the next request comes, and its adapter."""
+        computing = route.decode if route.prefill is None else route.prefill
+        keys = {computing.descriptor.key, route.decode.descriptor.key}
+        self._index.add(keys, self._hash(request, _token_ids(request)))
         if request.lora is not None:
             for key in keys:
                 self._note_adapter(key, request.lora.key)
-        return Route(prefill, decode, source)
 
     def _note_adapter(self, engine: EngineKey, adapter: str) -> None:
         self._adapters[engine, adapter] = None
@@ -91,6 +95,12 @@ class PrefixAwarePair:
             if num_there > num_tokens and _can_lend(engine.descriptor, computing.descriptor):
                 source, num_tokens = engine.descriptor, num_there
         return None if source is None else PrefixSource(source.kv_address, num_tokens)
+
+
+def _token_ids(request: EngineCoreRequest) -> list[int]:
+    if not request.output_token_ids:
+        return request.prompt_token_ids
+    return [*request.prompt_token_ids, *request.output_token_ids]
 
 
 def _can_lend(source: EngineDescriptor, borrower: EngineDescriptor) -> bool:

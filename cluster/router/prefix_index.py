@@ -30,7 +30,7 @@ class PrefixIndex:
         # Last ones first, so that a prefix is forgotten from its end.
         for block_hash in reversed(block_hashes):
             known = holders.pop(block_hash, new)
-            holders[block_hash] = known if known >= new else known | new
+            holders[block_hash] = known if known is new or known >= new else known | new
         while len(holders) > self._max_blocks:
             holders.popitem(last=False)
 

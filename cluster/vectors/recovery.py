@@ -56,6 +56,7 @@ class VectorRecovery:
                 attempt = replace(request, request_id=f"{request.request_id}+{number - 1}", attempt=number - 1)
             stream = EngineStream(route.decode, replace(attempt, prefix_source=route.prefix_source))
             try:
+                self.router.on_start(attempt, route)
                 return await self._vector_of(stream, attempt)
             except EngineFailed as failure:
                 if stream.has_died:

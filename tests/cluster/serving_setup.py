@@ -1,7 +1,7 @@
 """A Serving on fake engines, for the tests of Serving and of the doors."""
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import count
@@ -25,6 +25,7 @@ from cluster.model_tokenizer import ModelTokenizer
 from cluster.model_versions import ModelVersion, ModelVersions
 from cluster.moves import Moves
 from cluster.recovery import RecoveryPolicy
+from cluster.router.base import EngineT, Route, Router
 from cluster.router.least_loaded import LeastLoadedPair
 from cluster.serving import Serving
 from cluster.status import ClusterView, ControllerView
@@ -52,9 +53,27 @@ class Pair:
         return self.prefill.num_unfinished_requests + self.decode.num_unfinished_requests
 
 
-def make_version(version: int, model: ModelDescription = MODEL) -> ModelVersion:
-    tokenizer = ModelTokenizer(byte_tokenizer())
-    return ModelVersion(version, InputProcessor(model, tokenizer, wall_clock=lambda: 1000.0), LeastLoadedPair())
+class RecordingRouter(LeastLoadedPair):
+    """told: what it was told, with the engines in question, the one that decodes last"""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+
+    def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
+        self.told.append(("start", *_engine_ids(route)))
+
+    def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
+        self.told.append(("end", *_engine_ids(route)))
+
+
+def _engine_ids(route: Route[EngineT]) -> list[str]:
+    engines = (route.prefill, route.decode)
+    return [engine.descriptor.engine_id for engine in engines if engine is not None]
+
+
+def make_version(version: int, model: ModelDescription = MODEL, router: Router | None = None) -> ModelVersion:
+    processor = InputProcessor(model, ModelTokenizer(byte_tokenizer()), wall_clock=lambda: 1000.0)
+    return ModelVersion(version, processor, router or LeastLoadedPair())
 
 
 def make_serving(

@@ -11,9 +11,18 @@ from actors.core.request import EngineCoreRequest, FinishReason
 from cluster.engine_connection import EngineRole
 from cluster.errors import DeadlineExceeded, EngineFailed, NoEngineAvailable
 from cluster.generation import GenerateChunk
+from cluster.model_versions import ModelVersions
 from cluster.recovery import RecoveryPolicy
 from cluster.serving import Serving
-from tests.cluster.serving_setup import HELLO, collect, make_serving, prefill_timings, text_of
+from tests.cluster.serving_setup import (
+    HELLO,
+    RecordingRouter,
+    collect,
+    make_serving,
+    make_version,
+    prefill_timings,
+    text_of,
+)
 from tests.fakes import FakeEngine, FakePool
 
 LENGTH = FinishReason.LENGTH
@@ -47,11 +56,14 @@ class Cluster:
         return answer, consumer
 
 
-def make_cluster(num_decodes: int = 2, policy: RecoveryPolicy | None = None) -> Cluster:
+def make_cluster(
+    num_decodes: int = 2, policy: RecoveryPolicy | None = None, versions: ModelVersions | None = None
+) -> Cluster:
     prefill = FakeEngine("p0", EngineRole.PREFILL)
     decodes = [FakeEngine(f"d{number}", EngineRole.DECODE) for number in range(num_decodes)]
     pool = FakePool(prefill, *decodes)
-    serving = make_serving(pool=pool, recovery_policy=policy or RecoveryPolicy(engine_timeout_s=30.0))
+    policy = policy or RecoveryPolicy(engine_timeout_s=30.0)
+    serving = make_serving(pool=pool, recovery_policy=policy, versions=versions)
     return Cluster(prefill, decodes, pool, serving)
 
 
@@ -79,6 +91,22 @@ async def test_a_request_goes_on_at_the_next_position_when_its_decode_engine_die
     assert [chunk.first_position for chunk in chunks if chunk.token_ids] == [0, 1, 2, 3]
     assert chunks[-1].end is not None
     assert (chunks[-1].end.usage.num_output_tokens, chunks[-1].end.timings.decode.engine_id) == (4, "d1")
+
+
+async def test_the_router_is_told_of_each_attempt_as_soon_as_its_engines_have_it() -> None:
+    router = RecordingRouter()
+    cluster = make_cluster(versions=ModelVersions(make_version(1, router=router)))
+    first, second = cluster.decodes
+    answer, _ = await cluster.begin(first)
+    assert router.told == [("start", "p0", "d0")]
+    await settle()
+    cluster.lose(first)
+    producer, resumed = await cluster.prefill.next_request(), await second.next_request()
+    assert router.told == [("start", "p0", "d0"), ("start", "p0", "d1")]
+    cluster.prefill.send(producer, 2, "c", handed_over=True)
+    second.send(resumed, 3, "d", finish_reason=LENGTH)
+    assert text_of(await answer) == "abcd"
+    assert router.told[2:] == [("end", "p0", "d1")]
 
 
 async def test_a_request_goes_on_at_a_prefill_engine_when_the_only_decode_engine_dies() -> None:

@@ -119,6 +119,7 @@ def test_no_router_ever_brings_two_engines_together_that_cannot_exchange_kv(
     for engines, prompt in rounds:
         request = EngineCoreRequest(request_id="r", prompt_token_ids=prompt, sampling_params=SamplingParams())
         route: Route[Load] = router.choose(request, engines)
+        router.on_start(request, route)
         by_id = {engine.descriptor.engine_id: engine.descriptor for engine in engines}
         computing = (route.prefill or route.decode).descriptor
         assert EngineRole.ENCODE not in (computing.role, route.decode.descriptor.role)

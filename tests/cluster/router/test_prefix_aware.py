@@ -9,6 +9,7 @@ from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import NoEngineAvailable
+from cluster.router.base import Route
 from cluster.router.prefix_aware import PrefixAwarePair
 from kv_transfer.pairing import PairingFacts
 from kv_transfer.params import PrefixSource
@@ -40,39 +41,53 @@ def _request(prompt: list[int], salt: str | None = None) -> EngineCoreRequest:
     return EngineCoreRequest(request_id="r", prompt_token_ids=prompt, sampling_params=SamplingParams(), cache_salt=salt)
 
 
+def _send(router: PrefixAwarePair, request: EngineCoreRequest, engines: list[_Load]) -> Route[_Load]:
+    route = router.choose(request, engines)
+    router.on_start(request, route)
+    return route
+
+
 P0, P1 = _engine("p0", EngineRole.PREFILL), _engine("p1", EngineRole.PREFILL)
 D0, D1 = _engine("d0", EngineRole.DECODE), _engine("d1", EngineRole.DECODE)
 
 
 def test_a_prompt_goes_where_its_prefix_is() -> None:
     router = PrefixAwarePair(BLOCK_SIZE)
-    first = router.choose(_request(PROMPT), [P1, D1])
+    first = _send(router, _request(PROMPT), [P1, D1])
     assert (first.prefill, first.decode, first.prefix_source) == (P1, D1, None)
-    again = router.choose(_request([*PROMPT, 7]), [P0, P1, D0, D1])
+    again = _send(router, _request([*PROMPT, 7]), [P0, P1, D0, D1])
     assert (again.prefill, again.decode) == (P1, D1)
 
 
 def test_a_prefix_is_not_worth_a_longer_queue() -> None:
     router = PrefixAwarePair(BLOCK_SIZE)
-    router.choose(_request(PROMPT), [P1, D1])
+    _send(router, _request(PROMPT), [P1, D1])
     busy = _engine("p1", EngineRole.PREFILL, 2)
-    route = router.choose(_request(PROMPT), [P0, busy, D0])
+    route = _send(router, _request(PROMPT), [P0, busy, D0])
     assert route.prefill == P0
     assert route.prefix_source == PrefixSource(busy.descriptor.kv_address, 20), "its blocks can be fetched"
+
+
+def test_who_has_a_prefix_is_known_as_soon_as_it_was_sent_there_and_not_before() -> None:
+    router = PrefixAwarePair(BLOCK_SIZE)
+    route = router.choose(_request(PROMPT), [P1, D1])
+    assert router.choose(_request(PROMPT), [P0, P1, D0]).prefill == P0
+    router.on_start(_request(PROMPT), route)
+    assert router.choose(_request(PROMPT), [P0, P1, D0]).prefill == P1
 
 
 def test_prompts_without_a_prefix_are_spread_by_load() -> None:
     router = PrefixAwarePair(BLOCK_SIZE)
     busy = _engine("p0", EngineRole.PREFILL, 1)
-    assert router.choose(_request(PROMPT), [busy, P1, D0]).prefill == P1
+    assert _send(router, _request(PROMPT), [busy, P1, D0]).prefill == P1
 
 
 def test_the_answer_of_a_chat_is_fetched_from_the_engine_that_gave_it() -> None:
     router = PrefixAwarePair(BLOCK_SIZE)
-    route = router.choose(_request(PROMPT), [P0, D0])
+    route = _send(router, _request(PROMPT), [P0, D0])
     answer = list(range(50, 62))
     router.on_end(_request(PROMPT), answer, route)
-    next_turn = router.choose(_request([*PROMPT, *answer, 1, 2, 3]), [P0, D0])
+    next_turn = _send(router, _request([*PROMPT, *answer, 1, 2, 3]), [P0, D0])
     # 20 + 12 tokens, of which the last one was never computed from: 7 whole blocks.
     assert next_turn.prefix_source == PrefixSource(D0.descriptor.kv_address, 28)
 
@@ -80,24 +95,24 @@ def test_the_answer_of_a_chat_is_fetched_from_the_engine_that_gave_it() -> None:
 def test_an_engine_that_does_both_fetches_from_another() -> None:
     router = PrefixAwarePair(BLOCK_SIZE)
     b0, b1 = _engine("b0", EngineRole.BOTH), _engine("b1", EngineRole.BOTH)
-    assert router.choose(_request(PROMPT), [b0]).decode == b0
-    route = router.choose(_request(PROMPT), [_engine("b0", EngineRole.BOTH, 3), b1])
+    assert _send(router, _request(PROMPT), [b0]).decode == b0
+    route = _send(router, _request(PROMPT), [_engine("b0", EngineRole.BOTH, 3), b1])
     assert (route.prefill, route.decode) == (None, b1)
     assert route.prefix_source == PrefixSource(b0.descriptor.kv_address, 20)
 
 
 def test_tenants_with_different_salts_share_nothing() -> None:
     router = PrefixAwarePair(BLOCK_SIZE)
-    router.choose(_request(PROMPT, "a"), [P1, D1])
-    route = router.choose(_request(PROMPT, "b"), [P0, P1, D0, D1])
+    _send(router, _request(PROMPT, "a"), [P1, D1])
+    route = _send(router, _request(PROMPT, "b"), [P0, P1, D0, D1])
     assert (route.prefill, route.prefix_source) == (P0, None)
 
 
 def test_an_engines_next_life_is_no_source() -> None:
     router = PrefixAwarePair(BLOCK_SIZE)
-    router.choose(_request(PROMPT), [P1, D1])
+    _send(router, _request(PROMPT), [P1, D1])
     reborn = _engine("p1", EngineRole.PREFILL, incarnation=2)
-    assert router.choose(_request(PROMPT), [P0, reborn, D0]).prefix_source is None
+    assert _send(router, _request(PROMPT), [P0, reborn, D0]).prefix_source is None
 
 
 def test_an_engine_that_cannot_send_it_is_no_source_for_a_prefix() -> None:
@@ -107,12 +122,12 @@ def test_an_engine_that_cannot_send_it_is_no_source_for_a_prefix() -> None:
         for number, pairing in enumerate((FACTS, replace(FACTS, dtype="float16"), replace(FACTS, block_size=8), None))
     ]
     for holder in holders:
-        assert router.choose(_request(PROMPT), [holder]).decode == holder
+        assert _send(router, _request(PROMPT), [holder]).decode == holder
     computing = _engine("c", EngineRole.BOTH, pairing=FACTS)
     sources = []
     for holder in holders:
         busy = replace(holder, num_unfinished_requests=9)
-        route = router.choose(_request([*PROMPT, 1]), [busy, replace(computing, num_unfinished_requests=1)])
+        route = _send(router, _request([*PROMPT, 1]), [busy, replace(computing, num_unfinished_requests=1)])
         sources.append(route.prefix_source and route.prefix_source.peer.engine_id)
         computing = _engine(f"c{len(sources)}", EngineRole.BOTH, pairing=FACTS)
     assert sources == ["b0", None, None, "b3"], "another dtype, and blocks of another size, do not help"
@@ -123,9 +138,9 @@ def test_a_prefix_does_not_bring_two_engines_together_that_cannot_hand_over() ->
     other = replace(FACTS, dtype="float16")
     p0, p1 = (_engine(f"p{n}", EngineRole.PREFILL, pairing=facts) for n, facts in enumerate((FACTS, other)))
     d0, d1 = (_engine(f"d{n}", EngineRole.DECODE, pairing=facts) for n, facts in enumerate((FACTS, other)))
-    router.choose(_request(PROMPT), [p1, d1])
-    assert router.choose(_request(PROMPT), [p0, p1, d0]).prefill == p0, "p1 has the prefix, and no decode engine"
-    both_have_it = router.choose(_request(PROMPT), [p0, p1, d1])
+    _send(router, _request(PROMPT), [p1, d1])
+    assert _send(router, _request(PROMPT), [p0, p1, d0]).prefill == p0, "p1 has the prefix, and no decode engine"
+    both_have_it = _send(router, _request(PROMPT), [p0, p1, d1])
     assert (both_have_it.prefill, both_have_it.decode) == (p1, d1)
 
 
@@ -137,11 +152,11 @@ def test_without_engines_nothing_is_noted() -> None:
 def test_an_adapter_is_worth_one_place_in_the_queue_where_it_was_used_before() -> None:
     router = PrefixAwarePair(BLOCK_SIZE)
     sql = replace(_request(PROMPT), lora=Adapter("sql", "/adapters/sql", "1"))
-    router.choose(sql, [P1, D1])
+    _send(router, sql, [P1, D1])
     other_prompt = replace(sql, prompt_token_ids=list(range(50, 70)))
-    again = router.choose(other_prompt, [P0, P1, D0, D1])
+    again = _send(router, other_prompt, [P0, P1, D0, D1])
     assert (again.prefill, again.decode) == (P1, D1)
     busier = _engine("p1", EngineRole.PREFILL, 1), _engine("d1", EngineRole.DECODE, 2)
-    assert router.choose(replace(sql, prompt_token_ids=[7] * 20), [P0, busier[0], D0, busier[1]]).decode == D0
+    assert _send(router, replace(sql, prompt_token_ids=[7] * 20), [P0, busier[0], D0, busier[1]]).decode == D0
     unlike = replace(sql, lora=Adapter("sql", "/adapters/sql", "2"), prompt_token_ids=[9] * 20)
-    assert router.choose(unlike, [P0, P1, D0, D1]).prefill == P0, "other weights under the same name are elsewhere"
+    assert _send(router, unlike, [P0, P1, D0, D1]).prefill == P0, "other weights under the same name are elsewhere"

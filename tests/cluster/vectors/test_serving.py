@@ -32,6 +32,7 @@ from cluster.vectors.requests import (
     ScoreResult,
 )
 from tests.cluster.access.test_allowance import Clock
+from tests.cluster.serving_setup import RecordingRouter
 from tests.cluster.vectors.vector_setup import CLASSIFIES, SCORES, Answering, answer, serving_of
 from tests.fakes import FakeEngine, FakePool
 
@@ -55,6 +56,13 @@ async def test_prefill_engines_give_the_vectors_of_all_inputs_in_order() -> None
     assert [(one.pooling_params, one.kv_transfer_params) for one in prefill.submitted] == [(params, None)] * 2
     assert decode.submitted == []
     assert serving.num_requests_in_flight == prefill.num_unfinished_requests == 0
+
+
+async def test_the_router_is_told_where_a_prompt_is_computed() -> None:
+    prefill, router = prefill_engine(), RecordingRouter()
+    async with Answering(prefill):
+        await serving_of(prefill, router=router).embed(HELLO)
+    assert router.told == [("start", "p0")]
 
 
 async def test_an_engine_that_does_both_is_asked_where_there_is_no_other_and_a_decode_engine_never() -> None:

@@ -9,6 +9,7 @@ from actors.core.request import EngineCoreRequest, FinishReason
 from actors.pooling_facts import PoolingFacts
 from cluster.model_versions import ModelVersions
 from cluster.recovery import RecoveryPolicy
+from cluster.router.base import Router
 from cluster.serving import Serving
 from tests.cluster.serving_setup import MODEL, make_serving, make_version, prefill_timings
 from tests.fakes import FakeEngine, FakePool
@@ -25,11 +26,12 @@ def serving_of(
     num_versions: int = 1,
     pool: FakePool | None = None,
     max_requests_in_flight: int = 100,
+    router: Router | None = None,
 ) -> Serving:
     model = replace(MODEL, pooling=facts)
     return make_serving(
         *engines,
-        versions=ModelVersions(*(make_version(number, model) for number in range(1, num_versions + 1))),
+        versions=ModelVersions(*(make_version(number, model, router) for number in range(1, num_versions + 1))),
         recovery_policy=RETRIES,
         pool=pool,
         max_requests_in_flight=max_requests_in_flight,
