@@ -12,10 +12,10 @@ import json
 import multiprocessing
 import os
 import time
-from array import array
+from bisect import bisect_left
 from multiprocessing.connection import Connection
 
-from benchmarks.token_source import make_serving
+from benchmarks.token_source import make_serving, text_lengths
 from cluster.gateway.config import HttpConfig
 from cluster.gateway.server import GatewayServer
 from cluster.status import ClusterView
@@ -41,18 +41,19 @@ def _measure(num_streams: int, rate: float, num_tokens: int) -> None:
     process.start()
     port = ours.recv()
     asyncio.run(_call(port))
-    received_s = asyncio.run(_stream(port, num_streams, num_tokens))
+    events = asyncio.run(_stream(port, num_streams, num_tokens))
     ours.send("over")
     emitted_s, cpu_s = ours.recv()
     process.join()
-    # A stream's first token is part of a character's or has no text: events are matched from the end.
+    lengths = text_lengths(num_tokens)
+    # Some tokens have no text, some events that of several: an event is as old as the token that its text ends with.
     late_ms = sorted(
-        (received - emitted) * 1000
-        for request_id, times_s in received_s.items()
-        for received, emitted in zip(reversed(times_s), reversed(emitted_s[request_id]), strict=False)
+        (received_s - emitted_s[request_id][bisect_left(lengths, length)]) * 1000
+        for request_id, stream in events.items()
+        for received_s, length in stream
     )
     total = sum(map(len, emitted_s.values()))
-    seconds = max(times_s[-1] for times_s in received_s.values()) - min(times_s[0] for times_s in emitted_s.values())
+    seconds = max(stream[-1][0] for stream in events.values()) - min(times_s[0] for times_s in emitted_s.values())
     p50, p99 = (late_ms[int(fraction * (len(late_ms) - 1))] for fraction in (0.5, 0.99))
     print(
         f"{num_streams} streams, {rate:.0f} tokens/s offered: {total / seconds:.0f} tokens/s in "
@@ -78,22 +79,28 @@ async def _call(port: int) -> None:
     print(f"/tokenize, {_NUM_CALLS} calls in a row: p50 {took_ms[_NUM_CALLS // 2]:.2f} ms, max {took_ms[-1]:.2f} ms")
 
 
-async def _stream(port: int, num_streams: int, num_tokens: int) -> dict[str, array[float]]:
-    received_s: dict[str, array[float]] = {}
+async def _stream(port: int, num_streams: int, num_tokens: int) -> dict[str, list[tuple[float, int]]]:
+    """When each event with text came, and how many characters there were then, by stream."""
+    events: dict[str, list[tuple[float, int]]] = {}
 
     async def read(number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         asked = {"prompt": f"prompt {number}", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
         body = json.dumps(asked | {"request_id": str(number)}).encode()
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-        times_s = received_s[f"cmpl-{number}"] = array("d")
+        stream = events[f"cmpl-{number}"] = []
+        length = 0
         while (line := await reader.readline()) and not line.startswith(b"data: [DONE]"):
             if line.startswith(b"data: "):
-                times_s.append(time.monotonic())
+                received_s = time.monotonic()
+                [choice] = json.loads(line.removeprefix(b"data: "))["choices"]
+                if choice["text"]:
+                    length += len(choice["text"])
+                    stream.append((received_s, length))
         writer.close()
 
     await asyncio.gather(*(read(number) for number in range(num_streams)))
-    return received_s
+    return events
 
 
 def _serve(pipe: Connection, num_streams: int, rate: float) -> None:

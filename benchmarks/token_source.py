@@ -7,10 +7,12 @@ import time
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from itertools import accumulate, cycle, islice
 
 from actors.core.outputs import EngineCoreOutput
 from actors.core.request import EngineCoreRequest, FinishReason
 from cluster.config import DEMO_MODEL
+from cluster.detokenizer import Detokenizer
 from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineRole
 from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
@@ -123,6 +125,14 @@ def make_serving(tokens_per_s: float, max_requests: int) -> tuple[Serving, Token
         ModelVersions(version), OneEngine(source), max_requests_in_flight=max_requests, max_waiting_tokens=10**9
     )
     return serving, source
+
+
+def text_lengths(num_tokens: int) -> list[int]:
+    """How many characters a client has of the source's tokens after each of so many."""
+    tokenizer = ModelTokenizer.from_directory(DEMO_MODEL)
+    detokenizer = Detokenizer(tokenizer.backend, [], skip_special_tokens=True)
+    tokens = islice(cycle(tokenizer.encode(_WORDS * 4)), num_tokens)
+    return list(accumulate(len(detokenizer.step(token)) for token in tokens))
 
 
 def prompt_of(num_tokens: int) -> str:
