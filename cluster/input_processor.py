@@ -41,6 +41,8 @@ from cluster.structured_output_rules import check_structured_output
 
 MAX_CHARS_ON_EVENT_LOOP: Final = 4096
 """Longer prompts are tokenized on a thread: about a millisecond of work is where streams begin to notice."""
+MAX_CHARS_ALONE: Final = 4 * MAX_CHARS_ON_EVENT_LOOP
+"""Where there are no streams: the way to a thread and back is a tenth of a millisecond, and more on a busy machine."""
 MAX_BYTES_ON_EVENT_LOOP: Final = 65_536
 """More embeddings are read on a thread."""
 MAX_INT32: Final = 2**31 - 1
@@ -108,9 +110,10 @@ class InputProcessor:
         self._wall_clock = wall_clock
         self.adapters = adapters or AdapterDirectory()
 
-    async def process(self, request: GenerateRequest) -> EngineCoreRequest:
+    async def process(self, request: GenerateRequest, *, is_alone: bool = False) -> EngineCoreRequest:
         """Validate, tokenize and complete a request. Long prompts are tokenized off the event loop.
 
+        is_alone: nobody else would notice if some longer ones are not
         Raises ModelNotFound, AdapterNotFound, PermissionDenied, EngineFailed if the adapter that made its output has
         gone, or InvalidRequest with every violation that could be found at once.
         """
@@ -120,7 +123,9 @@ class InputProcessor:
             reason = f"adapter {adapter.name!r} has other weights now than those that made its output so far"
             raise EngineFailed(request.request_id, reason, num_new_tokens=0, can_resume=False)
         self._check_before_tokenizing(request)
-        prompt_token_ids = self._cut(request, await self._tokenize(request.prompt, request.add_special_tokens))
+        max_chars = MAX_CHARS_ALONE if is_alone else MAX_CHARS_ON_EVENT_LOOP
+        tokens = await self._tokenize(request.prompt, request.add_special_tokens, max_chars)
+        prompt_token_ids = self._cut(request, tokens)
         cache_salt = request.caller.salted(request.cache_salt)
         placed = PlacedImages(prompt_token_ids)
         if self.images is not None:
@@ -251,7 +256,6 @@ class InputProcessor:
                 allowed = f"1 to {self.limits.max_chat_messages} messages"
                 violations.require(1 <= len(messages) <= self.limits.max_chat_messages, "chat", messages, allowed)
                 self._check_num_chars("chat", _num_chat_chars(chat), violations)
-
             case EmbedsPrompt() as embeds:
                 check_shape(embeds, self.model.prompt_embeds_size, self.limits, violations)
 
@@ -286,18 +290,20 @@ class InputProcessor:
             limit = max(1, self.model.max_model_len - max(1, sampling.max_tokens or 0, sampling.min_tokens or 0))
         return token_ids[-limit:]
 
-    async def _tokenize(self, prompt: Prompt | None, add_special_tokens: bool | None = None) -> list[int]:
+    async def _tokenize(
+        self, prompt: Prompt | None, add_special_tokens: bool | None = None, max_chars: int = MAX_CHARS_ON_EVENT_LOOP
+    ) -> list[int]:
+        """max_chars: longer ones on a thread"""
         tokenizer = self.tokenizer
         match prompt:
             case TextPrompt(text):
-                return await _run(
-                    len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens is not False)
-                )
+                adds = add_special_tokens is not False
+                return await _run(len(text), lambda: tokenizer.encode(text, add_special_tokens=adds), max_chars)
             case ChatPrompt() as chat:
+                adds, num_chars = bool(add_special_tokens), _num_chat_chars(chat)
                 try:
-                    adds = bool(add_special_tokens)
                     return await _run(
-                        _num_chat_chars(chat), lambda: tokenizer.encode_chat(chat, add_special_tokens=adds)
+                        num_chars, lambda: tokenizer.encode_chat(chat, add_special_tokens=adds), max_chars
                     )
                 except ChatTemplateError as exc:
                     violations = Violations()
@@ -380,8 +386,8 @@ def _num_chat_chars(chat: ChatPrompt) -> int:
     return num_chars + sum(len(json.dumps(other)) for other in [*others, chat.variables] if other)
 
 
-async def _run(num_chars: int, tokenize: Callable[[], _T]) -> _T:
-    if num_chars <= MAX_CHARS_ON_EVENT_LOOP:
+async def _run(num_chars: int, tokenize: Callable[[], _T], max_chars: int = MAX_CHARS_ON_EVENT_LOOP) -> _T:
+    if num_chars <= max_chars:
         return tokenize()
     return await asyncio.to_thread(tokenize)
 

@@ -152,7 +152,7 @@ class Serving:
         """Stream a request's output, of one model version. Raises ModelVersionLeft, and what generate() raises."""
         model, router, stopwatch = engines.model, engines.model.router, in_flight.stopwatch
         if prompt is None:
-            engine_request = await model.input_processor.process(request)
+            engine_request = await model.input_processor.process(request, is_alone=len(self._in_flight) == 1)
         else:
             engine_request = await prompt.process(model, request)
             router = prompt.router(router)

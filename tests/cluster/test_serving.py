@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
@@ -21,8 +22,11 @@ from cluster.generation import (
     GenerateEnd,
     GenerateTimings,
     SamplingOptions,
+    TextPrompt,
     Usage,
 )
+from cluster.input_processor import MAX_CHARS_ALONE
+from cluster.model_tokenizer import ModelTokenizer
 from tests.cluster.access.test_allowance import Clock
 from tests.cluster.serving_setup import (
     HELLO,
@@ -190,6 +194,29 @@ async def test_a_full_house_is_told_when_to_come_again() -> None:
     assert raised.value.retry_delay_s == 1.5
     collecting.cancel()
     await asyncio.gather(collecting, return_exceptions=True)
+    assert_nothing_is_left(pair)
+
+
+async def test_a_longer_prompt_is_tokenized_on_a_thread_where_others_would_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = []
+
+    def encode(self: ModelTokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        threads.append(threading.current_thread())
+        return [97]
+
+    monkeypatch.setattr(ModelTokenizer, "encode", encode)
+    pair, tasks = make_pair(), []
+    for request_id, num_chars in (("alone", MAX_CHARS_ALONE), ("beside it", MAX_CHARS_ALONE), ("short", 10)):
+        request = replace(HELLO, request_id=request_id, prompt=TextPrompt("a" * num_chars))
+        tasks.append(asyncio.create_task(collect(pair.serving.generate(request))))
+        await pair.next_requests()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+    assert [thread is threading.current_thread() for thread in threads] == [True, False, True]
     assert_nothing_is_left(pair)
 
 
