@@ -1,9 +1,11 @@
+import json
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from cluster.errors import TokenizerUnusable
 from cluster.generation import ChatMessage, ChatPrompt
@@ -31,6 +33,59 @@ def test_a_prompt_is_never_truncated(tmp_path: Path) -> None:
     tokenizer = ModelTokenizer.from_directory(_saved(tmp_path))
 
     assert tokenizer.encode("longer than four") == list(b"longer than four")
+
+
+_CLASSES = (
+    "TokenizersBackend",
+    "PreTrainedTokenizerFast",
+    "LlamaTokenizer",
+    "LlamaTokenizerFast",
+    "Qwen2Tokenizer",
+    "GPT2TokenizerFast",
+    "GemmaTokenizer",
+    "BertTokenizer",
+    "NobodysTokenizer",
+    None,
+)
+
+
+@pytest.mark.parametrize("tokenizer_class", _CLASSES)
+@pytest.mark.parametrize(
+    "model_type", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "llava", "phi3", "gpt2", "bert"]
+)
+def test_it_is_the_tokenizer_that_transformers_takes_for_the_model(
+    tmp_path: Path, model_type: str, tokenizer_class: str | None
+) -> None:
+    _saved(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": tokenizer_class}))
+
+    expected = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True).backend_tokenizer
+    expected.no_truncation()
+
+    assert ModelTokenizer.from_directory(tmp_path).backend.to_str() == expected.to_str()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_models_configuration_is_only_loaded_where_the_tokenizer_does_not_name_its_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """It would bring along what models are made of: an ingress would start a second later, and be 150 MiB larger."""
+    load = AutoConfig.from_pretrained
+    loaded = []
+
+    def from_pretrained(directory: Path, **options: Any) -> Any:  # transformers' own
+        loaded.append(directory)
+        return load(directory, **options)
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", from_pretrained)
+    _saved(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    if not named:
+        (tmp_path / "tokenizer_config.json").unlink()
+
+    ModelTokenizer.from_directory(tmp_path)
+    assert loaded == ([] if named else [tmp_path])
 
 
 @pytest.mark.parametrize("special", [None, ("<eos> $A", "<eos> $A <eos> $B"), ("<eos> $A <eos>", "<eos> $A $B <eos>")])
