@@ -31,16 +31,10 @@ def pytest_sessionfinish() -> None:
     gc.unfreeze()
 
 
-_FIRST = ("soak/test_soak.py", "integration/test_ray_nodes.py", "integration/test_ray_life.py", "chaos", "faults")
+_LONGEST = ("soak/test_soak.py", "integration/test_ray_nodes.py", "integration/test_ray_life.py", "chaos/test_chaos.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take a minute and more come first, then those that mostly wait for something, while these compute:
-    in the end no process waits for another, and no core for anything."""
-    tests = Path(__file__).parent
-
-    def rank(item: pytest.Item) -> int:
-        ranks = (rank for rank, name in enumerate(_FIRST) if item.path.is_relative_to(tests / name))
-        return next(ranks, len(_FIRST))
-
-    items.sort(key=rank)
+    """The files that take a minute and more come first: in the end no process waits for another."""
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
