@@ -198,9 +198,11 @@ def test_a_chunk_that_is_swallowed_costs_its_link_and_nothing_else(proxies: Prox
         pair.producer.finish("a", ProducerEnd.HANDED_OVER, 7)
         received = pair.consumer.wait_received("a")
         assert (received.outcome, received.num_valid_tokens) == (LoadOutcome.FAILED, 0)
-        assert "a chunk did not move before its deadline" in received.reason
+        # On a busy machine the producer can be the first to notice, who waits for what the chunk brings about.
+        is_first = "a chunk did not move before its deadline" in received.reason
+        assert is_first or received.reason.endswith(BROKEN)
         pair.producer.wait_finished_sending("a")
-        assert pair.consumer.stats().num_stalls == 1
+        assert pair.consumer.stats().num_stalls == is_first
         _check_that_all_is_well(pair)
 
 
