@@ -36,8 +36,6 @@ def deployment(request: pytest.FixtureRequest, pods: Pods, tmp_path_factory: pyt
     return Deployment(overlay, pods, tmp_path_factory.mktemp("deployment"), max_ranks)
 
 
-# gpu-xpyd-tp's engines have two.
-_NUM_RANKS = {"rdma": 1}
 _FOUR_RANKS = pytest.param(("rdma", 4), marks=pytest.mark.slow, id="rdma, four ranks")
 
 
@@ -47,7 +45,7 @@ def _on(*overlays: str, also: Sequence[ParameterSet] = ()) -> pytest.MarkDecorat
     Every overlay is in one, so that `raypd serve` with each one's configuration is run on its pods.
     """
     marks = {name: () if name in overlays else (pytest.mark.slow,) for name in OVERLAYS}
-    cases = [pytest.param((name, _NUM_RANKS.get(name, MAX_RANKS)), marks=mark, id=name) for name, mark in marks.items()]
+    cases = [pytest.param((name, MAX_RANKS), marks=mark, id=name) for name, mark in marks.items()]
     return pytest.mark.parametrize("deployment", [*cases, *also], indirect=True)
 
 

@@ -198,11 +198,9 @@ def test_a_chunk_that_is_swallowed_costs_its_link_and_nothing_else(proxies: Prox
         pair.producer.finish("a", ProducerEnd.HANDED_OVER, 7)
         received = pair.consumer.wait_received("a")
         assert (received.outcome, received.num_valid_tokens) == (LoadOutcome.FAILED, 0)
-        # On a busy machine the producer can be the first to notice, who waits for what the chunk brings about.
-        is_first = "a chunk did not move before its deadline" in received.reason
-        assert is_first or received.reason.endswith(BROKEN)
+        assert "a chunk did not move before its deadline" in received.reason
         pair.producer.wait_finished_sending("a")
-        assert pair.consumer.stats().num_stalls == is_first
+        assert pair.consumer.stats().num_stalls == 1
         _check_that_all_is_well(pair)
 
 
