@@ -86,9 +86,12 @@ class EngineThread:
 
     def _step_until_stopped(self) -> None:
         next_stats_s = 0.0
-        while not self._is_stopping:
+        while True:
             self._step_began_s = time.monotonic()
             self._wake.clear()
+            # Only now, since stop() may come just before the event is cleared, which must not take it away.
+            if self._is_stopping:
+                return
             result = self._core.step()
             now_s = time.monotonic()
             if result.outputs:

@@ -81,6 +81,7 @@ class DataThread:
         self._opening = Opening()
         self._link: DataLink | None = None
         self._is_aborted = False
+        self._is_waiting = False
         self.is_stalled = False
         """A chunk missed its deadline. Settled by the time of on_dead."""
         # open_link may own sockets. The thread lets it go at its end; a field would keep it, because the owner's link
@@ -94,10 +95,14 @@ class DataThread:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the transport knows that its connection is gone; from any thread."""
-        # The thread may let its link go at any time.
+        """Whether the transport knows that its connection is gone while nothing moves on it; from any thread.
+
+        While something moves, or once that has failed, the thread itself says why the link ends.
+        """
+        # The thread may let its link go at any time. It stops to wait before it closes: in this order its own end of
+        # the connection is never taken for a broken one.
         link = self._link
-        return link is not None and link.is_cut()
+        return link is not None and link.is_cut() and self._is_waiting
 
     def abort(self) -> None:
         """End as soon as the transport can; from any thread, does not block."""
@@ -133,7 +138,7 @@ class DataThread:
 
     def _move_chunks(self, link: DataLink) -> None:
         move = link.send if self._is_sender else link.receive
-        while not self._is_aborted and (job := self._jobs.get()) is not None:
+        while not self._is_aborted and (job := self._next_job()) is not None:
             if job.staged is not None and self._is_sender:
                 job.staged.gather()
             move(job.blocks, self._chunk_timeout_s, job.after)
@@ -142,3 +147,9 @@ class DataThread:
             if job.staged is not None and not self._is_sender:
                 job.staged.scatter()
             self._events.on_chunk_moved(job)
+
+    def _next_job(self) -> ChunkJob | None:
+        self._is_waiting = True
+        job = self._jobs.get()
+        self._is_waiting = False
+        return job

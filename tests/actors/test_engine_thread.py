@@ -83,3 +83,32 @@ def test_an_engine_that_only_waits_for_a_transfer_is_not_idle(core: FakeCore, th
     thread.wake()
     wait_until(lambda: thread.seconds_in_step == 0 and thread.stats.has_requests)
     assert not thread.is_idle
+
+
+class LateWake(threading.Event):
+    """Whoever clears it is told to stop just before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stop: Callable[[], None] = lambda: None
+
+    def clear(self) -> None:
+        self.stop()
+        super().clear()
+
+
+def test_an_engine_that_is_stopped_just_before_a_step_ends_though_it_has_nothing_to_do(core: FakeCore) -> None:
+    wake = LateWake()
+    thread = EngineThread(cast(EngineCore, core), lambda outputs: None, lambda error: None, wake)
+    stopping = threading.Thread(target=thread.stop)
+
+    def stop() -> None:
+        if not stopping.is_alive():
+            stopping.start()
+            assert wake.wait(_TIMEOUT_S)
+
+    wake.stop = stop
+    thread.start()
+    wait_until(lambda: not thread._thread.is_alive())
+    stopping.join(_TIMEOUT_S)
+    assert core.num_steps == 0

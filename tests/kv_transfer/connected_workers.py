@@ -229,12 +229,14 @@ def _grpc_controls() -> Iterator[_Ends]:
     thread.start()
     try:
         servers = [asyncio.run_coroutine_threadsafe(_serve(loop), loop).result(_TIMEOUT_S) for _ in range(2)]
-        yield [
-            (EngineAddress(name, 1, f"127.0.0.1:{port}"), control)
-            for name, (_, control, port) in zip(("prefill-0", "decode-0"), servers, strict=True)
-        ]
-        for server, control, _ in servers:
-            asyncio.run_coroutine_threadsafe(_stop(server, control), loop).result(_TIMEOUT_S)
+        try:
+            yield [
+                (EngineAddress(name, 1, f"127.0.0.1:{port}"), control)
+                for name, (_, control, port) in zip(("prefill-0", "decode-0"), servers, strict=True)
+            ]
+        finally:
+            for server, control, _ in servers:
+                asyncio.run_coroutine_threadsafe(_stop(server, control), loop).result(_TIMEOUT_S)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_TIMEOUT_S)
