@@ -150,10 +150,13 @@ class BlockPool:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if an invariant of this file does not hold."""
+        free = self._free
         for block in self.blocks:
-            if (block.block_id in self._free) != (block.ref_cnt == 0) or block.ref_cnt < 0:
+            if (block.block_id in free) != (block.ref_cnt == 0) or block.ref_cnt < 0:
                 raise IntegrityError(f"block {block.block_id}: ref_cnt {block.ref_cnt} contradicts the free queue")
-            if block.block_hash is not None and self._cached.get(block.block_hash) is not block:
-                raise IntegrityError(f"block {block.block_id} has a hash that the cache does not know")
-        if len(self._cached) != sum(block.block_hash is not None for block in self.blocks):
-            raise IntegrityError("the cache names a block that has another hash")
+        for block_hash, block in self._cached.items():
+            if block.block_hash != block_hash:
+                raise IntegrityError(f"the cache names block {block.block_id}, which has another hash")
+        named = [block.block_id for block in self.blocks if block.block_hash is not None]
+        if len(named) != len(self._cached):
+            raise IntegrityError(f"of blocks {named}, which have a hash, the cache knows {len(self._cached)}")

@@ -113,3 +113,18 @@ def test_the_check_sees_a_held_block_in_the_free_queue() -> None:
     pool.blocks[0].ref_cnt = 1
     with pytest.raises(IntegrityError, match="block 0"):
         pool.check_integrity()
+
+
+def test_the_check_sees_hashes_and_the_cache_disagree() -> None:
+    pool = BlockPool(3)
+    blocks = pool.get_free_blocks(2)
+    pool.cache_full_blocks(blocks, [name(0), name(1)])
+    blocks[0].block_hash = None
+    with pytest.raises(IntegrityError, match="the cache names block 0, which has another hash"):
+        pool.check_integrity()
+    blocks[0].block_hash = name(0)
+    pool.blocks[2].block_hash = name(2)
+    with pytest.raises(IntegrityError, match=r"of blocks \[0, 1, 2\], which have a hash, the cache knows 2"):
+        pool.check_integrity()
+    pool.blocks[2].block_hash = None
+    pool.check_integrity()

@@ -138,3 +138,16 @@ def test_the_check_sees_a_block_that_no_request_holds() -> None:
     kv.block_pool.get_free_blocks(1)
     with pytest.raises(IntegrityError, match="block 0 has ref_cnt 1, 0 requests hold it"):
         kv.check_integrity()
+
+
+def test_the_check_sees_a_block_that_too_many_hold_and_one_that_is_shared_without_a_hash() -> None:
+    kv = KVCacheManager(4, BLOCK_SIZE)
+    compute(kv, make_request("a", range(8)))
+    kv.check_integrity()
+    kv._blocks["b"] = kv._blocks["a"][:1]
+    with pytest.raises(IntegrityError, match="block 0 has ref_cnt 1, 2 requests hold it"):
+        kv.check_integrity()
+    kv._blocks["a"][0].block_hash = None
+    kv.block_pool.reset()
+    with pytest.raises(IntegrityError, match="block 0 has no hash and is shared"):
+        kv.check_integrity()
