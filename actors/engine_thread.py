@@ -86,12 +86,9 @@ class EngineThread:
 
     def _step_until_stopped(self) -> None:
         next_stats_s = 0.0
-        while True:
+        while not self._is_stopping:
             self._step_began_s = time.monotonic()
             self._wake.clear()
-            # Only now, since stop() may come just before the event is cleared, which must not take it away.
-            if self._is_stopping:
-                return
             result = self._core.step()
             now_s = time.monotonic()
             if result.outputs:
@@ -100,5 +97,6 @@ class EngineThread:
                 self._stats = self._core.make_stats()
                 next_stats_s = now_s + _STATS_INTERVAL_S
             self._step_began_s = None
-            if result.is_idle:
+            # Asked again: stop() may have come after the loop did, and just before the event was cleared.
+            if result.is_idle and not self._is_stopping:
                 self._wake.wait(self._core.seconds_to_next_deadline())

@@ -3,9 +3,11 @@ from __future__ import annotations
 import gc
 import signal
 from pathlib import Path
+from typing import Final
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("raypd", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -27,14 +29,33 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()
-
-
-_LONGEST = ("soak/test_soak.py", "integration/test_ray_nodes.py", "integration/test_ray_life.py", "chaos/test_chaos.py")
+_FORKING: Final = ("faults/", "actors/test_multi_rank_engine.py", "kv_transfer/transports/test_tcp_processes.py")
+"""They start processes by tests.fork_server, which takes 6 s of processor time itself."""
+_ONE_CLUSTER: Final = ("integration/serve/",)
+_FIRST: Final = (
+    *("soak/test_soak.py", "integration/test_ray_nodes.py", *_ONE_CLUSTER, "chaos/test_chaos.py"),
+    *_FORKING,
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The files that take a minute and more come first: in the end no process waits for another."""
-    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
+    """What takes minutes comes first: in the end no process waits for another."""
+    items.sort(key=lambda item: _rank(item.path.relative_to(Path(__file__).parent).as_posix()))
+
+
+def _rank(file: str) -> int:
+    return next((rank for rank, prefix in enumerate(_FIRST) if file.startswith(prefix)), len(_FIRST))
+
+
+class _Together(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+    """Files that share what is expensive are run by one process, as the tests of one file are."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        shared = (files for files in (_FORKING, _ONE_CLUSTER) if file.removeprefix("tests/").startswith(files))
+        return next(shared, (file,))[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileScheduling | None:
+    return _Together(config, log) if config.getoption("dist") == "loadfile" else None

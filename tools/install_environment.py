@@ -10,9 +10,12 @@ import ast
 import os
 import subprocess
 import sys
+import tempfile
 from typing import Final
 
 _WANTED: Final = ("-c", "constraints.txt", "-e", ".[dev]")
+_LEFT_OUT: Final = "triton\n"
+"""A gigabyte that xgrammar asks for, and nothing without a GPU imports. pip cannot leave it out."""
 _SCOPES: Final = ("global", "install", ":env:")
 """Of pip's settings; what is in a later one counts."""
 _OPTIONS: Final = {
@@ -31,8 +34,12 @@ def main() -> None:
         listed = subprocess.run([*pip, "config", "list"], check=True, capture_output=True, text=True).stdout
         options = uv_options(listed)
         uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
-        if subprocess.run([*uv, *options, *_WANTED], env=uv_environment(listed), check=False).returncode == 0:
-            return
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as left_out:
+            left_out.write(_LEFT_OUT)
+            left_out.flush()
+            command = [*uv, *options, "--excludes", left_out.name, *_WANTED]
+            if subprocess.run(command, env=uv_environment(listed), check=False).returncode == 0:
+                return
         print("uv could not install it, pip tries", file=sys.stderr)
     sys.exit(subprocess.run([*pip, "install", *quiet, *_WANTED], check=False).returncode)
 

@@ -282,15 +282,15 @@ class KVCacheManager:
             if len({block.block_id for block in blocks}) != len(blocks):
                 raise IntegrityError(f"{request_id} holds a block twice: {self.get_block_ids(request_id)}")
             num_holds.update(block.block_id for block in blocks)
-        blocks = self.block_pool.blocks
+        pool = self.block_pool.blocks
         for block_id, count in num_holds.items():
-            if count > 1 and blocks[block_id].block_hash is None:
+            if count > 1 and pool[block_id].block_hash is None:
                 raise IntegrityError(f"block {block_id} has no hash and is shared")
         for _, fenced in self._fenced:
             num_holds.update(block.block_id for block in fenced)
-        ref_cnts = {block.block_id: block.ref_cnt for block in blocks if block.ref_cnt}
+        ref_cnts = {block.block_id: block.ref_cnt for block in pool if block.ref_cnt}
         if ref_cnts != num_holds:
-            wrong = next(block for block in blocks if block.ref_cnt != num_holds[block.block_id])
+            wrong = next(block for block in pool if block.ref_cnt != num_holds[block.block_id])
             raise IntegrityError(
                 f"block {wrong.block_id} has ref_cnt {wrong.ref_cnt}, {num_holds[wrong.block_id]} requests hold it"
             )

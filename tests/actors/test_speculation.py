@@ -21,6 +21,8 @@ from tests.actors.speculation import (
 from tests.reference import greedy_tokens, random_prompt
 from tests.token_rules import ALLOWED, ruled_tokens, words_in
 
+pytestmark = pytest.mark.usefixtures("shared_models")
+
 CheckpointOf = Callable[[str], Path]
 
 NUM_OUTPUT_TOKENS = 24

@@ -20,6 +20,8 @@ from tests.rank_threads import RankThreads
 from tests.reference import greedy_tokens, random_prompt
 from tests.structured import KINDS, compiling_in_process, constrained_tokens
 
+pytestmark = pytest.mark.usefixtures("shared_models")
+
 _Y = 91
 """The only token that begins with a "y"."""
 CheckpointOf = Callable[[str], Path]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.features.feature import CheckpointOf, Group, Scenario
+from tests.features.feature import CheckpointOf, Group, Scenario, Setup
 from tests.features.groups import GROUPS
 from tests.features.scenarios import run_scenario
 from tests.features.table import PAGE, render
@@ -26,6 +27,12 @@ def outcomes() -> Outcomes:
     return {feature: {} for group in GROUPS for feature in group.features}
 
 
+@pytest.fixture(scope="module")
+def prepared(checkpoint: CheckpointOf) -> Callable[[Group], Setup]:
+    """What a group asks for, and the answers that it expects, which are the same in every scenario."""
+    return functools.cache(lambda group: group.prepare(checkpoint))
+
+
 @pytest.fixture(autouse=True)
 def work_in_process() -> Iterator[None]:
     with compiling_in_process(), processing_in_process():
@@ -34,8 +41,10 @@ def work_in_process() -> Iterator[None]:
 
 @pytest.mark.parametrize("scenario", Scenario, ids=lambda scenario: scenario.value)
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.name)
-def test_each_answer_is_right(group: Group, scenario: Scenario, checkpoint: CheckpointOf, outcomes: Outcomes) -> None:
-    setup = group.prepare(checkpoint)
+def test_each_answer_is_right(
+    group: Group, scenario: Scenario, prepared: Callable[[Group], Setup], outcomes: Outcomes
+) -> None:
+    setup = prepared(group)
     assert tuple(feature.name for feature in setup.features) == group.features
     for feature in setup.features:
         if scenario in feature.scenarios:

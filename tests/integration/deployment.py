@@ -14,6 +14,7 @@ import grpc
 import psutil
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from transformers import AutoTokenizer
 
 from cluster.access.tokens import hash_token, make_token
 from cluster.client import Credentials, GenerateClient
@@ -26,7 +27,10 @@ from tests.cluster.manifests.deployments import of_kind, settings, worker_groups
 from tests.integration.pods import ROOT, Pods
 from tests.patience import CLUSTER_S
 from tests.ports import free_port
+from tests.reference import greedy_tokens
 
+_PROMPT = "def f(n):"
+_NUM_TOKENS = 12
 MAX_RANKS = 2
 """Of an engine: each is a process."""
 
@@ -137,7 +141,7 @@ class Deployment:
         assert [group["name"] for group in groups if group["state"] != "REMOVED"] == []
 
     async def check_that_it_serves(self) -> None:
-        """That its probe says so, and that it answers by a handoff. Raises AssertionError."""
+        """That its probe says so, and that it answers as transformers does, by a handoff. Raises AssertionError."""
         if not self.credentials.is_encrypted:
             async with grpc.aio.insecure_channel(self.address) as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
@@ -145,8 +149,11 @@ class Deployment:
                 probe = await stub.Check(request, timeout=10)  # type: ignore[attr-defined]  # its types
             assert probe.status == health_pb2.HealthCheckResponse.SERVING
         async with self.client() as client:
-            responses = [response async for response in client.generate("def f(n):", max_tokens=8, temperature=0.0)]
-        assert "".join(response.text for response in responses)
+            answer = client.generate(_PROMPT, max_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True)
+            responses = [response async for response in answer]
+        prompt = AutoTokenizer.from_pretrained(DEMO_MODEL)(_PROMPT)["input_ids"]
+        expected = greedy_tokens(DEMO_MODEL, tuple(prompt), _NUM_TOKENS)
+        assert [token_id for response in responses for token_id in response.token_ids] == expected
         assert responses[-1].timings.transfer.kv_bytes > 0
 
     def client(self) -> GenerateClient:

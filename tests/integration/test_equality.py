@@ -85,8 +85,13 @@ def test_a_shared_prefix_is_computed_and_moved_once(family: str, checkpoint: _Ch
             assert pair.answers[request_id].timings("prefill").num_cached_tokens >= 40
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "overlap"),
+    [
+        pytest.param(family, overlap, marks=[] if family == "llama" or overlap else pytest.mark.slow)
+        for family, overlap in itertools.product(FAMILIES, (False, True))
+    ],
+)
 def test_preempted_requests_give_the_same_tokens(family: str, overlap: bool, checkpoint: _CheckpointOf) -> None:
     directory = checkpoint(family)
     prompts = {f"r{index}": random_prompt(26 + index, seed=index) for index in range(4)}

@@ -41,12 +41,32 @@ def batch(num_prompts: int = 1, **fields: Any) -> generate_pb2.GenerateBatchRequ
     return generate_pb2.GenerateBatchRequest(prompts=[generate_pb2.Prompt(text="x")] * num_prompts, **fields)
 
 
-def turns(count: int) -> generate_pb2.ChatMessages:
-    return generate_pb2.ChatMessages(messages=[generate_pb2.ChatMessage()] * count)
+def empties(message: type[Message], field: str, count: int) -> bytes:
+    """So many empty entries of a field, as they travel: two or three bytes each. As objects they took gigabytes."""
+    return inside(message, field, b"") * count
 
 
-def parts(count: int) -> generate_pb2.ChatMessages:
-    return generate_pb2.ChatMessages(messages=[generate_pb2.ChatMessage(parts=[generate_pb2.ContentPart()] * count)])
+def inside(message: type[Message], field: str, content: bytes) -> bytes:
+    """A message with this one entry of a field."""
+    return varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | 2) + varint(len(content)) + content
+
+
+def varint(number: int) -> bytes:
+    low, high = number & 0x7F, number >> 7
+    return bytes([low | 0x80]) + varint(high) if high else bytes([low])
+
+
+def turns(count: int) -> bytes:
+    return empties(generate_pb2.ChatMessages, "messages", count)
+
+
+def parts(count: int) -> bytes:
+    return inside(generate_pb2.ChatMessages, "messages", empties(generate_pb2.ChatMessage, "parts", count))
+
+
+def prompts(message: type[Message], field: str, count: int) -> bytes:
+    """Two prompts of so many empty turns."""
+    return inside(message, field, inside(generate_pb2.Prompt, "chat", turns(count))) * 2
 
 
 @functools.cache
@@ -55,10 +75,8 @@ def on_the_wire(make: Callable[[], Message | bytes]) -> bytes:
     return made if isinstance(made, bytes) else made.SerializeToString()
 
 
-NOTHING = [generate_pb2.Prompt()]
-
 Make = Callable[[], Message | bytes]
-"""Called when it is asked for: messages of millions of parts take seconds and gigabytes."""
+"""Called when it is asked for."""
 
 ATTACKS: list[tuple[str, str, Make, grpc.StatusCode, str]] = [
     ("a prompt of 10 MB", "Generate", lambda: generate(text="x" * 10 * MIB), INVALID, "text is 10485760 characters long"),
@@ -102,17 +120,17 @@ ATTACKS: list[tuple[str, str, Make, grpc.StatusCode, str]] = [
     ("a profile of a year", "Profile", lambda: admin_pb2.ProfileRequest(engine_id="d0", duration_seconds=3e7), INVALID, "at most 60"),
     ("a profile of NaN seconds", "Profile", lambda: admin_pb2.ProfileRequest(engine_id="d0", duration_seconds=NAN), INVALID, "at most 60"),
     ("20 000 inputs to embed", "Embed", lambda: embed_pb2.EmbedRequest(inputs=[generate_pb2.Prompt(text="x")] * 20_000), INVALID, "inputs"),
-    ("2 million empty inputs", "Embed", lambda: embed_pb2.EmbedRequest(inputs=NOTHING * 2_000_000), INVALID, "2000000 of them"),
-    ("2 million empty inputs to classify", "Classify", lambda: embed_pb2.ClassifyRequest(inputs=NOTHING * 2_000_000), INVALID, "at most 2048 of them"),
-    ("2 million empty documents", "Score", lambda: embed_pb2.ScoreRequest(documents=NOTHING * 2_000_000), INVALID, "documents is 2000000"),
-    ("inputs with a million empty turns", "Embed", lambda: embed_pb2.EmbedRequest(inputs=[generate_pb2.Prompt(chat=turns(500_000))] * 2), INVALID, "at most 100000 messages"),
-    ("2 million empty prompts", "GenerateBatch", lambda: generate_pb2.GenerateBatchRequest(prompts=NOTHING * 2_000_000), INVALID, "at most 256 samples"),
-    ("prompts with a million empty turns", "GenerateBatch", lambda: generate_pb2.GenerateBatchRequest(prompts=[generate_pb2.Prompt(chat=turns(500_000))] * 2), INVALID, "at most 100000 messages"),
-    ("2 million empty turns", "Generate", lambda: generate(chat=turns(2_000_000)), INVALID, "at most 10000 messages"),
-    ("2 million empty turns to tokenize", "Tokenize", lambda: model_pb2.TokenizeRequest(chat=turns(2_000_000)), INVALID, "at most 10000 messages"),
-    ("2 million empty parts of a turn", "Generate", lambda: generate(chat=parts(2_000_000)), INVALID, "at most 10000 parts"),
-    ("2 million empty images", "Generate", lambda: generate(images=[generate_pb2.Image()] * 2_000_000), INVALID, "at most 1024 images"),
-    ("2 million empty choices", "Generate", lambda: sampling(choice=generate_pb2.Choices(choices=[""] * 2_000_000)), INVALID, "at most 1024 texts"),
+    ("2 million empty inputs", "Embed", lambda: empties(embed_pb2.EmbedRequest, "inputs", 2_000_000), INVALID, "2000000 of them"),
+    ("2 million empty inputs to classify", "Classify", lambda: empties(embed_pb2.ClassifyRequest, "inputs", 2_000_000), INVALID, "at most 2048 of them"),
+    ("2 million empty documents", "Score", lambda: empties(embed_pb2.ScoreRequest, "documents", 2_000_000), INVALID, "documents is 2000000"),
+    ("inputs with a million empty turns", "Embed", lambda: prompts(embed_pb2.EmbedRequest, "inputs", 500_000), INVALID, "at most 100000 messages"),
+    ("2 million empty prompts", "GenerateBatch", lambda: empties(generate_pb2.GenerateBatchRequest, "prompts", 2_000_000), INVALID, "at most 256 samples"),
+    ("prompts with a million empty turns", "GenerateBatch", lambda: prompts(generate_pb2.GenerateBatchRequest, "prompts", 500_000), INVALID, "at most 100000 messages"),
+    ("2 million empty turns", "Generate", lambda: inside(generate_pb2.GenerateRequest, "chat", turns(2_000_000)), INVALID, "at most 10000 messages"),
+    ("2 million empty turns to tokenize", "Tokenize", lambda: inside(model_pb2.TokenizeRequest, "chat", turns(2_000_000)), INVALID, "at most 10000 messages"),
+    ("2 million empty parts of a turn", "Generate", lambda: inside(generate_pb2.GenerateRequest, "chat", parts(2_000_000)), INVALID, "at most 10000 parts"),
+    ("2 million empty images", "Generate", lambda: generate().SerializeToString() + empties(generate_pb2.GenerateRequest, "images", 2_000_000), INVALID, "at most 1024 images"),
+    ("2 million empty choices", "Generate", lambda: inside(generate_pb2.GenerateRequest, "sampling_params", inside(generate_pb2.SamplingParams, "choice", empties(generate_pb2.Choices, "choices", 2_000_000))), INVALID, "at most 1024 texts"),
 ]  # fmt: skip
 
 

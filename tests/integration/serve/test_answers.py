@@ -1,4 +1,4 @@
-"""The whole cluster, as `raypd serve` starts it: Ray actors, gRPC in, text out. Its decode engine has two ranks."""
+"""The whole cluster, as `raypd serve` starts it: Ray actors, gRPC in, text out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +26,11 @@ from tests.reference import greedy_tokens, random_prompt
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(TEST_S)]
 
 _NUM_TOKENS = 12
-_NUM_DECODE_RANKS = 2
 
 
 @pytest.fixture(scope="module")
 def directory(checkpoint: Callable[[str], Path]) -> Path:
     return checkpoint("llama")
-
-
-@pytest.fixture(scope="module")
-def served(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServeProcess, str]]:
-    config: dict[str, object] = {
-        "model": {"model": str(directory), "dtype": "float32"},
-        "cache": {"num_blocks": 256},
-        "scheduler": {"max_num_batched_tokens": 48, "max_num_seqs": 32},
-        "parallel": {"num_threads": 1},
-        "decode": {
-            "count": 1,
-            "num_cpus": 0.5,
-            "parallel": {"num_threads": 1, "tensor_parallel_size": _NUM_DECODE_RANKS},
-        },
-    }
-    process = ServeProcess(config, tmp_path_factory.mktemp("serve"))
-    try:
-        yield process, process.wait_until_ready()
-        assert process.stop() == 0, "\n".join(process.lines)
-    finally:
-        process.kill_if_alive()
 
 
 async def ask(client: GenerateClient, prompt: list[int]) -> tuple[list[int], generate_pb2.GenerateResponse]:
@@ -63,11 +41,9 @@ async def ask(client: GenerateClient, prompt: list[int]) -> tuple[list[int], gen
     return token_ids, response
 
 
-async def test_tokens_through_the_whole_cluster_equal_generate(
-    served: tuple[ServeProcess, str], directory: Path
-) -> None:
+async def test_tokens_through_the_whole_cluster_equal_generate(served: str, directory: Path) -> None:
     prompts = [random_prompt(length, seed=length) for length in (1, 15, 16, 17, 48, 49, 130, 200)]
-    async with GenerateClient(served[1]) as client:
+    async with GenerateClient(served) as client:
         answers = await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
     for prompt, (token_ids, last) in zip(prompts, answers, strict=True):
         assert token_ids == greedy_tokens(directory, tuple(prompt), _NUM_TOKENS)
@@ -78,13 +54,7 @@ async def test_tokens_through_the_whole_cluster_equal_generate(
         assert last.timings.transfer.kv_bytes > 0
 
 
-def test_a_second_rank_is_an_actor_of_its_own(served: tuple[ServeProcess, str]) -> None:
-    names = [process.name() for process in psutil.Process().children(recursive=True)]
-
-    assert sum("RankActor" in name for name in names) == _NUM_DECODE_RANKS - 1, names
-
-
-def test_workers_of_a_cluster_of_our_own_yield_to_nobody(served: tuple[ServeProcess, str]) -> None:
+def test_workers_of_a_cluster_of_our_own_yield_to_nobody(served: str) -> None:
     workers = [one for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::")]
 
     names = {one.name() for one in workers}
@@ -93,9 +63,9 @@ def test_workers_of_a_cluster_of_our_own_yield_to_nobody(served: tuple[ServeProc
     assert {one.nice() for one in workers} == {0}
 
 
-async def test_both_doors_give_the_same_tokens(served: tuple[ServeProcess, str], directory: Path) -> None:
+async def test_both_doors_give_the_same_tokens(served: str, serve_process: ServeProcess, directory: Path) -> None:
     prompt = random_prompt(60, seed=60)
-    url = f"http://{served[0].http_address}/v1"
+    url = f"http://{serve_process.http_address}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
         stream = await client.completions.create(
             model=directory.name,
@@ -110,15 +80,15 @@ async def test_both_doors_give_the_same_tokens(served: tuple[ServeProcess, str],
     assert token_ids == greedy_tokens(directory, tuple(prompt), _NUM_TOKENS)
 
 
-async def test_health_says_serving(served: tuple[ServeProcess, str]) -> None:
-    async with grpc.aio.insecure_channel(served[1]) as channel:
+async def test_health_says_serving(served: str) -> None:
+    async with grpc.aio.insecure_channel(served) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)  # its stubs lack the methods
         answer = await stub.Check(health_pb2.HealthCheckRequest())
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_status_shows_engines_links_and_decisions(served: tuple[ServeProcess, str]) -> None:
-    async with GenerateClient(served[1]) as client:
+async def test_status_shows_engines_links_and_decisions(served: str) -> None:
+    async with GenerateClient(served) as client:
         await ask(client, random_prompt(60, seed=77))
         async with asyncio.timeout(CLUSTER_S):
             # Counters come with the engines' next heartbeat.
@@ -133,7 +103,7 @@ async def test_status_shows_engines_links_and_decisions(served: tuple[ServeProce
     assert status.controller_error == ""
     assert {engine.state for engine in status.engines} == {"ready"}
     assert engines["decode-0"].transfers.mean_transfer_seconds > 0
-    assert [link.peer_engine_id for link in engines["decode-0"].links] == ["prefill-0"] * _NUM_DECODE_RANKS
+    assert [link.peer_engine_id for link in engines["decode-0"].links] == ["prefill-0"]
     assert {engine.kv_transport for engine in status.engines} == {"tcp"}
     assert {link.state for engine in status.engines for link in engine.links} == {"open"}
     assert any("prefill-0" in decision.text and "serve" in decision.text for decision in status.decisions)
@@ -146,8 +116,8 @@ def run(command: list[str], environment: Mapping[str, str] | None = None) -> sub
     )
 
 
-def test_status_is_a_command(served: tuple[ServeProcess, str]) -> None:
-    command = [sys.executable, "-m", "cluster", "status", "--address", served[1]]
+def test_status_is_a_command(served: str) -> None:
+    command = [sys.executable, "-m", "cluster", "status", "--address", served]
     environment = os.environ | {"COLUMNS": "250"}
     shown = subprocess.run(
         command, check=False, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=CLUSTER_S
@@ -170,8 +140,8 @@ def test_status_of_nobody_is_an_error_in_words() -> None:
     assert "Traceback" not in shown.stderr
 
 
-async def test_bad_input_is_named(served: tuple[ServeProcess, str]) -> None:
-    async with GenerateClient(served[1]) as client:
+async def test_bad_input_is_named(served: str) -> None:
+    async with GenerateClient(served) as client:
         with pytest.raises(CallFailed) as caught:
             async for _ in client.generate("hello", max_tokens=-1):
                 pass
@@ -179,15 +149,15 @@ async def test_bad_input_is_named(served: tuple[ServeProcess, str]) -> None:
     assert list(caught.value.violations) == ["sampling_params.max_tokens"]
 
 
-async def test_text_comes_back_for_text_and_for_chat(served: tuple[ServeProcess, str]) -> None:
-    async with GenerateClient(served[1]) as client:
+async def test_text_comes_back_for_text_and_for_chat(served: str) -> None:
+    async with GenerateClient(served) as client:
         for prompt in ("A serving engine reads", [("user", "Öl?")]):
             texts = [response.text async for response in client.generate(prompt, max_tokens=8, seed=3)]
             assert "".join(texts)
 
 
 async def test_a_hundred_requests_of_which_a_third_is_cancelled_leave_the_rest_alone(
-    served: tuple[ServeProcess, str], directory: Path
+    served: str, directory: Path
 ) -> None:
     async def cancelled(client: GenerateClient, index: int) -> None:
         stream = client.generate(random_prompt(100, seed=index), max_tokens=200, temperature=0.0, ignore_eos=True)
@@ -200,6 +170,6 @@ async def test_a_hundred_requests_of_which_a_third_is_cancelled_leave_the_rest_a
         token_ids, _ = await ask(client, prompt)
         assert token_ids == greedy_tokens(directory, tuple(prompt), _NUM_TOKENS)
 
-    async with GenerateClient(served[1]) as client, asyncio.TaskGroup() as tasks:
+    async with GenerateClient(served) as client, asyncio.TaskGroup() as tasks:
         for index in range(100):
             tasks.create_task(cancelled(client, index) if index % 3 == 0 else completed(client, index))

@@ -1,14 +1,13 @@
-"""The life of one cluster as `raypd serve` starts it: engines come, go and change, processes die, a model is replaced.
+"""The life of a cluster: engines come, go and change, processes die, a model is replaced.
 
-The tests share the cluster, and each begins with what it finds there.
+Each test begins with what the one before it has left.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -17,35 +16,12 @@ from cluster.client import CallFailed, GenerateClient
 from cluster.ingress.protos.raypd.v1 import admin_pb2
 from tests.checkpoints import make_checkpoint
 from tests.integration.cluster_load import ask_and_check, engines_become, load
-from tests.integration.served import ServeProcess, actor_process, process_listening_at
+from tests.integration.serve.cluster import DECODE_CPUS
+from tests.integration.served import actor_process, process_listening_at
 from tests.patience import CLUSTER_S, TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(TEST_S)]
-
-# There is room for two decode engines, and for two prefill engines beside them.
-_NUM_CPUS = max(2, os.cpu_count() or 1)
-_DECODE_CPUS = round(0.4 * _NUM_CPUS, 2)
-
-
-@pytest.fixture(scope="module")
-def served(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    config: dict[str, object] = {
-        "model": {"model": str(checkpoint("llama")), "dtype": "float32"},
-        "cache": {"num_blocks": 256},
-        "scheduler": {"max_num_batched_tokens": 48, "max_num_seqs": 32},
-        "parallel": {"num_threads": 1},
-        "prefill": {"count": 1, "num_cpus": 0.1},
-        "decode": {"count": 1, "num_cpus": _DECODE_CPUS},
-        "ingress": {"count": 2},
-        "drain_timeout_s": 30,
-    }
-    process = ServeProcess(config, tmp_path_factory.mktemp("life"))
-    try:
-        yield process.wait_until_ready()
-        assert process.stop() == 0, "\n".join(process.lines)
-    finally:
-        process.kill_if_alive()
 
 
 async def scaled(client: GenerateClient, num_decode: int) -> dict[str, int]:
@@ -136,7 +112,7 @@ async def test_what_cannot_be_placed_is_shown_with_what_is_missing(
                 if len(pending) == 1 and "it needs" in pending[0].last_error:
                     break
                 await asyncio.sleep(0.2)
-        assert f"it needs {{'CPU': {_DECODE_CPUS}}} on one node; the cluster has" in pending[0].last_error
+        assert f"it needs {{'CPU': {DECODE_CPUS}}} on one node; the cluster has" in pending[0].last_error
         assert await scaled(client, 2) == lives
 
 
