@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import signal
 from pathlib import Path
 from typing import Final
@@ -27,6 +28,14 @@ def pytest_collection_finish() -> None:
     """Thousands of tests and the libraries that they import stay: no collection of garbage has to walk them again."""
     gc.collect()
     gc.freeze()
+    _let_logs_go_up()
+
+
+def _let_logs_go_up() -> None:
+    """pytest attaches itself to every logger whose messages stay, six times a test: torch has 50 of them."""
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.partition(".")[0] == "torch":
+            logger.propagate = True
 
 
 _FORKING: Final = ("faults/", "actors/test_multi_rank_engine.py", "kv_transfer/transports/test_tcp_processes.py")

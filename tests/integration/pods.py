@@ -75,6 +75,9 @@ class Pods:
             # Nor have they four nodes' idle workers on two cores.
             "RAY_enable_worker_prestart": "0",
             "RAY_prestart_worker_first_driver": "0",
+            # Of four nodes' agents, which nobody looks at.
+            "REPORTER_UPDATE_INTERVAL_MS": "600000",
+            "RAY_DASHBOARD_AGENT_LOOP_MONITOR_INTERVAL_S": "60",
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "200",
             "PYTHONPATH": str(ROOT),
