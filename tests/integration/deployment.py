@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,8 @@ class Deployment:
         # The demo model is not in the volume.
         kubernetes = {name: value for name, value in chosen.get("kubernetes", {}).items() if name != "models"}
         self.config = ClusterConfig.model_validate({**chosen, "kubernetes": kubernetes})
-        self.config_file, tls, tokens = (directory / name for name in ("cluster.yaml", "tls", "tokens"))
+        self.config_file = directory / "cluster.yaml"
+        tls, tokens = (pods.secrets / name for name in ("tls", "tokens"))
         text = yaml.safe_dump_all(render(self.config))
         for mounted, here in ((CONFIG_FILE, self.config_file), (TLS_DIRECTORY, tls), (TOKENS_DIRECTORY, tokens)):
             text = text.replace(mounted, str(here))
@@ -168,7 +170,8 @@ class Deployment:
 def _make_secrets(tls: Path, tokens: Path, address: str) -> None:
     """As docs/deploy.md says, for an ingress at that address."""
     for directory in (tls, tokens):
-        directory.mkdir()
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
     authority = Authority(tls, "ca")
     authority.root.rename(tls / "ca.crt")
     authority.certify("tls", address)

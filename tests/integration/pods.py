@@ -31,15 +31,26 @@ _NOT_HERE: Final = {
 
 
 class Pod:
-    """One Ray node. environment: of its container, with its address."""
+    """One Ray node. arguments: of `ray start`; environment: of its container, with its address."""
 
     def __init__(
-        self, group: str, address: str, environment: Mapping[str, str], process: subprocess.Popen[str]
+        self,
+        group: str,
+        address: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        process: subprocess.Popen[str],
     ) -> None:
         self.group = group
         self.address = address
+        self.arguments = arguments
         self.environment = environment
         self.process = process
+
+    def is_of(self, name: str, group: Any) -> bool:
+        """Whether it would be no other pod if it were started for this worker group."""
+        wanted = (name, _ray_start_arguments(group), _variables(group, self.address))
+        return (self.group, self.arguments, self.environment) == wanted
 
     def wait_until_up(self) -> None:
         """Raises AssertionError if it ends instead."""
@@ -53,11 +64,15 @@ class Pod:
 
 
 class Pods:
-    """All pods of a RayCluster manifest, or of one manifest after the other: the head is the same in all."""
+    """All pods of a RayCluster manifest, or of one manifest after the other: the head is the same in all.
+
+    secrets: where all of them mount theirs
+    """
 
     def __init__(self, ray_cluster: Any, directory: Path) -> None:  # parsed YAML
         self._head = _head_group(ray_cluster)
         self._directory = directory
+        self.secrets = directory / "secrets"
         self._addresses = (f"127.0.0.{number}" for number in range(3, 250))
         self.pods: list[Pod] = []
         self.gcs_port = free_port()
@@ -104,15 +119,19 @@ class Pods:
             shutil.rmtree(directory, ignore_errors=True)
 
     def become(self, ray_cluster: Any) -> None:  # parsed YAML
-        """Replace all worker pods by those of a RayCluster; returns when Ray has them."""
-        head = _head_group(ray_cluster)
-        assert _ray_start_arguments(head) == _ray_start_arguments(self._head)
-        assert _variables(head, _HEAD_ADDRESS) == self.pods[0].environment
-        self._stop(self.pods[1:])
-        del self.pods[1:]
-        for group in ray_cluster["spec"]["workerGroupSpecs"]:
-            for _ in range(group["replicas"]):
-                self._start(group["groupName"], group, next(self._addresses))
+        """Replace the worker pods that are none of this RayCluster's by those that are; returns when Ray has them."""
+        assert self.pods[0].is_of("head", _head_group(ray_cluster))
+        groups = ray_cluster["spec"]["workerGroupSpecs"]
+        wanted = [(group["groupName"], group) for group in groups for _ in range(group["replicas"])]
+        kept = [self.pods[0]]
+        for pod in self.pods[1:]:
+            if (found := next((one for one in wanted if pod.is_of(*one)), None)) is not None:
+                wanted.remove(found)
+                kept.append(pod)
+        self._stop([pod for pod in self.pods if pod not in kept])
+        self.pods = kept
+        for name, group in wanted:
+            self._start(name, group, next(self._addresses))
 
     def of_group(self, group: str) -> list[Pod]:
         return [pod for pod in self.pods if pod.group == group]
@@ -180,8 +199,8 @@ class Pods:
         arguments += ["--dashboard-agent-listen-port", str(free_port())]
         # Nobody reads what it sends.
         arguments += ["--include-log-monitor", "false"]
-        arguments += ["--object-store-memory", str(80 * 2**20), *_ray_start_arguments(group)]
-        variables = _variables(group, address)
+        own_arguments, variables = _ray_start_arguments(group), _variables(group, address)
+        arguments += ["--object-store-memory", str(80 * 2**20), *own_arguments]
         directory.mkdir()
         process = subprocess.Popen(
             arguments,
@@ -191,7 +210,7 @@ class Pods:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        return Pod(name, address, variables, process)
+        return Pod(name, address, own_arguments, variables, process)
 
     def _wait_for_dashboard(self) -> None:
         deadline_s = time.monotonic() + CLUSTER_S
