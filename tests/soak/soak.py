@@ -56,8 +56,8 @@ class Load:
 
 BUSY: Final = Load(num_clients=8, pause_s=0.0)
 """All that a core can do."""
-PACED: Final = Load(num_clients=3, pause_s=2.0)
-"""About a quarter of a core, beside other tests."""
+PACED: Final = Load(num_clients=3, pause_s=1.2)
+"""About a third of a core, beside other tests."""
 
 
 @dataclass(frozen=True, slots=True)
