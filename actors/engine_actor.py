@@ -16,7 +16,7 @@ from actors.config import EngineConfig, ModelFacts
 from actors.core.adapter import Adapter
 from actors.core.stats import SchedulerStats
 from actors.engine_profile import EngineProfile
-from actors.garbage_collection import no_collection
+from actors.garbage_collection import leave_out_what_is_loaded, no_collection
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,7 @@ class EngineActor:
     async def _start(self, host: str | None) -> EngineReady:
         node_address = _node_address()
         address = await self._server.start(host or node_address)
+        leave_out_what_is_loaded()
         return EngineReady(address, self._server.facts, ray.get_runtime_context().get_node_id(), node_address)
 
     async def stop(self) -> None:

@@ -1,11 +1,8 @@
-"""Python's garbage collector while a process of ours starts.
+"""Python's garbage collector in a process of ours: none while it starts, and no long one while it serves.
 
 torch and transformers are some hundred thousand objects that live as long as the process: collecting while they are
-imported finds next to nothing and takes a fifth of the time.
-
-They are not left out of later collections (gc.freeze()): CPython makes a full one when what is new amounts to a quarter
-of what is old, so that with little that counts as old they come often, and an ingress with 3000 streams gave its tokens
-10 to 17 ms late at p99 instead of 4 (benchmarks/RESULTS.md).
+imported finds next to nothing and takes a fifth of the time, and a full collection of an engine's or an ingress's
+process takes 100 to 250 ms, in which no stream gets a token (benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations
@@ -13,6 +10,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_MIDDLE_PER_FULL = 1000
+"""With Python's other thresholds: a full collection at most every 7 million objects that came and did not go."""
 
 
 @contextmanager
@@ -25,3 +25,19 @@ def no_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def leave_out_what_is_loaded() -> None:
+    """Let no later collection walk what there is now. For a process that has loaded all that it serves with."""
+    gc.collect()
+    gc.freeze()
+
+
+def collect_seldom() -> None:
+    """Let full collections be rare. For a process with thousands of streams, whose objects they would all walk.
+
+    Left to itself CPython makes one whenever a quarter has been added to what lived through the last one, which is
+    often while streams are opened: 3000 of them are 360 000 objects, or 130 ms. They are in no cycles when they end.
+    """
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, _MIDDLE_PER_FULL)

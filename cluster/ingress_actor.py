@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors.config import ModelFacts
 from actors.engine_profile import EngineProfile
-from actors.garbage_collection import no_collection
+from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded, no_collection
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import ClusterError, ControllerUnavailable
@@ -144,7 +144,10 @@ class IngressActor:
 
     async def start(self, facts: ModelFacts) -> IngressPorts:
         """Open the doors; returns their ports."""
-        return await self._process.start(facts)
+        ports = await self._process.start(facts)
+        leave_out_what_is_loaded()
+        collect_seldom()
+        return ports
 
     async def drain(self, grace_s: float) -> None:
         """Close the doors: running requests get grace_s to end, then they are aborted."""

@@ -22,6 +22,7 @@ from typing import Final
 
 import psutil
 
+from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded
 from cluster.client import GenerateClient
 from cluster.ingress.server import IngressServer
 from kv_transfer.config import KVTransferConfig
@@ -113,6 +114,9 @@ async def soak(directory: Path, duration_s: float, load: Load = BUSY, seed: int 
     async with local_cluster(config) as cluster:
         doors = _Doors(cluster, result)
         await doors.open()
+        thresholds = gc.get_threshold()
+        leave_out_what_is_loaded()
+        collect_seldom()
         try:
             for number in range(NUM_ROUNDS):
                 # The first round is a rush: KV links that are opened when they are first needed are open then.
@@ -121,6 +125,7 @@ async def soak(directory: Path, duration_s: float, load: Load = BUSY, seed: int 
                 await _until_idle(cluster)
                 result.footprints.append(await settled_footprint())
         finally:
+            gc.set_threshold(*thresholds)
             await doors.close()
         for engine in cluster.engines.values():
             engine.check_integrity()
