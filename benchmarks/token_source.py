@@ -11,6 +11,7 @@ from itertools import accumulate, cycle, islice
 
 from actors.core.outputs import EngineCoreOutput
 from actors.core.request import EngineCoreRequest, FinishReason
+from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded
 from cluster.config import DEMO_MODEL
 from cluster.detokenizer import Detokenizer
 from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineRole
@@ -116,7 +117,10 @@ class OneEngine:
 
 
 def make_serving(tokens_per_s: float, max_requests: int) -> tuple[Serving, TokenSource]:
-    """A Serving with the demo model's tokenizer, on a source. To be called on its event loop."""
+    """A Serving with the demo model's tokenizer, on a source. To be called on its event loop.
+
+    This process collects garbage as an ingress's does from now on.
+    """
     tokenizer = ModelTokenizer.from_directory(DEMO_MODEL)
     source = TokenSource(tokenizer.encode(_WORDS * 4), tokens_per_s)
     model = ModelDescription("demo", 131_072, tokenizer.backend.get_vocab_size(), (0,))
@@ -124,6 +128,8 @@ def make_serving(tokens_per_s: float, max_requests: int) -> tuple[Serving, Token
     serving = Serving(
         ModelVersions(version), OneEngine(source), max_requests_in_flight=max_requests, max_waiting_tokens=10**9
     )
+    leave_out_what_is_loaded()
+    collect_seldom()
     return serving, source
 
 
