@@ -83,6 +83,12 @@ class IngressConfig(_Settings):
         60.0, gt=0, description="A client that reads nothing of its stream for so long is cut off."
     )
     http: HttpConfig | None = Field(HttpConfig(), description="OpenAI's API over HTTP; null: none.")
+    allocator: str | None = Field(
+        None,
+        pattern=r"^[^\s:]+$",
+        description="Shared library that ingresses allocate memory by, such as libmimalloc.so.2: a prompt is tokenized "
+        "in two thirds of the time. Default, and where it is missing: libc's malloc.",
+    )
     resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources that each one needs.")
     labels: dict[str, str] = Field(default_factory=dict, description="Ray labels of the nodes where they may be.")
     max_requests_in_flight: int = Field(1024, ge=1, description="More are answered RESOURCE_EXHAUSTED.")

@@ -19,7 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.client import CallFailed, GenerateClient
 from cluster.ingress.protos.raypd.v1 import generate_pb2
-from tests.integration.served import ROOT, ServeProcess
+from tests.integration.serve.cluster import ALLOCATOR
+from tests.integration.served import ROOT, ServeProcess, process_listening_at
 from tests.patience import CLUSTER_S, TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
@@ -61,6 +62,11 @@ def test_workers_of_a_cluster_of_our_own_yield_to_nobody(served: str) -> None:
 
     assert names >= {f"ray::{actor}" for actor in ("Controller", "IngressActor")}, names
     assert {one.nice() for one in workers} == {0}
+
+
+def test_ingresses_allocate_by_the_library_that_is_configured(served: str) -> None:
+    ingress = process_listening_at(int(served.rpartition(":")[2]))
+    assert str(ALLOCATOR) in {mapped.path for mapped in ingress.memory_maps()}
 
 
 async def test_both_doors_give_the_same_tokens(served: str, serve_process: ServeProcess, directory: Path) -> None:
