@@ -19,6 +19,7 @@ from cluster.errors import ClusterError, ControllerUnavailable
 from cluster.ingress.ports import IngressPorts
 from cluster.pool.membership import Membership, ServedModel
 from cluster.status import ControllerView
+from cluster.torch_free import without_torch
 
 _CONTROLLER_TIMEOUT_S = 30.0
 
@@ -120,7 +121,7 @@ class IngressActor:
     async def use_ports(self, ports: IngressPorts) -> None:
         """Which ports it will listen on. Comes before everything that follows."""
         # Imported here: the driver and the controller handle this class without loading a tokenizer library.
-        with no_collection():
+        with no_collection(), without_torch():
             from cluster.ingress.process import IngressProcess
 
         config = self._config.model_copy(update={"ingress": ports.applied_to(self._config.ingress)})

@@ -64,9 +64,12 @@ def test_workers_of_a_cluster_of_our_own_yield_to_nobody(served: str) -> None:
     assert {one.nice() for one in workers} == {0}
 
 
-def test_ingresses_allocate_by_the_library_that_is_configured(served: str) -> None:
+def test_an_ingress_allocates_by_the_library_that_is_configured_and_has_not_loaded_torch(served: str) -> None:
     ingress = process_listening_at(int(served.rpartition(":")[2]))
-    assert str(ALLOCATOR) in {mapped.path for mapped in ingress.memory_maps()}
+    mapped = {one.path for one in ingress.memory_maps()}
+    assert str(ALLOCATOR) in mapped
+    assert any("tokenizers" in path for path in mapped)
+    assert not any("torch" in path for path in mapped)
 
 
 async def test_both_doors_give_the_same_tokens(served: str, serve_process: ServeProcess, directory: Path) -> None:
