@@ -17,18 +17,25 @@ _MIDDLE_PER_FULL = 1000
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """While this lasts nothing is collected by itself."""
+    """While this lasts nothing is collected by itself, and what there is at its end is left out of later collections.
+
+    For imports: what they leave as garbage is little (78 objects of an engine's 411 000), and stays.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        gc.freeze()
         if was_enabled:
             gc.enable()
 
 
 def leave_out_what_is_loaded() -> None:
-    """Let no later collection walk what there is now. For a process that has loaded all that it serves with."""
+    """Let no later collection walk what there is now, but for garbage, which goes.
+
+    For a process that has loaded all that it serves with.
+    """
     gc.collect()
     gc.freeze()
 

@@ -17,7 +17,7 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.engine_actor import RankResources
-from actors.garbage_collection import leave_out_what_is_loaded, no_collection
+from actors.garbage_collection import no_collection
 from actors.rank_messages import RankTask
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,6 @@ class RankActor:
         with no_collection():
             from actors.rank_loop import run_rank
 
-        leave_out_what_is_loaded()
         run_rank(task, task.hub[0])
 
 

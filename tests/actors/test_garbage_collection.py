@@ -31,14 +31,19 @@ print(gc.collect())
 
 
 def test_nothing_is_collected_meanwhile_and_the_collector_is_as_before_afterwards() -> None:
+    imported: list[list[int]] = []
+
     def fail() -> None:
         assert not gc.isenabled()
+        imported.extend([] for _ in range(1000))
         raise KeyError
 
     assert gc.isenabled()
+    left_out_before = gc.get_freeze_count()
     with pytest.raises(KeyError), no_collection():
         fail()
     assert gc.isenabled()
+    assert gc.get_freeze_count() >= left_out_before + len(imported)
 
     gc.disable()
     try:
