@@ -1,4 +1,4 @@
-"""Python's garbage collector in a process of ours: none while it starts, and no long one while it serves.
+"""Python's garbage collector in a process of ours: no collection while it imports, and few long ones while it serves.
 
 torch and transformers are some hundred thousand objects that live as long as the process: collecting while they are
 imported finds next to nothing and takes a fifth of the time, and a full collection of an engine's or an ingress's
