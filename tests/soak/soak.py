@@ -22,10 +22,12 @@ from typing import Final
 
 import psutil
 
+from actors.engine_server import EngineServer
 from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded
 from cluster.client import GenerateClient
 from cluster.ingress.server import IngressServer
 from kv_transfer.config import KVTransferConfig
+from kv_transfer.params import TransferRole
 from tests.cluster.serving_setup import make_ingress_server
 from tests.engine_pair import engine_config
 from tests.integration.local_cluster import LocalCluster, local_cluster
@@ -97,10 +99,7 @@ class SoakResult:
 
 
 async def soak(directory: Path, duration_s: float, load: Load = BUSY, seed: int = 1) -> SoakResult:
-    """Serve a checkpoint for so long. Raises AssertionError for a wrong token, or what is not given back.
-
-    load: after the first round, which is BUSY
-    """
+    """Serve a checkpoint for so long. Raises AssertionError for a wrong token, or what is not given back."""
     transfer = KVTransferConfig(transport="tcp")
     config = engine_config(
         directory, block_size=8, num_blocks=400, max_num_batched_tokens=64, max_num_seqs=32, transfer=transfer
@@ -118,10 +117,9 @@ async def soak(directory: Path, duration_s: float, load: Load = BUSY, seed: int 
         leave_out_what_is_loaded()
         collect_seldom()
         try:
-            for number in range(NUM_ROUNDS):
-                # The first round is a rush: KV links that are opened when they are first needed are open then.
-                round_load = load if number else BUSY
-                await _Round(doors, directory, round_load, result).run(duration_s / NUM_ROUNDS, rng)
+            await _link_both_ways(cluster, doors)
+            for _ in range(NUM_ROUNDS):
+                await _Round(doors, directory, load, result).run(duration_s / NUM_ROUNDS, rng)
                 await _until_idle(cluster)
                 result.footprints.append(await settled_footprint())
         finally:
@@ -242,6 +240,24 @@ async def _visit(
                 await asyncio.sleep(rng.uniform(0.0, 0.05))
     assert token_ids == list(expected[: len(token_ids)])
     assert kind == "left" or len(token_ids) == num_tokens
+
+
+async def _link_both_ways(cluster: LocalCluster, doors: _Doors) -> None:
+    """Open both KV links, which are opened when they are first needed, and would count as growth later.
+
+    The way back is that of prefixes: of a conversation's second turn the decode engine has more than the other.
+    """
+    prompt = random_prompt(40, seed=_NUM_PROMPTS)
+    async with GenerateClient(doors.addresses) as client:
+        answer = await client.complete(prompt, max_tokens=40, ignore_eos=True)
+        await client.complete([*prompt, *answer.token_ids], max_tokens=1)
+    await _until_idle(cluster)
+    assert all(_num_links(engine) == len(TransferRole) for engine in cluster.engines.values())
+
+
+def _num_links(engine: EngineServer) -> int:
+    stats = engine.stats.transfer_stats
+    return 0 if stats is None else len(stats.links)
 
 
 async def _until_idle(cluster: LocalCluster) -> None:

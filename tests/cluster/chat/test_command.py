@@ -95,6 +95,7 @@ def _an_answer_is_stopped(terminal: RaypdInTerminal, ingress: ScriptedIngress) -
 def _an_ingress_dies(terminal: RaypdInTerminal, first: ScriptedIngress, second: ScriptedIngress) -> None:
     terminal.type("go on\n")
     assert first.is_held.wait(_TIMEOUT_S)
+    terminal.wait_for("<8 tu")  # What was written but not read yet would be lost with the ingress.
     first.kill()
     terminal.wait_for("the last: 'go on'>")
     terminal.wait_for("> ")

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
@@ -39,10 +40,29 @@ def second() -> Iterator[ScriptedIngress]:
         yield ingress
 
 
-async def read(client: GenerateClient, **options: int) -> list[generate_pb2.GenerateBatchResponse]:
-    batch = client.generate_batch(PROMPTS, n=2, request_id="mine", **options)  # type: ignore[arg-type]  # all are int
-    async with asyncio.timeout(_TIMEOUT_S), aclosing(batch) as responses:
-        return [response async for response in responses]
+class Reader:
+    """Reads a batch in a task of its own. options: generate_batch's"""
+
+    def __init__(self, client: GenerateClient, **options: float | str) -> None:
+        self.responses: list[generate_pb2.GenerateBatchResponse] = []
+        self._task = asyncio.create_task(self._read(client, options))
+
+    async def _read(self, client: GenerateClient, options: dict[str, Any]) -> None:
+        async with asyncio.timeout(_TIMEOUT_S), aclosing(client.generate_batch(PROMPTS, n=2, **options)) as responses:
+            async for response in responses:
+                self.responses.append(response)
+
+    async def to_the_end(self) -> list[generate_pb2.GenerateBatchResponse]:
+        await self._task
+        return self.responses
+
+    async def until_killed(self, ingress: ScriptedIngress) -> None:
+        """Kill it once what it wrote before it was held is read; what was not would be lost with it."""
+        async with asyncio.timeout(_TIMEOUT_S):
+            while len(self.responses) < (ingress.hold_after or 0):  # noqa: ASYNC110  # a task of its own appends
+                await asyncio.sleep(0.002)
+        await asyncio.to_thread(ingress.is_held.wait, _TIMEOUT_S)
+        await asyncio.to_thread(ingress.kill)
 
 
 def test_a_batch_is_whole_answers_by_prompt_and_sample(first: ScriptedIngress) -> None:
@@ -63,10 +83,9 @@ async def test_a_batch_that_is_cut_goes_on_elsewhere(
     first.hold_after = hold_after
     async with GenerateClient([first.address, second.address]) as client:
         options = {} if seed is None else {"seed": seed}
-        reading = asyncio.create_task(read(client, **options))
-        await asyncio.to_thread(first.is_held.wait, _TIMEOUT_S)
-        await asyncio.to_thread(first.kill)
-        responses = await reading
+        reader = Reader(client, request_id="mine", **options)
+        await reader.until_killed(first)
+        responses = await reader.to_the_end()
     texts: dict[tuple[int, int], str] = {}
     for one in responses:
         place = one.prompt_index, one.sample_index
@@ -103,7 +122,7 @@ async def test_of_a_prompt_with_best_of_all_answers_come_from_one_call(
 async def test_a_full_ingress_is_asked_again_when_it_said(first: ScriptedIngress) -> None:
     first.num_refusals, first.retry_delay_s = 2, 0.1
     async with GenerateClient(first.address) as client:
-        assert len(await read(client)) == 18
+        assert len(await Reader(client).to_the_end()) == 18
     assert len(first.batches) == 3
 
 
@@ -121,11 +140,10 @@ async def test_a_part_that_fails_by_its_own_fault_ends_the_batch(
     first.hold_after = 1
     async with GenerateClient([first.address, second.address]) as client:
         # The scripted ingress takes it in a batch, and refuses it in a call of its own.
-        reading = asyncio.create_task(client.complete_batch(PROMPTS, n=2, top_p=7.0))
-        await asyncio.to_thread(first.is_held.wait, _TIMEOUT_S)
-        await asyncio.to_thread(first.kill)
+        reader = Reader(client, top_p=7.0)
+        await reader.until_killed(first)
         with pytest.raises(CallFailed, match="INVALID_ARGUMENT"):
-            await asyncio.wait_for(reading, _TIMEOUT_S)
+            await reader.to_the_end()
 
 
 async def test_one_prompt_is_no_batch(first: ScriptedIngress) -> None:
