@@ -18,7 +18,7 @@ from cluster.config import ClusterConfig
 from cluster.doctor.budget import GPU_MEMORY_GIB, check_budget
 from cluster.doctor.checkpoint import Checkpoint, check_tokenizer, read_checkpoint
 from cluster.doctor.findings import GIB, Finding, Verdict, failure
-from cluster.doctor.node import NodeFacts, judge_allocator, judge_node, look_at_node
+from cluster.doctor.node import NodeFacts, judge_node, look_at_node
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
 from cluster.model_check import find_adapter_mistakes, find_model_mistakes
@@ -41,8 +41,8 @@ def examine(config: ClusterConfig, console: Console, *, gpu: str | None, as_json
     elif local_ray.address_of(config) is not None:
         findings += _look_at_cluster(config, checkpoint)
     else:
-        facts = look_at_node(config.ingress.host, config.ingress.ports, config.ingress.allocator)
-        findings += judge_node(facts, _num_gpus(config)) + judge_allocator(facts)
+        facts = look_at_node(config.ingress.host, config.ingress.ports)
+        findings += judge_node(facts, _num_gpus(config))
         findings += _budgets(config, checkpoint, {role: _room_of(config, role, [facts]) for role in EngineRole})
     _print(findings, console, as_json=as_json)
     return all(finding.verdict is not Verdict.FAILURE for finding in findings)
@@ -75,7 +75,7 @@ def _look_at_cluster(config: ClusterConfig, checkpoint: Checkpoint | None) -> li
 
     try:
         nodes = asyncio.run(alive_nodes())
-        looks = look_at_nodes(nodes, config.ingress)
+        looks = look_at_nodes(nodes, config.ingress.host, config.ingress.ports)
         findings = [judge_clocks(clock_offsets(nodes), {node.node_id: node.address for node in nodes})]
         findings += [judge_versions(looks), *judge_room(config, nodes), judge_ingress_room(config, nodes)]
         facts_by_role: dict[EngineRole, list[NodeFacts]] = {role: [] for role in EngineRole}
@@ -88,10 +88,7 @@ def _look_at_cluster(config: ClusterConfig, checkpoint: Checkpoint | None) -> li
             for role in roles:
                 facts_by_role[role].append(look.facts)
             num_gpus = max((_num_gpus_of(config, role) for role in roles), default=0)
-            of_node = judge_node(look.facts, num_gpus)
-            if look.node.has(config.ingress.resources, config.ingress.labels):
-                of_node += judge_allocator(look.facts)
-            findings += [replace(found, node=look.node.address) for found in of_node]
+            findings += [replace(found, node=look.node.address) for found in judge_node(look.facts, num_gpus)]
         room = {role: _room_of(config, role, facts) for role, facts in facts_by_role.items() if facts}
         findings += _budgets(config, checkpoint, room)
     finally:

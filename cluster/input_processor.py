@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from actors.config import ModelFacts
 from actors.core.adapter import Adapter
@@ -38,17 +38,13 @@ from cluster.model_tokenizer import ChatTemplateError, ModelTokenizer
 from cluster.prompt_embeds import check_shape, read_embeds
 from cluster.sampling_rules import Violations, check_sampling, resolve_sampling
 from cluster.structured_output_rules import check_structured_output
+from cluster.tokenizing import MAX_CHARS_ALONE, MAX_CHARS_ON_EVENT_LOOP, off_event_loop
 
-MAX_CHARS_ON_EVENT_LOOP: Final = 4096
-"""Longer prompts are tokenized on a thread: about a millisecond of work is where streams begin to notice."""
-MAX_CHARS_ALONE: Final = 4 * MAX_CHARS_ON_EVENT_LOOP
-"""Where there are no streams: the way to a thread and back is a tenth of a millisecond, and more on a busy machine."""
 MAX_BYTES_ON_EVENT_LOOP: Final = 65_536
 """More embeddings are read on a thread."""
 MAX_INT32: Final = 2**31 - 1
 WHATEVER_FITS: Final = -1
 """As truncate_prompt_tokens."""
-_T = TypeVar("_T")
 _PROMPT_FIELDS: Final = {
     TextPrompt: "text",
     TokenPrompt: "token_ids",
@@ -164,14 +160,14 @@ class InputProcessor:
 
     async def tokenize_start(self, text: str, max_tokens: int) -> list[int]:
         """Tokenize a text, of which only the beginning may come along: see ModelTokenizer.encode_start()."""
-        return await _run(len(text), lambda: self.tokenizer.encode_start(text, max_tokens=max_tokens))
+        return await off_event_loop(len(text), lambda: self.tokenizer.encode_start(text, max_tokens=max_tokens))
 
     async def tokenize_pair(self, first: str, second: str, max_tokens: int | None) -> list[int]:
         """Tokenize two texts as the model reads them together; without a limit they need not fit into the context."""
         tokenizer, num_chars = self.tokenizer, len(first) + len(second)
         if max_tokens is None:
-            return await _run(num_chars, lambda: tokenizer.encode_pair(first, second))
-        return await _run(num_chars, lambda: tokenizer.encode_start(first, second, max_tokens=max_tokens))
+            return await off_event_loop(num_chars, lambda: tokenizer.encode_pair(first, second))
+        return await off_event_loop(num_chars, lambda: tokenizer.encode_start(first, second, max_tokens=max_tokens))
 
     async def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of tokens, of as many as a prompt may have characters. Raises InvalidRequest."""
@@ -183,9 +179,7 @@ class InputProcessor:
             violations.add("token_ids", reprlib.repr(token_ids), f"token ids from 0 to {vocab_size - 1}")
         violations.raise_if_any()
         decode = self.tokenizer.backend.decode
-        if len(token_ids) <= MAX_CHARS_ON_EVENT_LOOP:
-            return decode(token_ids, skip_special_tokens=skip_special_tokens)
-        return await asyncio.to_thread(decode, token_ids, skip_special_tokens=skip_special_tokens)
+        return await off_event_loop(len(token_ids), lambda: decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     def close(self) -> None:
         """No request will come any more: end what works on images."""
@@ -298,11 +292,13 @@ class InputProcessor:
         match prompt:
             case TextPrompt(text):
                 adds = add_special_tokens is not False
-                return await _run(len(text), lambda: tokenizer.encode(text, add_special_tokens=adds), max_chars)
+                return await off_event_loop(
+                    len(text), lambda: tokenizer.encode(text, add_special_tokens=adds), max_chars
+                )
             case ChatPrompt() as chat:
                 adds, num_chars = bool(add_special_tokens), _num_chat_chars(chat)
                 try:
-                    return await _run(
+                    return await off_event_loop(
                         num_chars, lambda: tokenizer.encode_chat(chat, add_special_tokens=adds), max_chars
                     )
                 except ChatTemplateError as exc:
@@ -322,7 +318,7 @@ class InputProcessor:
         sequences: TokenSequences = ()
         if words:
             num_chars = 2 * sum(map(len, words))
-            sequences = await _run(num_chars, lambda: tokenize_bad_words(words, self.tokenizer, vocab_size))
+            sequences = await off_event_loop(num_chars, lambda: tokenize_bad_words(words, self.tokenizer, vocab_size))
         check_something_is_left(options, sequences, self.model.eos_token_ids, vocab_size)
         return sequences
 
@@ -384,12 +380,6 @@ def _num_chat_chars(chat: ChatPrompt) -> int:
     num_chars = sum(len(text) for text in texts if isinstance(text, str))
     others = [*(message.fields for message in chat.messages if message.fields), *chat.tools]
     return num_chars + sum(len(json.dumps(other)) for other in [*others, chat.variables] if other)
-
-
-async def _run(num_chars: int, tokenize: Callable[[], _T], max_chars: int = MAX_CHARS_ON_EVENT_LOOP) -> _T:
-    if num_chars <= max_chars:
-        return tokenize()
-    return await asyncio.to_thread(tokenize)
 
 
 async def _read_embeds(prompt: Prompt | None) -> PromptEmbeds | None:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerFast
 
 from cluster.errors import TokenizerUnusable
+from cluster.fast_encoder import FastEncoder, NoFastEncoderError, encode_exactly
 from cluster.generation import ChatMessage, ChatPrompt
 from cluster.json_types import JSON
 
@@ -43,7 +44,10 @@ class ChatTemplateError(Exception):
 class ModelTokenizer:
     """Encodes prompts. Safe to use from several threads at once: nothing in it changes."""
 
-    def __init__(self, backend: Tokenizer, chat_template: ChatTemplate | None = None) -> None:
+    def __init__(
+        self, backend: Tokenizer, chat_template: ChatTemplate | None = None, *, use_fastokens: bool = True
+    ) -> None:
+        """use_fastokens: if it gives the same tokens"""
         # A tokenizer.json may say to truncate or pad, which is right for training and wrong for prompts.
         backend.no_truncation()
         backend.no_padding()
@@ -53,9 +57,19 @@ class ModelTokenizer:
         special = [*backend.encode("").ids, *backend.encode("", "").ids]
         self.largest_token_id = max([*backend.get_vocab().values(), *special], default=-1)
         """No text has a larger one; -1 if it knows no token at all."""
+        self._fast: FastEncoder | None = None
+        self.why_not_fast = ""
+        """Why prompts are encoded by the tokenizers library; empty if it is fastokens that does."""
+        if use_fastokens:
+            try:
+                self._fast = FastEncoder.of(backend)
+            except NoFastEncoderError as exc:
+                self.why_not_fast = str(exc)
+        else:
+            self.why_not_fast = "fastokens is not asked for"
 
     @classmethod
-    def from_directory(cls, directory: Path) -> ModelTokenizer:
+    def from_directory(cls, directory: Path, *, use_fastokens: bool = True) -> ModelTokenizer:
         """Load the tokenizer of a checkpoint; nothing is downloaded.
 
         Raises TokenizerUnusable if there is none, or if it is not one of the tokenizers library.
@@ -77,7 +91,8 @@ class ModelTokenizer:
             assert isinstance(text, str)
             return text
 
-        return cls(loaded.backend_tokenizer, render if loaded.chat_template else None)
+        template = render if loaded.chat_template else None
+        return cls(loaded.backend_tokenizer, template, use_fastokens=use_fastokens)
 
     @property
     def has_chat_template(self) -> bool:
@@ -86,8 +101,9 @@ class ModelTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokenize a prompt."""
-        # A fourth quicker than encode(): where in the text a token is, nobody asks.
-        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        if self._fast is not None:
+            return self._fast.encode(text, add_special_tokens=add_special_tokens)
+        return encode_exactly(self.backend, text, add_special_tokens=add_special_tokens)
 
     def encode_plain(self, texts: list[str]) -> list[list[int]]:
         """Tokenize several texts, each for itself, without special tokens."""

@@ -116,11 +116,12 @@ def check_tokenizer(directory: Path) -> Finding:
         tokenizer = ModelTokenizer.from_directory(directory)
     except TokenizerUnusable as error:
         return failure(check, str(error), "add tokenizer.json and tokenizer_config.json of the model")
-    num_tokens = tokenizer.backend.get_vocab_size()
+    encoder = f"Hugging Face's tokenizers ({tokenizer.why_not_fast})" if tokenizer.why_not_fast else "fastokens"
+    found = f"{tokenizer.backend.get_vocab_size()} tokens, prompts are encoded by {encoder}"
     if not tokenizer.has_chat_template:
-        found = f"{num_tokens} tokens, no chat template"
-        return warning(check, found, "conversations will be refused; add chat_template to tokenizer_config.json")
-    return ok(check, f"{num_tokens} tokens, with a chat template")
+        advice = "conversations will be refused; add chat_template to tokenizer_config.json"
+        return warning(check, f"{found}, no chat template", advice)
+    return ok(check, f"{found}, with a chat template")
 
 
 def _read_weights(directory: Path) -> Iterator[Weight]:

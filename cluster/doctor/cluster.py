@@ -31,15 +31,13 @@ class NodeLook:
     error: str = ""
 
 
-def look_at_nodes(nodes: list[Node], ingress: IngressConfig) -> list[NodeLook]:
+def look_at_nodes(nodes: list[Node], host: str, ports: tuple[int, ...]) -> list[NodeLook]:
     """Let every node look at itself, all at once; who takes too long is left out."""
     look: Any = ray.remote(look_at_node)
     asked = {}
     for node in nodes:
         where = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        asked[node.node_id] = look.options(num_cpus=0, scheduling_strategy=where).remote(
-            ingress.host, ingress.ports, ingress.allocator
-        )
+        asked[node.node_id] = look.options(num_cpus=0, scheduling_strategy=where).remote(host, ports)
     deadline_s = time.monotonic() + _LOOK_TIMEOUT_S
     looks = []
     for node in nodes:

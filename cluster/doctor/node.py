@@ -50,7 +50,6 @@ class NodeFacts:
     rdma: device -> state of its first port; memlock_bytes: None without a limit
     errors: what went wrong while the devices were asked
     taken_ports: of the ingress's, those where somebody listens
-    allocator_error: why an ingress's allocator cannot be preloaded
     """
 
     hostname: str
@@ -73,14 +72,12 @@ class NodeFacts:
     rdma: dict[str, str]
     errors: tuple[str, ...] = ()
     taken_ports: tuple[str, ...] = ()
-    allocator_error: str = ""
 
 
-def look_at_node(host: str, ports: Collection[int], allocator: str | None = None) -> NodeFacts:
+def look_at_node(host: str, ports: Collection[int]) -> NodeFacts:
     """Everything about this node. Takes seconds: it starts a process that imports torch.
 
     host, ports: where an ingress is to listen; port 0 is not looked at
-    allocator: that it is to have; None for libc's
     """
     shm = os.statvfs(_SHM)
     devices = _probe_devices()
@@ -106,7 +103,6 @@ def look_at_node(host: str, ports: Collection[int], allocator: str | None = None
         rdma=_rdma_devices(_INFINIBAND),
         errors=tuple(devices.get("errors", ())),
         taken_ports=tuple(filter(None, (_taken_port(host, port) for port in ports))),
-        allocator_error="" if allocator is None else _preload_error(allocator),
     )
 
 
@@ -119,14 +115,6 @@ def judge_node(facts: NodeFacts, num_gpus: int) -> list[Finding]:
     advice = "end what listens there (raypd itself?), or choose another port of the ingress"
     findings += [warning("port", f"{taken} is taken", advice) for taken in facts.taken_ports]
     return findings
-
-
-def judge_allocator(facts: NodeFacts) -> list[Finding]:
-    """Of a node where an ingress may be."""
-    if not facts.allocator_error:
-        return []
-    advice = "install it (Debian's mimalloc is libmimalloc2.0), or leave ingress.allocator out; libc's malloc is used"
-    return [warning("allocator", facts.allocator_error, advice)]
 
 
 def judge_shm(size_bytes: int, free_bytes: int, num_gpus: int) -> Finding:
@@ -264,18 +252,6 @@ def _rdma_devices(directory: Path) -> dict[str, str]:
         except OSError:
             states[device.name] = "unreadable"
     return states
-
-
-def _preload_error(library: str) -> str:
-    """What ld.so says of it, which otherwise ignores it."""
-    command, environment = [sys.executable, "-S", "-c", ""], os.environ | {"LD_PRELOAD": library}
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_TOOL_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"a program that preloads {library} does not end"
-    return done.stderr.strip()
 
 
 def _taken_port(host: str, port: int) -> str:

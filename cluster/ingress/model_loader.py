@@ -53,7 +53,7 @@ class ModelLoader:
                 tokenizer, images = loaded.input_processor.tokenizer, loaded.input_processor.images
                 router = loaded.router
             else:
-                tokenizer = await asyncio.to_thread(ModelTokenizer.from_directory, Path(model.directory))
+                tokenizer = await asyncio.to_thread(self._load_tokenizer, model)
                 limits = self._config.ingress.images
                 images = await asyncio.to_thread(open_image_door, Path(model.directory), limits)
                 router = self._make_router(model)
@@ -72,6 +72,16 @@ class ModelLoader:
             except TokenizerUnusable as error:
                 self.errors[model.version] = str(error)
                 logger.error("a model version gets no requests", extra={"version": model.version, "error": str(error)})
+
+    def _load_tokenizer(self, model: ServedModel) -> ModelTokenizer:
+        wants_fast = self._config.ingress.tokenizer == "fastokens"
+        tokenizer = ModelTokenizer.from_directory(Path(model.directory), use_fastokens=wants_fast)
+        if wants_fast and tokenizer.why_not_fast:
+            logger.info(
+                "prompts are encoded by Hugging Face's tokenizers",
+                extra={"version": model.version, "reason": tokenizer.why_not_fast},
+            )
+        return tokenizer
 
     def _make_router(self, model: ServedModel) -> Router:
         if self._config.ingress.router == "prefix_aware":

@@ -25,8 +25,6 @@ ROLE_LABEL: Final = "raypd.io/role"
 HEAD: Final = "head"
 INGRESS: Final = "ingress"
 INGRESS_RESOURCE: Final = "raypd_ingress"
-_ALLOCATOR: Final = "libmimalloc.so.2"
-"""The image has it."""
 CONFIG_DIRECTORY: Final = "/etc/raypd"
 CONFIG_FILE: Final = f"{CONFIG_DIRECTORY}/cluster.yaml"
 TLS_DIRECTORY: Final = "/etc/raypd-tls"
@@ -143,7 +141,6 @@ def _ingress(config: ClusterConfig) -> IngressConfig:
         # A pod more is an ingress more, whoever wanted the pod.
         "per_node": True,
         "resources": {**config.ingress.resources, INGRESS_RESOURCE: 1.0},
-        "allocator": config.ingress.allocator or _ALLOCATOR,
     }
     if kubernetes.tls is None:
         # Within the cluster's network, which its policies are to guard, unless there is TLS (docs/security.md).

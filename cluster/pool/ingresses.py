@@ -275,7 +275,6 @@ class Ingresses:
             selector["ray.io/node-id"] = home
         elif self._avoided:
             selector["ray.io/node-id"] = f"!in({','.join(sorted(self._avoided))})"
-        preloaded = None if ingress.allocator is None else {"env_vars": {"LD_PRELOAD": ingress.allocator}}
         actor = remote_class(IngressActor).options(
             name=ingress_actor_name(number, incarnation),
             lifetime="detached",
@@ -283,7 +282,6 @@ class Ingresses:
             resources=dict(ingress.resources) or None,
             label_selector=selector or None,
             scheduling_strategy="SPREAD",
-            runtime_env=preloaded,
             max_concurrency=10_000,
         )
         return actor.remote(self._config, CONTROLLER_NAME)

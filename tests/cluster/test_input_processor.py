@@ -16,9 +16,10 @@ from cluster.generation import (
     TokenPrompt,
 )
 from cluster.input_limits import InputLimits
-from cluster.input_processor import MAX_CHARS_ON_EVENT_LOOP, InputProcessor, ModelDescription
+from cluster.input_processor import InputProcessor, ModelDescription
 from cluster.json_types import JSON
 from cluster.model_tokenizer import ModelTokenizer
+from cluster.tokenizing import MAX_CHARS_ON_EVENT_LOOP
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, byte_tokenizer
 
 MODEL = ModelDescription("tiny", max_model_len=32, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_TOKEN_ID,))

@@ -25,8 +25,8 @@ from cluster.generation import (
     TextPrompt,
     Usage,
 )
-from cluster.input_processor import MAX_CHARS_ALONE
 from cluster.model_tokenizer import ModelTokenizer
+from cluster.tokenizing import MAX_CHARS_ALONE
 from tests.cluster.access.test_allowance import Clock
 from tests.cluster.serving_setup import (
     HELLO,

@@ -77,7 +77,9 @@ def test_a_checkpoint_that_is_not_whole_is_found(how: str, copy: Path) -> None:
 
 
 def test_a_tokenizer_is_tried(copy: Path) -> None:
-    assert check_tokenizer(copy).verdict is Verdict.OK
+    finding = check_tokenizer(copy)
+    assert finding.verdict is Verdict.OK
+    assert "prompts are encoded by fastokens" in finding.found
     settings = copy / "tokenizer_config.json"
     without = {name: value for name, value in json.loads(settings.read_text()).items() if name != "chat_template"}
     settings.write_text(json.dumps(without))

@@ -10,7 +10,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 import torch
 
 from actors.device_probe import probe_devices
@@ -24,7 +23,6 @@ from cluster.doctor.node import (
     _count_nvlinks,
     _driver_version,
     _rdma_devices,
-    judge_allocator,
     judge_node,
     look_at_node,
 )
@@ -116,19 +114,6 @@ def test_this_machine_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.startswith(f"127.0.0.1:{port} ")
     assert facts.free_memory_bytes > 0
     assert facts.shm_bytes >= facts.shm_free_bytes > 0
-
-
-def test_an_allocator_that_cannot_be_preloaded_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_module, "_probe_devices", dict)
-    there = str(Path(ray.__file__).parent / "core" / "libjemalloc.so")
-
-    assert judge_allocator(look_at_node("127.0.0.1", ())) == []
-    assert judge_allocator(look_at_node("127.0.0.1", (), there)) == []
-    [finding] = judge_allocator(look_at_node("127.0.0.1", (), "libnowhere.so.2"))
-
-    assert finding.verdict is Verdict.WARNING
-    assert "'libnowhere.so.2' from LD_PRELOAD cannot be preloaded" in finding.found
-    assert "ingress.allocator" in finding.advice
 
 
 def test_devices_are_asked_without_a_failure_where_there_are_none() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from actors.config import ModelFacts
 from cluster.client import GenerateClient
@@ -19,6 +21,7 @@ from cluster.pool.membership import Membership, ServedModel
 from cluster.router.least_loaded import LeastLoadedPair
 from cluster.router.prefix_aware import PrefixAwarePair
 from tests.cluster.serving_setup import FakeAdmin
+from tests.cluster.tokenizer_kinds import tokenizer_of_kind
 from tests.kv_transfer.connected_workers import LAYOUT
 
 FACTS = ModelFacts(max_model_len=64, vocab_size=257, eos_token_ids=(256,), layout=LAYOUT)
@@ -56,6 +59,25 @@ async def test_each_version_has_a_tokenizer_and_a_router_of_its_own(tmp_path: Pa
     assert isinstance(second.router, PrefixAwarePair)
     assert first.router is not second.router
     assert first.input_processor.model.name == second.input_processor.model.name == DEMO_MODEL.name
+
+
+@pytest.mark.parametrize(("tokenizer", "reason"), [("fastokens", ""), ("tokenizers", "fastokens is not asked for")])
+async def test_what_encodes_prompts_is_configured(tokenizer: Literal["fastokens", "tokenizers"], reason: str) -> None:
+    versions = ModelVersions()
+    loader = ModelLoader(ClusterConfig(ingress=IngressConfig(tokenizer=tokenizer)), versions)
+    version = await loaded(loader, versions, FIRST)
+    assert version.input_processor.tokenizer.why_not_fast == reason
+
+
+async def test_a_tokenizer_that_fastokens_cannot_be_used_for_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of_kind("gemma"))  # type: ignore[no-untyped-call]  # transformers has no types here
+    tokenizer.save_pretrained(tmp_path)
+    await ModelLoader(ClusterConfig(), ModelVersions()).load(ServedModel(1, str(tmp_path), FACTS))
+    [record] = [one for one in caplog.records if one.getMessage() == "prompts are encoded by Hugging Face's tokenizers"]
+    assert "fastokens makes other tokens" in record.reason  # type: ignore[attr-defined]  # an extra
 
 
 async def test_a_version_that_has_left_is_loaded_again_if_it_comes_back() -> None:

@@ -6,14 +6,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-import ray
-
 _NUM_CPUS: Final = max(2, os.cpu_count() or 1)
 DECODE_CPUS: Final = round(0.4 * _NUM_CPUS, 2)
 """Of a decode engine. There is room for two, and for two prefill engines beside them."""
-
-ALLOCATOR: Final = Path(ray.__file__).parent / "core" / "libjemalloc.so"
-"""Not the one that is advised, but one that is wherever Ray is."""
 
 
 def config(model_directory: Path) -> dict[str, object]:
@@ -25,6 +20,6 @@ def config(model_directory: Path) -> dict[str, object]:
         "parallel": {"num_threads": 1},
         "prefill": {"count": 1, "num_cpus": 0.1},
         "decode": {"count": 1, "num_cpus": DECODE_CPUS},
-        "ingress": {"count": 2, "allocator": str(ALLOCATOR)},
+        "ingress": {"count": 2},
         "drain_timeout_s": 30,
     }
