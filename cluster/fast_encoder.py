@@ -31,7 +31,7 @@ _TOGETHER: Final = 64
 _NUM_WORDS: Final = 1000
 """So many tokens, from all of the vocabulary, are compared."""
 _LONG_CHARS: Final = 20_000
-"""fastokens splits what is longer than 16 384 bytes on several threads."""
+"""fastokens 0.1, whose source was read, splits what is longer than 16 384 bytes on several threads."""
 NUM_THREADS: Final = 2
 """Each thread that encodes remembers words, in up to 100 MiB."""
 # Those that fastokens starts for itself; by default as many as there are cores.

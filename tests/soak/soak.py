@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,10 @@ import psutil
 from actors.engine_server import EngineServer
 from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded
 from cluster.client import GenerateClient
+from cluster.fast_encoder import NUM_THREADS
 from cluster.ingress.server import IngressServer
+from cluster.model_tokenizer import ModelTokenizer
+from cluster.tokenizing import MAX_CHARS_ALONE, off_event_loop
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import TransferRole
 from tests.cluster.serving_setup import make_ingress_server
@@ -39,6 +43,10 @@ NUM_WARM_ROUNDS: Final = 4
 _KINDS: Final = ("read", "read", "read slowly", "left")
 _LENGTHS: Final = ((5, 3), (12, 40), (40, 16), (90, 8), (150, 24), (200, 2))
 """Tokens of a prompt, and of its answer."""
+_TOKENIZED_PART: Final = 0.2
+_WORDS: Final = random.Random(1).sample([*map("".join, product("bdfgk", "aeiou", "lmnrst"))], 100)
+_NUM_WORDS: Final = (10, 200, 2000)
+"""The longest text is tokenized on a thread."""
 _NUM_PROMPTS: Final = 3
 """Of each length."""
 _RESTART_INTERVAL_S: Final = 1.5
@@ -110,6 +118,7 @@ async def soak(directory: Path, duration_s: float, load: Load = BUSY, seed: int 
         for number in range(_NUM_PROMPTS):
             greedy_tokens(directory, tuple(random_prompt(num_prompt_tokens, seed=number)), num_tokens)
     await _start_all_threads()
+    encode = ModelTokenizer.from_directory(directory, use_fastokens=False).encode
     async with local_cluster(config) as cluster:
         doors = _Doors(cluster, result)
         await doors.open()
@@ -119,7 +128,7 @@ async def soak(directory: Path, duration_s: float, load: Load = BUSY, seed: int 
         try:
             await _link_both_ways(cluster, doors)
             for _ in range(NUM_ROUNDS):
-                await _Round(doors, directory, load, result).run(duration_s / NUM_ROUNDS, rng)
+                await _Round(doors, directory, load, result, encode).run(duration_s / NUM_ROUNDS, rng)
                 await _until_idle(cluster)
                 result.footprints.append(await settled_footprint())
         finally:
@@ -131,10 +140,13 @@ async def soak(directory: Path, duration_s: float, load: Load = BUSY, seed: int 
 
 
 async def _start_all_threads() -> None:
-    """Of the event loop's executor: the last one would start when so many are first needed, which can be late."""
+    """Of the event loop and of tokenizing: the last one would start when so many are first needed, perhaps late."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS))
     all_there = threading.Barrier(_NUM_THREADS)
     await asyncio.gather(*(asyncio.to_thread(all_there.wait, _IDLE_TIMEOUT_S) for _ in range(_NUM_THREADS)))
+    both_there = threading.Barrier(NUM_THREADS)
+    long = MAX_CHARS_ALONE + 1
+    await asyncio.gather(*(off_event_loop(long, lambda: both_there.wait(_IDLE_TIMEOUT_S)) for _ in range(NUM_THREADS)))
 
 
 class _Doors:
@@ -181,12 +193,16 @@ class _Doors:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Clients who come for some time. They are new ones in each round."""
+    """Clients who come for some time. They are new ones in each round.
+
+    encode: makes the tokens that a text has to have
+    """
 
     doors: _Doors
     directory: Path
     load: Load
     result: SoakResult
+    encode: Callable[[str], list[int]]
 
     async def run(self, duration_s: float, rng: random.Random) -> None:
         end_s = time.monotonic() + duration_s
@@ -196,6 +212,10 @@ class _Round:
         ):
 
             async def visit_by_grpc(kind: str, rng: random.Random) -> str:
+                if rng.random() < _TOKENIZED_PART:
+                    text = " ".join(rng.choices(_WORDS, k=rng.choice(_NUM_WORDS)))
+                    assert await client.tokenize(text) == self.encode(text)
+                    return "tokenized"
                 prompt, expected = _question(self.directory, rng)
                 await _visit(client, prompt, expected, kind, rng)
                 return kind

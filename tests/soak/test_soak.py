@@ -44,7 +44,7 @@ async def test_what_is_served_for_a_minute_leaves_nothing_behind(checkpoint: Cal
 
 def _assert_all_came(result: SoakResult, *, at_least: int) -> None:
     kinds = {"read", "read slowly", "left"}
-    expected = {*kinds, *(f"http {kind}" for kind in kinds), "http read whole", "http cut", "restart"}
+    expected = {*kinds, *(f"http {kind}" for kind in kinds), "http read whole", "http cut", "tokenized", "restart"}
     assert result.counts.keys() == expected, result.counts
     assert min(result.counts.values()) >= at_least, result.counts
 
