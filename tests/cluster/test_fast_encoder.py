@@ -104,7 +104,7 @@ def test_those_of_sentencepiece_are_not_as_it_takes_names_of_bytes_in_a_text_for
 
 
 def test_a_text_that_begins_as_one_before_it_does_has_its_own_tokens(fast: FastEncoder, reference: Tokenizer) -> None:
-    """fastokens once kept the last text's splits, of which some were made with what followed in that text."""
+    """fastokens 0.1 took over what it had split of the last text, as far as the two were the same."""
     rng = random.Random(1)
     for begin in ("ab \n" * 1200, "".join(rng.choices(_PIECES, k=2500))):
         for middle in (" ", "   ", "\n", " \n", "12", "a", "é", "'", "あ"):
