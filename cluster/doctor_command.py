@@ -52,7 +52,7 @@ def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, list[Findi
     directory = Path(config.model.model)
     checkpoint, findings = read_checkpoint(directory)
     if checkpoint is not None:
-        findings.append(check_tokenizer(directory))
+        findings.append(check_tokenizer(directory, use_fastokens=config.ingress.use_fastokens))
         mistakes = find_model_mistakes(directory, config.tensor_parallel_sizes)
         findings += [failure("model settings", mistake, "choose another number of ranks") for mistake in mistakes]
     mistakes = find_adapter_mistakes(config.lora)

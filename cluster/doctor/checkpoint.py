@@ -105,15 +105,15 @@ def read_checkpoint(directory: Path) -> tuple[Checkpoint | None, list[Finding]]:
     return checkpoint, [ok(check, f"{found}, {gib(_size_bytes(directory))} in files, all whole")]
 
 
-def check_tokenizer(directory: Path) -> Finding:
-    """Whether an ingress could use it."""
+def check_tokenizer(directory: Path, *, use_fastokens: bool = True) -> Finding:
+    """Whether an ingress could use it. use_fastokens: as in ModelTokenizer"""
     # transformers takes seconds to import, and only this check needs it.
     from cluster.errors import TokenizerUnusable
     from cluster.model_tokenizer import ModelTokenizer
 
     check = "tokenizer"
     try:
-        tokenizer = ModelTokenizer.from_directory(directory)
+        tokenizer = ModelTokenizer.from_directory(directory, use_fastokens=use_fastokens)
     except TokenizerUnusable as error:
         return failure(check, str(error), "add tokenizer.json and tokenizer_config.json of the model")
     encoder = f"Hugging Face's tokenizers ({tokenizer.why_not_fast})" if tokenizer.why_not_fast else "fastokens"

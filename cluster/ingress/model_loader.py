@@ -74,9 +74,9 @@ class ModelLoader:
                 logger.error("a model version gets no requests", extra={"version": model.version, "error": str(error)})
 
     def _load_tokenizer(self, model: ServedModel) -> ModelTokenizer:
-        wants_fast = self._config.ingress.tokenizer == "fastokens"
-        tokenizer = ModelTokenizer.from_directory(Path(model.directory), use_fastokens=wants_fast)
-        if wants_fast and tokenizer.why_not_fast:
+        use_fastokens = self._config.ingress.use_fastokens
+        tokenizer = ModelTokenizer.from_directory(Path(model.directory), use_fastokens=use_fastokens)
+        if use_fastokens and tokenizer.why_not_fast:
             logger.info(
                 "prompts are encoded by Hugging Face's tokenizers",
                 extra={"version": model.version, "reason": tokenizer.why_not_fast},

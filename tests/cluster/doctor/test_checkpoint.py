@@ -80,6 +80,8 @@ def test_a_tokenizer_is_tried(copy: Path) -> None:
     finding = check_tokenizer(copy)
     assert finding.verdict is Verdict.OK
     assert "prompts are encoded by fastokens" in finding.found
+    finding = check_tokenizer(copy, use_fastokens=False)
+    assert "prompts are encoded by Hugging Face's tokenizers (fastokens is not asked for)" in finding.found
     settings = copy / "tokenizer_config.json"
     without = {name: value for name, value in json.loads(settings.read_text()).items() if name != "chat_template"}
     settings.write_text(json.dumps(without))

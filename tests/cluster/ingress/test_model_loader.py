@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -61,10 +60,10 @@ async def test_each_version_has_a_tokenizer_and_a_router_of_its_own(tmp_path: Pa
     assert first.input_processor.model.name == second.input_processor.model.name == DEMO_MODEL.name
 
 
-@pytest.mark.parametrize(("tokenizer", "reason"), [("fastokens", ""), ("tokenizers", "fastokens is not asked for")])
-async def test_what_encodes_prompts_is_configured(tokenizer: Literal["fastokens", "tokenizers"], reason: str) -> None:
+@pytest.mark.parametrize(("use_fastokens", "reason"), [(True, ""), (False, "fastokens is not asked for")])
+async def test_what_encodes_prompts_is_configured(use_fastokens: bool, reason: str) -> None:
     versions = ModelVersions()
-    loader = ModelLoader(ClusterConfig(ingress=IngressConfig(tokenizer=tokenizer)), versions)
+    loader = ModelLoader(ClusterConfig(ingress=IngressConfig(use_fastokens=use_fastokens)), versions)
     version = await loaded(loader, versions, FIRST)
     assert version.input_processor.tokenizer.why_not_fast == reason
 
