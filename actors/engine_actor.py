@@ -17,6 +17,7 @@ from actors.core.adapter import Adapter
 from actors.core.stats import SchedulerStats
 from actors.engine_profile import EngineProfile
 from actors.garbage_collection import leave_out_what_is_loaded, no_collection
+from actors.log_lines import write_log_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class EngineActor:
 
     def __init__(self, config: EngineConfig, engine_id: str, incarnation: int, resources: RankResources) -> None:
         """resources: for the engine's further tensor-parallel ranks; this actor is the first, and has the same."""
+        write_log_lines()
         # Imported here: the driver and the controller handle this class without loading torch.
         with no_collection():
             from actors.engine_server import EngineServer

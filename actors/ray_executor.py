@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.engine_actor import RankResources
 from actors.garbage_collection import no_collection
+from actors.log_lines import write_log_lines
 from actors.rank_messages import RankTask
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ class RankActor:
 
     def run(self, task: RankTask) -> None:
         """Live as that rank; returns at its end."""
+        write_log_lines()
         # Imported here: whoever handles this class does not load torch.
         with no_collection():
             from actors.rank_loop import run_rank

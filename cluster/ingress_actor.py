@@ -13,6 +13,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from actors.config import ModelFacts
 from actors.engine_profile import EngineProfile
 from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded, no_collection
+from actors.log_lines import write_log_lines
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import ClusterError, ControllerUnavailable
@@ -110,6 +111,7 @@ class IngressActor:
 
     def __init__(self, config: ClusterConfig, controller_name: str) -> None:
         """controller_name: of the controller's actor, in this actor's namespace."""
+        write_log_lines()
         self._config = config
         self._controller_name = controller_name
 

@@ -20,6 +20,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.engine_profile import EngineProfile
+from actors.log_lines import write_log_lines
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import CannotPlace, CannotStart, InvalidConfig, UnknownNode
@@ -32,7 +33,7 @@ from cluster.pool.journal import Journal
 from cluster.pool.leftovers import sweep
 from cluster.pool.models import Models
 from cluster.pool.names import engine_actor_name, ingress_actor_name, placement_group_name
-from cluster.pool.placement import Node, alive_nodes
+from cluster.pool.placement import alive_nodes
 from cluster.pool.ray_calls import HeadProbe
 from cluster.pool.reconciler import EngineState, RestartPolicy, reconcile, scaled_slots, wanted_slots
 from cluster.pool.saved_state import SavedState, StateStore
@@ -49,6 +50,7 @@ class Controller:
 
     def __init__(self, config: ClusterConfig, *, needs_driver: bool = True) -> None:
         """needs_driver: whether the cluster ends when attend() is not called for a while."""
+        write_log_lines()
         self._config = config
         self._needs_driver = needs_driver
         self._store = StateStore(config.ray.namespace)
@@ -251,13 +253,13 @@ class Controller:
         nodes = await alive_nodes()
         found = [node for node in nodes if node.is_called(name)]
         if len(found) != 1:
-            raise UnknownNode(name, [_name(node) for node in found or nodes])
+            raise UnknownNode(name, [str(node) for node in found or nodes])
         node = found[0]
         self._fleet.cordoned.add(node.node_id)
-        self._journal.add(f"drain node {_name(node)}: asked for")
+        self._journal.add(f"drain node {node}: asked for")
         leaving = [e for e in self._fleet if e.node_id == node.node_id and e.state is EngineState.READY]
         for engine in leaving:
-            await self._fleet.drain(engine, f"its node {_name(node)} is drained")
+            await self._fleet.drain(engine, f"its node {node} is drained")
         await self._changed()
         return [engine.engine_id for engine in leaving]
 
@@ -393,7 +395,3 @@ async def _die(doing: str) -> NoReturn:
     logger.exception("a bug of ours: the controller begins anew", extra={"doing": doing})
     await asyncio.sleep(_LAST_WORD_S)
     os._exit(1)
-
-
-def _name(node: Node) -> str:
-    return f"{node.address} ({node.hostname}, {node.node_id[:8]})"

@@ -146,6 +146,9 @@ class Node:
         """Whether an operator may mean it: by its address, its hostname, or the begin of its id."""
         return name in {self.address, self.hostname} or (len(name) >= 8 and self.node_id.startswith(name))
 
+    def __str__(self) -> str:
+        return f"{self.address} ({self.hostname}, {self.node_id[:8]})"
+
 
 async def alive_nodes() -> list[Node]:
     """The Ray cluster's nodes."""

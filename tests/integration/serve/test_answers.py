@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -61,6 +62,21 @@ def test_workers_of_a_cluster_of_our_own_yield_to_nobody(served: str) -> None:
 
     assert names >= {f"ray::{actor}" for actor in ("Controller", "IngressActor")}, names
     assert {one.nice() for one in workers} == {0}
+
+
+@pytest.mark.parametrize(
+    ("actor", "said"),
+    [
+        ("Controller", r"Z INFO cluster\.pool\.journal decided decision=\"open ingress 0, "),
+        ("EngineActor", r"Z INFO actors\.engine_server engine .* engine_id=(prefill|decode)-0\n"),
+    ],
+)
+def test_what_actors_log_has_its_fields(served: str, actor: str, said: str) -> None:
+    """In the files that Ray keeps of what processes write to stderr."""
+    actors = [one for one in psutil.Process().children(recursive=True) if one.cmdline()[:1] == [f"ray::{actor}"]]
+    logs = [Path(f"/proc/{one.pid}/fd/2").resolve().read_text() for one in actors]
+    assert logs
+    assert all(re.search(said, log) for log in logs), logs
 
 
 def test_an_ingress_has_not_loaded_torch(served: str) -> None:
