@@ -30,8 +30,9 @@ class LineFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's own
         """As logging asks for it, before a traceback follows."""
-        fields = (f"{name}={_text(value)}" for name, value in vars(record).items() if name not in _NO_FIELDS)
-        return " ".join((super().formatMessage(record), *fields))
+        # RAY: whoever imports it has its _ray_timestamp_ns in each record.
+        fields = {name: value for name, value in vars(record).items() if name not in _NO_FIELDS and name[0] != "_"}
+        return " ".join((super().formatMessage(record), *(f"{name}={_text(value)}" for name, value in fields.items())))
 
 
 def write_log_lines() -> None:

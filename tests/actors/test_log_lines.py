@@ -40,6 +40,10 @@ def test_fields_follow_the_message(value: object, shown: str) -> None:
     assert _line("an engine died", engine_id=value) == expected
 
 
+def test_what_libraries_add_to_each_record_is_no_field() -> None:
+    assert _line("an engine died", _ray_timestamp_ns=7).endswith(" an engine died")
+
+
 def test_several_fields_stand_in_their_order() -> None:
     assert _line("an engine died", engine_id="p", error="of old age").endswith(' engine_id=p error="of old age"')
     assert _line("an engine died").endswith(" an engine died")
