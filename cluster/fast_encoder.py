@@ -21,7 +21,7 @@ _DIFFICULT: Final = (
     "👩\u200d👩\u200d👧\u200d👦 🇨🇭🇺🇳 ☺\ufe0f👍🏽 \U0001fae8\U0010ffff\ue000\ufffd",
     "\x00\x01\x1c\x1f\x7f\x85\xa0\xad \u1680\u180e\u2003\u2028\u2029\u200b\u202f\u2060\u3000\ufeff",
     "a!\nb;\n\nc)\r\n.../\n{\n\t}\n};\n//x\n\n--/\n...\n/x ---\n\n/y ,\n//z",
-    "def f(x: int) -> dict:\n    return {x: [1, 2.5], '_y__z': \"…\"}  # 1 of 2\n\n\nif __name__ == '__main__':\n\tf(3)",
+    "def f(x: int) -> dict:\n    return {x: [1, 2.5], '_y__z': \"…\"}  # 1/2\n\n\nif __name__ == '__main__':\n\tf(3)",
     "https://user@a-b.example:8080/c/d.html?e=f&g=%20#h  C:\\Temp\\x.txt  a/b/c ... !!! ---- ==== (((([[{{<<>>}}]]))))",
     "x" * 700 + " " * 700 + "\n" * 70 + "12" * 350 + "é" * 70 + "!?" * 70,
 )

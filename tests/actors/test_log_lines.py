@@ -41,7 +41,7 @@ def test_fields_follow_the_message(value: object, shown: str) -> None:
 
 
 def test_what_libraries_add_to_each_record_is_no_field() -> None:
-    assert _line("an engine died", _ray_timestamp_ns=7).endswith(" an engine died")
+    assert _line("an engine died", _added=7).endswith(" an engine died")
 
 
 def test_several_fields_stand_in_their_order() -> None:
