@@ -107,7 +107,10 @@ class SoakResult:
 
 
 async def soak(directory: Path, duration_s: float, load: Load = BUSY, seed: int = 1) -> SoakResult:
-    """Serve a checkpoint for so long. Raises AssertionError for a wrong token, or what is not given back."""
+    """Serve a checkpoint for so long. Raises AssertionError for a wrong token, or what is not given back.
+
+    load: after the first round, which is BUSY
+    """
     transfer = KVTransferConfig(transport="tcp")
     config = engine_config(
         directory, block_size=8, num_blocks=400, max_num_batched_tokens=64, max_num_seqs=32, transfer=transfer
@@ -127,8 +130,9 @@ async def soak(directory: Path, duration_s: float, load: Load = BUSY, seed: int 
         collect_seldom()
         try:
             await _link_both_ways(cluster, doors)
-            for _ in range(NUM_ROUNDS):
-                await _Round(doors, directory, load, result, encode).run(duration_s / NUM_ROUNDS, rng)
+            for number in range(NUM_ROUNDS):
+                round_load = load if number else BUSY
+                await _Round(doors, directory, round_load, result, encode).run(duration_s / NUM_ROUNDS, rng)
                 await _until_idle(cluster)
                 result.footprints.append(await settled_footprint())
         finally:
