@@ -75,7 +75,7 @@ def build_engine_core(
         kv_transfer_config=config.kv_transfer,
         adapters=_make_adapter_cache(config, runner),
         staging=_make_staging(identity, runner.layout, shelf or EmbeddingShelf()),
-        clock=time.time,
+        clock=time.monotonic,
     )
     executor: Executor = InProcessExecutor(worker, overlap=overlap)
     return EngineCore(scheduler, executor if group is None else MultiRankExecutor(executor, group))

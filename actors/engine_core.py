@@ -62,7 +62,7 @@ class _Question:
 class EngineCore:
     """A scheduler and the executor that does what it says."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self._clock = clock

@@ -135,7 +135,7 @@ class RemoteEncoders:
         """The image's embeddings, or what came in, if they cannot be had."""
         if (known := self._shelf.get(image.mm_hash)) is not None and known.shape[0] == num_embeds:
             return EncoderInput(image.mm_hash, {EMBEDDINGS: known})
-        deadline_s = time.time() + self._timeout_s
+        deadline_s = time.monotonic() + self._timeout_s
         made = await self._ask(encoder, image)
         if isinstance(made, EncodedImage):
             if made.shape[0] != num_embeds:
@@ -181,7 +181,7 @@ class RemoteEncoders:
         fetch = EmbeddingFetch(encoder, mm_hash, num_bytes, deadline_s, tell_from_engine)
         self._fetches.begin_fetch(fetch)
         try:
-            async with asyncio.timeout(max(0.0, deadline_s - time.time())):
+            async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
                 return await over
         except TimeoutError:
             return Fetched(None, "the embeddings did not come in time")

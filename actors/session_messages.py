@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from actors.core.outputs import EngineCoreOutputs
-from actors.core.request import EngineCoreRequest
+from actors.core.request import EngineCoreRequest, StatusChange
 
 SESSION_METHOD: Final = "/raypd.engine.v1.Engine/Session"
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
@@ -22,14 +22,18 @@ MAX_MESSAGE_BYTES: Final = 64 * 2**20
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Run these requests.
 
-    sent_at_s: the sender's wall clock, which the receiver's need not agree with
+    sent_at_s: the sender's monotonic clock, as the times in its requests are; the receiver's has another zero
     """
 
     requests: list[EngineCoreRequest]
     sent_at_s: float
 
     def received(self, now_s: float) -> list[EngineCoreRequest]:
-        """The requests by the receiver's wall clock: each has as much time left, and is as old, as when it was sent."""
+        """Return the requests by the receiver's monotonic clock.
+
+        Each request has as much time left, and is as old, as when it was sent; the time that the message took to come
+        is not known and not counted. No wall clock has a part in it, so a step of one changes no deadline.
+        """
         skew_s = now_s - self.sent_at_s
         return [_moved(request, skew_s) for request in self.requests]
 
@@ -52,9 +56,21 @@ class Taken(msgspec.Struct, frozen=True, tag="taken"):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """What one step had for this client; empty for a heartbeat."""
+    """What one step had for this client; empty for a heartbeat. Times in it are Unix times in seconds."""
 
     batch: EngineCoreOutputs
+
+    @classmethod
+    def sent(cls, batch: EngineCoreOutputs, epoch_s: float) -> Outputs:
+        """Return the message for a batch whose times are monotonic; its timings are changed in place.
+
+        epoch_s: the Unix time of the monotonic clock's zero
+        """
+        for output in batch.others:
+            if output.timings is not None:
+                changes = output.timings.status_changes
+                changes[:] = [StatusChange(change.status, epoch_s + change.at_s) for change in changes]
+        return cls(batch)
 
 
 ClientMessage = Submit | Abort

@@ -173,7 +173,7 @@ class SessionServer:
         if (now_s := self._loop.time()) >= session.next_stats_s:
             session.next_stats_s = now_s + _HEARTBEAT_S
             batch.scheduler_stats = self._engine.stats
-        return Outputs(batch)
+        return Outputs.sent(batch, time.time() - time.monotonic())
 
     async def _read(self, messages: AsyncIterator[ClientMessage], session: _Session) -> None:
         """Until the client hangs up: then the heartbeat's turn ends the session."""
@@ -181,6 +181,6 @@ class SessionServer:
             if isinstance(message, Submit):
                 session.attempts.update((request.request_id, request.attempt) for request in message.requests)
                 session.send(_TAKEN)
-                self._engine.submit(message.received(time.time()), session.client_index)
+                self._engine.submit(message.received(time.monotonic()), session.client_index)
             elif isinstance(message, Abort):
                 self._engine.abort(message.requests, session.client_index)

@@ -94,7 +94,7 @@ class InputProcessor:
         model: ModelDescription,
         tokenizer: ModelTokenizer,
         limits: InputLimits | None = None,
-        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
         adapters: AdapterDirectory | None = None,
         images: ImageDoor | None = None,
     ) -> None:
@@ -103,7 +103,7 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.images = images
         self.limits = limits or InputLimits()
-        self._wall_clock = wall_clock
+        self._clock = clock
         self.adapters = adapters or AdapterDirectory()
 
     async def process(self, request: GenerateRequest, *, is_alone: bool = False) -> EngineCoreRequest:
@@ -113,7 +113,7 @@ class InputProcessor:
         Raises ModelNotFound, AdapterNotFound, PermissionDenied, EngineFailed if the adapter that made its output has
         gone, or InvalidRequest with every violation that could be found at once.
         """
-        arrival_time_s = self._wall_clock()
+        arrival_time_s = self._clock()
         adapter = await self.find_adapter(request.model, request.lora_name, request.caller)
         if adapter is not None and request.lora_digest not in ("", adapter.digest):
             reason = f"adapter {adapter.name!r} has other weights now than those that made its output so far"

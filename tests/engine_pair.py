@@ -204,7 +204,7 @@ def _request(
         prompt_token_ids=list(prompt),
         sampling_params=sampling_params,
         eos_token_ids=(0,),
-        arrival_time_s=time.time(),
+        arrival_time_s=time.monotonic(),
         lora=lora,
         kv_transfer_params=ticket,
     )

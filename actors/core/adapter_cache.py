@@ -154,7 +154,7 @@ class AdapterCache:
         return over
 
     def next_deadline(self) -> float | None:
-        """Wall clock of the first one."""
+        """Return the engine's clock at the first deadline, in seconds."""
         first = self._deadlines.peek()
         return None if first is None else first[0][0]
 

@@ -63,7 +63,7 @@ class Fetched:
 class EmbeddingFetch:
     """What is to be fetched, and who is told of it, once, on the engine's thread.
 
-    num_bytes: of the embeddings; deadline_s: wall clock
+    num_bytes: of the embeddings; deadline_s: by the engine's clock
     """
 
     peer: EngineAddress
@@ -209,7 +209,7 @@ class EmbeddingTransfers:
         return sum(self._kv.num_blocks_of(name) for name in self.holders())
 
     def next_deadline(self) -> float | None:
-        """Wall clock of the next thing to give up."""
+        """Return the engine's clock at which something is to be given up, in seconds."""
         loading = (fetch for name, fetch in self._loading.items() if name not in self._cancelled)
         deadlines = [fetch.deadline_s for fetch in (*self._queued, *loading)]
         return min([*deadlines, *(wanted.deadline_s for wanted in self._wants.values())], default=None)

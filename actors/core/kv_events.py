@@ -45,7 +45,7 @@ KVCacheEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 @dataclass(frozen=True, slots=True)
 class KVEventBatch:
-    """The events since the last batch. sequence: 0, 1, 2 …; at_s: wall clock."""
+    """The events since the last batch. sequence: 0, 1, 2 …; at_s: by the engine's monotonic clock."""
 
     sequence: int
     at_s: float

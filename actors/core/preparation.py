@@ -74,7 +74,7 @@ class Preparation:
             self.adapters.release(request)
 
     def next_deadline(self) -> float | None:
-        """Wall clock of the first one."""
+        """Return the engine's clock at the first deadline, in seconds."""
         own = None if self.adapters is None else self.adapters.next_deadline()
         deadlines = (self.grammars.next_deadline(), own)
         return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)

@@ -255,7 +255,7 @@ class RemoteKV:
             self._cancel_load(first[1])
 
     def next_deadline(self) -> float | None:
-        """Wall clock of the earliest deadline of a load, or of embeddings."""
+        """Return the engine's clock at the earliest deadline of a load, or of embeddings, in seconds."""
         first = self._load_deadlines.peek()
         deadlines = (first and first[0][0], self.embeddings.next_deadline())
         return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)

@@ -49,8 +49,9 @@ class EngineCoreRequest:
     pooling_params:   a vector is wanted, no tokens
     output_token_ids: tokens that it already has (resume); the engine goes on at the next position
     eos_token_ids:    the model's end-of-sequence tokens
-    arrival_time_s:   wall clock of its arrival at the cluster, orders the priority queue
-    deadline_s:       wall clock after which nobody wants the answer, or None
+    arrival_time_s:   monotonic clock of the process that has it now, at its arrival at the cluster; orders the priority
+                      queue (a session gives it the receiver's clock, session_messages.Submit)
+    deadline_s:       by the same clock: nobody wants the answer after it; or None
     tenant:           who shares fairly with others what the engine serves
     lora:             the adapter that it runs with
     cache_salt:       separates the prefix cache between those who must not see each other's hits
@@ -80,7 +81,7 @@ class EngineCoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class StatusChange:
-    """A request entered a status. at_s is the wall clock."""
+    """A request entered a status. at_s: the engine's monotonic clock; Unix time once it has left the engine."""
 
     status: RequestStatus
     at_s: float
@@ -208,7 +209,7 @@ class Request:
         """Make the engine's own request from a submitted one.
 
         block_size: of the engine's KV cache; without it the request takes no part in prefix caching
-        now_s:      wall clock of its arrival at this engine
+        now_s:      the engine's clock at its arrival there
         """
         return cls(core_request, client_index, block_size, now_s)
 

@@ -53,7 +53,7 @@ from kv_transfer.prefix_sources import PrefixSources
 class Scheduler:
     """Requests in, steps out, outputs by client.
 
-    prefix_sources: where else a request's prefix may be; clock: wall clock in seconds
+    prefix_sources: where else a request's prefix may be; clock: monotonic, in seconds
     worker_abilities: what the worker can do; a request that needs more is refused
     """
 
@@ -337,7 +337,7 @@ class Scheduler:
         return bool(self.requests or self.finished_req_ids or self.remote.has_transfers or num_fenced_blocks)
 
     def next_deadline(self) -> float | None:
-        """Return the wall clock at which schedule() has something to end or cancel, or None."""
+        """Return the time at which schedule() has something to end or cancel, or None."""
         own = self._deadlines.peek()
         deadlines = (own and own[0][0], self.preparation.next_deadline(), self.remote.next_deadline())
         return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)

@@ -151,7 +151,7 @@ class EngineSession:
             try:
                 for streams in _messages(submissions):
                     self._untaken.append(streams)
-                    await self._call.write(Submit([stream.request for stream in streams], time.time()))
+                    await self._call.write(Submit([stream.request for stream in streams], time.monotonic()))
                 if aborts:
                     await self._call.write(Abort(aborts))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):

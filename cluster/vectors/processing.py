@@ -41,13 +41,13 @@ class _Input:
 
 
 async def process_vectors(
-    processor: InputProcessor, request: AnyVectorRequest, wall_clock: Callable[[], float] = time.time
+    processor: InputProcessor, request: AnyVectorRequest, clock: Callable[[], float] = time.monotonic
 ) -> list[EngineCoreRequest]:
     """Validate and tokenize; a request for each prompt, in their order: a query comes before its documents.
 
     Raises ModelNotFound, PermissionDenied, or InvalidRequest with every violation that could be found at once.
     """
-    arrival_time_s = wall_clock()
+    arrival_time_s = clock()
     adapter = await processor.find_adapter(request.model, "", request.caller)
     violations = Violations()
     processor.check_envelope(request.request_id, request.cache_salt, request.priority, violations)

@@ -120,7 +120,7 @@ def test_a_resumed_request_has_had_them(checkpoint: CheckpointOf) -> None:
             prompt_token_ids=prompt,
             sampling_params=PARAMS,
             output_token_ids=tokens[:4],
-            arrival_time_s=time.time(),
+            arrival_time_s=time.monotonic(),
         )
         pair.answers["r"] = Answer(token_ids=tokens[:4])
         pair.engines["decode"].submit(request)

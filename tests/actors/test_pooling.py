@@ -40,7 +40,7 @@ def pooling_request(request_id: str, prompt: list[int], params: PoolingParams) -
         prompt_token_ids=prompt,
         sampling_params=SamplingParams(),
         pooling_params=params,
-        arrival_time_s=time.time(),
+        arrival_time_s=time.monotonic(),
     )
 
 

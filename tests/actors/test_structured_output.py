@@ -81,7 +81,7 @@ def test_a_resumed_request_goes_on_in_the_middle_of_its_form(checkpoint: Checkpo
                     sampling_params=params_of(name),
                     eos_token_ids=(EOS_TOKEN_ID,),
                     output_token_ids=expected[name][:num_tokens],
-                    arrival_time_s=time.time(),
+                    arrival_time_s=time.monotonic(),
                 )
                 pair.answers[request.request_id] = Answer(token_ids=list(request.output_token_ids))
                 pair.engines["decode"].submit(request)

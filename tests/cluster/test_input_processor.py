@@ -44,7 +44,7 @@ def _template(messages: list[dict[str, JSON]], variables: dict[str, JSON]) -> st
 
 
 def _processor(model: ModelDescription = MODEL, limits: InputLimits = SMALL_LIMITS) -> InputProcessor:
-    return InputProcessor(model, ModelTokenizer(byte_tokenizer(), _template), limits, wall_clock=lambda: 1000.0)
+    return InputProcessor(model, ModelTokenizer(byte_tokenizer(), _template), limits, clock=lambda: 1000.0)
 
 
 async def test_a_request_with_nothing_but_a_prompt_gets_the_defaults() -> None:

@@ -54,7 +54,7 @@ class EnginePeer:
                 request_id=request_id,
                 prompt_token_ids=prompt,
                 sampling_params=params,
-                arrival_time_s=time.time(),
+                arrival_time_s=time.monotonic(),
                 kv_transfer_params=ticket,
             )
         )

@@ -29,6 +29,25 @@ _MANY_TOKENS = 450
 _LEFT_S = 0.2
 
 
+class SteppedClock:
+    """A wall clock that somebody sets: step_s is what was added to it."""
+
+    def __init__(self) -> None:
+        self._unix_s = time.time
+        self.step_s = 0.0
+
+    def __call__(self) -> float:
+        return self._unix_s() + self.step_s
+
+
+@pytest.fixture
+def wall_clock(monkeypatch: pytest.MonkeyPatch) -> SteppedClock:
+    """The wall clock of everything that is built after this fixture."""
+    clock = SteppedClock()
+    monkeypatch.setattr(time, "time", clock)
+    return clock
+
+
 @pytest.fixture
 async def cluster(checkpoint: Callable[[str], Path]) -> AsyncIterator[RecoveringCluster]:
     """A prefill and a decode engine that run one request at a time."""
@@ -40,7 +59,7 @@ async def cluster(checkpoint: Callable[[str], Path]) -> AsyncIterator[Recovering
 
 
 def _request(name: str, *, left_s: float | None = _LEFT_S) -> EngineCoreRequest:
-    now_s = time.time()
+    now_s = time.monotonic()
     return EngineCoreRequest(
         request_id=name,
         prompt_token_ids=random_prompt(40),
@@ -95,6 +114,26 @@ async def test_a_request_that_waits_for_its_peer_is_dropped(
     ticket = KVTransferParams("t", 0, role, peer.kv_address)
     output = await _last(engine.submit(replace(_request("r"), kv_transfer_params=ticket)))
     assert _statuses(output)[-2:] == [status, RequestStatus.FINISHED_ABORTED]
+    await cluster.until_idle()
+
+
+@pytest.mark.parametrize("step_s", [-3600.0, 3600.0])
+async def test_a_step_of_the_wall_clock_changes_no_deadline(
+    wall_clock: SteppedClock, cluster: RecoveringCluster, step_s: float
+) -> None:
+    """Forward, nothing that has time left ends; back, what is due ends all the same, and so does a silent peer's wait."""
+    decode, peer = _engine(cluster, "decode-0"), _engine(cluster, "prefill-0").descriptor
+    patient = decode.submit(_request("patient", left_s=_TIMEOUT_S))
+    await anext(patient)
+    ticket = KVTransferParams("t", 0, TransferRole.CONSUMER, peer.kv_address)
+    due = decode.submit(replace(_request("due"), kv_transfer_params=ticket))
+    wall_clock.step_s = step_s
+    assert _statuses(await _last(due))[-1] is RequestStatus.FINISHED_ABORTED
+    last = await _last(patient)
+    assert last.finish_reason is FinishReason.LENGTH
+    assert last.timings is not None
+    assert 0 <= last.timings.queued_s < _TIMEOUT_S
+    assert 0 <= last.timings.prefill_s < _TIMEOUT_S
     await cluster.until_idle()
 
 
