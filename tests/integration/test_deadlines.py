@@ -121,7 +121,7 @@ async def test_a_request_that_waits_for_its_peer_is_dropped(
 async def test_a_step_of_the_wall_clock_changes_no_deadline(
     wall_clock: SteppedClock, cluster: RecoveringCluster, step_s: float
 ) -> None:
-    """Forward, nothing that has time left ends; back, what is due ends all the same, and so does a silent peer's wait."""
+    """Forward, nothing that has time left ends; back, what is due ends all the same."""
     decode, peer = _engine(cluster, "decode-0"), _engine(cluster, "prefill-0").descriptor
     patient = decode.submit(_request("patient", left_s=_TIMEOUT_S))
     await anext(patient)
