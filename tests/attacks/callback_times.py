@@ -1,0 +1,54 @@
+"""How much CPU time the callbacks of an event loop use, each by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackReport:
+    """A callback, and the CPU time that it has used."""
+
+    cpu_s: float
+    name: str
+
+
+class CallbackTimes:
+    """The callback that has used the most CPU time of its thread since the last report, garbage collection included.
+
+    CPU time, and not time on the wall: a busy machine must not count as a slow callback.
+    """
+
+    def __init__(self) -> None:
+        self._worst = CallbackReport(0.0, "")
+
+    def report(self) -> CallbackReport:
+        """The worst one, which is forgotten."""
+        worst, self._worst = self._worst, CallbackReport(0.0, "")
+        return worst
+
+    def install(self) -> None:
+        """Measure every callback of this process's event loops from now on."""
+        run: Callable[[Any], None] = asyncio.Handle._run
+
+        def run_timed(handle: Any) -> None:
+            began_s = time.thread_time()
+            run(handle)
+            took_s = time.thread_time() - began_s
+            if took_s > self._worst.cpu_s:
+                self._worst = CallbackReport(took_s, _name(handle._callback))
+
+        asyncio.Handle._run = run_timed  # type: ignore[assignment, method-assign]  # that is the measurement
+
+
+def _name(callback: Any) -> str:
+    """What people know a callback by: a task's is its coroutine's name."""
+    task = getattr(callback, "__self__", None)
+    if isinstance(task, asyncio.Task):
+        coroutine: Any = task.get_coro()
+        return str(getattr(coroutine, "__qualname__", coroutine))
+    return str(getattr(callback, "__qualname__", callback))

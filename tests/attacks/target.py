@@ -1,0 +1,187 @@
+"""An ingress and a victim beside it, each a process; and what an attack has done to them.
+
+The rules: no callback of the ingress's event loop uses more than 50 ms of CPU time, its memory stops growing by the
+third repetition and below 256 MiB more, no process ends, and the victim has no errors.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import yaml
+
+from cluster.access.tokens import hash_token, make_token
+from cluster.ingress.ports import IngressPorts
+from tests.attacks.callback_times import CallbackReport
+from tests.attacks.ingress_child import serve
+from tests.attacks.victim import Felt, visit
+
+MAX_CALLBACK_CPU_S: Final = 0.05
+MAX_GROWTH_MIB: Final = 256.0
+NUM_REPETITIONS: Final = 3
+_NOISE_MIB: Final = 16.0
+"""What an allocator takes and gives back as it likes."""
+_START_TIMEOUT_S: Final = 120.0
+_ANSWER_TIMEOUT_S: Final = 60.0
+_SETTLE_TIMEOUT_S: Final = 3.0
+_SETTLE_INTERVAL_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What an attacker knows. token: one that may call; admin_token: one that may change the cluster as well."""
+
+    grpc_port: int
+    http_port: int
+    token: str
+    admin_token: str
+
+    @property
+    def grpc_address(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """send: one repetition, about a second of it; raises AssertionError if it was answered as it must not be.
+
+    is_slow: too large for each run of the tests
+    """
+
+    name: str
+    send: Callable[[Target], Awaitable[None]]
+    is_slow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What an attack has done. rss_mib: of the ingress, before and after each repetition; ended: processes"""
+
+    callback: CallbackReport
+    rss_mib: tuple[float, ...]
+    ended: tuple[str, ...]
+    felt: Felt
+
+    @property
+    def growth_mib(self) -> float:
+        return self.rss_mib[-1] - self.rss_mib[0]
+
+    def mistakes(self) -> list[str]:
+        """Which of the rules do not hold."""
+        found = [f"{name} has ended" for name in self.ended]
+        if self.callback.cpu_s > MAX_CALLBACK_CPU_S:
+            found.append(f"a callback used {self.callback.cpu_s * 1000:.0f} ms of CPU time: {self.callback.name}")
+        last_growth_mib = self.rss_mib[-1] - max(self.rss_mib[:-1])
+        if self.growth_mib > MAX_GROWTH_MIB or last_growth_mib > _NOISE_MIB:
+            found.append(f"memory grew: {' -> '.join(f'{mib:.0f}' for mib in self.rss_mib)} MiB")
+        found += [f"the victim: {error}" for error in self.felt.errors]
+        if not self.felt.num_calls or not self.felt.num_messages:
+            found.append("the victim was not answered at all")
+        return found
+
+
+class AttackedIngress:
+    """An ingress, and a victim that streams and calls all the time. made by running()"""
+
+    def __init__(self, target: Target, ingress: _Child, victim: _Child) -> None:
+        self.target = target
+        self._ingress = ingress
+        self._victim = victim
+        self._rss = psutil.Process(ingress.process.pid)
+        self.first_rss_mib = self._settled_rss_mib()
+
+    async def suffer(self, attack: Attack, num_repetitions: int = NUM_REPETITIONS) -> Effects:
+        """Attack it, several times."""
+        rss_mib = [self._settled_rss_mib()]
+        self._ask()
+        for _ in range(num_repetitions):
+            await attack.send(self.target)
+            rss_mib.append(self._settled_rss_mib())
+        ended = [child.name for child in (self._ingress, self._victim) if not child.process.is_alive()]
+        if ended:
+            return Effects(CallbackReport(0.0, ""), tuple(rss_mib), tuple(ended), Felt())
+        callback, felt = self._ask()
+        return Effects(callback, tuple(rss_mib), (), felt)
+
+    def rss_mib(self) -> float:
+        """The ingress's memory, as it is now."""
+        return float(self._rss.memory_info().rss) / 2**20 if self._ingress.process.is_alive() else 0.0
+
+    def _ask(self) -> tuple[CallbackReport, Felt]:
+        return self._ingress.ask(), self._victim.ask()
+
+    def _settled_rss_mib(self) -> float:
+        """What the ingress holds once it has read and answered what was sent, or after some seconds."""
+        last_mib, end_s = self.rss_mib(), time.monotonic() + _SETTLE_TIMEOUT_S
+        while time.monotonic() < end_s:
+            time.sleep(_SETTLE_INTERVAL_S)
+            now_mib = self.rss_mib()
+            if abs(now_mib - last_mib) < 1.0:
+                return now_mib
+            last_mib = now_mib
+        return last_mib
+
+
+@contextmanager
+def attacked_ingress(directory: Path, settings: dict[str, Any] | None = None) -> Iterator[AttackedIngress]:
+    """directory: of its file of tokens; settings: of the ingress, instead of the defaults."""
+    tokens = {name: make_token() for name in ("attacker", "victim", "ops")}
+    settings = {"tokens": _tokens_file(directory, tokens)} | (settings or {})
+    with _child("the ingress", serve, settings) as ingress:
+        ports: IngressPorts = ingress.receive(_START_TIMEOUT_S)
+        assert ports.http is not None
+        arguments = (f"127.0.0.1:{ports.grpc}", ports.http, tokens["victim"])
+        with _child("the victim", visit, *arguments) as victim:
+            assert victim.receive(_START_TIMEOUT_S)
+            target = Target(ports.grpc, ports.http, tokens["attacker"], tokens["ops"])
+            yield AttackedIngress(target, ingress, victim)
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    name: str
+    process: BaseProcess
+    pipe: Connection
+
+    def receive(self, timeout_s: float) -> Any:
+        assert self.pipe.poll(timeout_s), f"{self.name} says nothing for {timeout_s:g} s"
+        return self.pipe.recv()
+
+    def ask(self) -> Any:
+        self.pipe.send(True)
+        return self.receive(_ANSWER_TIMEOUT_S)
+
+
+@contextmanager
+def _child(name: str, main: Callable[..., None], *arguments: Any) -> Iterator[_Child]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=main, args=(theirs, *arguments), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        yield _Child(name, process, ours)
+    finally:
+        ours.close()
+        process.join(_ANSWER_TIMEOUT_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        process.close()
+
+
+def _tokens_file(directory: Path, tokens: dict[str, str]) -> Path:
+    """tokens: by name; the one of "ops" administers"""
+    entries = [{"name": name, "sha256": hash_token(token), "admin": name == "ops"} for name, token in tokens.items()]
+    path = directory / "tokens.yaml"
+    path.write_text(yaml.safe_dump({"tokens": entries}))
+    return path
