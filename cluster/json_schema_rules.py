@@ -9,11 +9,12 @@ tests/actors/model/grammar/test_random_schemas.py holds what passes here against
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeGuard
 
-from cluster.json_schema_overlap import are_disjoint
+from cluster.json_schema_overlap import Overlaps, TooMuchWork
 from cluster.json_types import JSON, type_names_of
 
 _NEVER: Final = frozenset(
@@ -42,6 +43,9 @@ _TYPE_OF_KEYWORD: Final = {keyword: name for name, keywords in _KEYWORDS_OF.item
 _ASSERTIONS: Final = frozenset([*_ALONE, *_TYPE_OF_KEYWORD, "type"])
 _MAX_ONE_OF: Final = 64
 """Each is compared to each."""
+MAX_SCHEMAS: Final = 4096
+"""All that are inside a schema: each takes about five microseconds. A useful one has more than 16 characters."""
+_MAX_PLACE_CHARS: Final = 200
 _SCHEMA_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMA_LISTS: Final = ("prefixItems", "anyOf", "oneOf", "allOf")
 _SCHEMAS: Final = ("items", "additionalProperties", "propertyNames")
@@ -57,30 +61,47 @@ class SchemaProblem:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.place or 'the schema'}: {self.reason}"
+        place = self.place or "the schema"
+        return f"{place if len(place) <= _MAX_PLACE_CHARS else place[:_MAX_PLACE_CHARS] + '…'}: {self.reason}"
 
 
 def find_unsupported(schema: JSON, max_depth: int) -> Iterator[SchemaProblem]:
-    """Find what must not be in a schema, outermost first."""
-    return _walk(_Node(schema, schema, ""), max_depth)
+    """Find what must not be in a schema, outermost first: some 30 ms of work, whatever is in it."""
+    return _walk(_Node(schema, None, ()), max_depth, _Check(Overlaps(schema)))
+
+
+@dataclass(slots=True)
+class _Check:
+    overlaps: Overlaps
+    num_schemas: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
     schema: JSON
-    root: JSON
-    place: str
+    parent: _Node | None
+    names: tuple[str, ...]
 
     def child(self, *names: str) -> _Node:
-        value, place = self.schema, self.place
+        value = self.schema
         for name in names:
             assert isinstance(value, dict | list), "only what is there has children"
             value = value[name] if isinstance(value, dict) else value[int(name)]
-            place += "/" + name.replace("~", "~0").replace("/", "~1")
-        return _Node(value, self.root, place)
+        return _Node(value, self, names)
+
+    @property
+    def place(self) -> str:
+        """A JSON pointer. Made for problems only: names can be long, and many schemas inside one."""
+        inside = "" if self.parent is None else self.parent.place
+        return inside + "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in self.names)
 
 
-def _walk(node: _Node, depth: int) -> Iterator[SchemaProblem]:
+def _walk(node: _Node, depth: int, check: _Check) -> Iterator[SchemaProblem]:
+    check.num_schemas += 1
+    if check.num_schemas >= MAX_SCHEMAS:
+        if check.num_schemas == MAX_SCHEMAS:
+            yield SchemaProblem(node.place, f"too many schemas: at most {MAX_SCHEMAS - 1} in all")
+        return
     schema = node.schema
     if isinstance(schema, bool):
         return
@@ -90,10 +111,12 @@ def _walk(node: _Node, depth: int) -> Iterator[SchemaProblem]:
     if depth == 0:
         yield SchemaProblem(node.place, "too many schemas inside each other")
         return
-    for problem in _problems_of(schema, node.root):
+    for problem in _problems_of(schema, check.overlaps):
         yield SchemaProblem(node.place, problem)
     for child in _children(node, schema):
-        yield from _walk(child, depth - 1)
+        yield from _walk(child, depth - 1, check)
+        if check.num_schemas >= MAX_SCHEMAS:
+            return
 
 
 def _children(node: _Node, schema: Mapping[str, JSON]) -> Iterator[_Node]:
@@ -108,14 +131,14 @@ def _children(node: _Node, schema: Mapping[str, JSON]) -> Iterator[_Node]:
             yield from (node.child(keyword, str(index)) for index in range(len(listed)))
 
 
-def _problems_of(schema: Mapping[str, JSON], root: JSON) -> Iterator[str]:
+def _problems_of(schema: Mapping[str, JSON], overlaps: Overlaps) -> Iterator[str]:
     for keyword in sorted(schema.keys() & _NEVER):
         yield f"{keyword} is not supported"
     for keyword in sorted(schema.keys() & _ONLY_FALSE):
         if schema[keyword] is not False:
             yield f"{keyword} is not supported"
     if alone := [keyword for keyword in _ALONE if keyword in schema]:
-        yield from _problems_of_alone(schema, alone[0], root)
+        yield from _problems_of_alone(schema, alone[0], overlaps)
     else:
         yield from _problems_of_types(schema)
         yield from _problems_of_strings(schema)
@@ -123,7 +146,7 @@ def _problems_of(schema: Mapping[str, JSON], root: JSON) -> Iterator[str]:
         yield from _problems_of_objects(schema)
 
 
-def _problems_of_alone(schema: Mapping[str, JSON], keyword: str, root: JSON) -> Iterator[str]:
+def _problems_of_alone(schema: Mapping[str, JSON], keyword: str, overlaps: Overlaps) -> Iterator[str]:
     """Of a schema whose one keyword would decide, whatever is beside it."""
     allowed = {keyword, "type"} if keyword in ("const", "enum") else {keyword}
     if others := sorted((schema.keys() & _ASSERTIONS) - allowed):
@@ -131,15 +154,24 @@ def _problems_of_alone(schema: Mapping[str, JSON], keyword: str, root: JSON) -> 
     value = schema[keyword]
     if keyword in ("const", "enum") and "type" in schema:
         values = value if keyword == "enum" and isinstance(value, list) else [value]
-        if not all(type_names_of(one) & _types(schema) for one in values):
+        types = _types(schema)
+        if not all(type_names_of(one) & types for one in values):
             yield f"{keyword} has values that are not of its type"
     elif keyword == "$ref" and not (isinstance(value, str) and (value == "#" or value.startswith("#/"))):
         yield "$ref is only supported within the schema: # or #/…"
     elif keyword == "allOf" and not (isinstance(value, list) and len(value) == 1):
         yield "allOf is only supported with one schema"
-    elif keyword == "oneOf" and not (
-        isinstance(value, list) and len(value) <= _MAX_ONE_OF and are_disjoint(value, root)
-    ):
+    elif keyword == "oneOf":
+        yield from _problems_of_one_of(value, overlaps)
+
+
+def _problems_of_one_of(value: JSON, overlaps: Overlaps) -> Iterator[str]:
+    try:
+        is_clear = isinstance(value, list) and len(value) <= _MAX_ONE_OF and overlaps.are_disjoint(value)
+    except TooMuchWork:
+        yield "oneOf would take too many comparisons, with what came before; use anyOf, or shorter lists of constants"
+        return
+    if not is_clear:
         yield "oneOf is only supported where types or constants show that no value is of two of its schemas; use anyOf"
 
 
@@ -182,7 +214,7 @@ def _problems_of_objects(schema: Mapping[str, JSON]) -> Iterator[str]:
         yield "properties is an object and required a list of names"
         return
     if missing := [name for name in required if name not in properties]:
-        yield f"required names {missing[0]!r}, which is not in properties"
+        yield f"required names {reprlib.repr(missing[0])}, which is not in properties"
     others = schema.get("additionalProperties", False)
     patterns, names = schema.get("patternProperties"), schema.get("propertyNames")
     if patterns is not None and (properties or others is not False or names is not None or not _has_one(patterns)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import reprlib
 from itertools import islice
@@ -16,6 +17,8 @@ from cluster.json_types import JSON
 from cluster.sampling_rules import Violations
 
 _MAX_PROBLEMS: Final = 8
+_MAX_REMEMBERED_SCHEMAS: Final = 64
+"""As texts of at most max_grammar_chars each."""
 
 
 def check_structured_output(
@@ -59,16 +62,20 @@ def refused_by_compiler(params: StructuredOutputParams, reason: str) -> InvalidR
 
 
 def _check_schema(field: str, text: str, max_depth: int, violations: Violations) -> None:
+    for problem in _schema_problems(text, max_depth):
+        violations.add(field, reprlib.repr(text), problem)
+
+
+@functools.lru_cache(maxsize=_MAX_REMEMBERED_SCHEMAS)
+def _schema_problems(text: str, max_depth: int) -> tuple[str, ...]:
+    """What is wrong with a schema. All samples of a call have the same one, and many clients one for all calls."""
     try:
         schema: JSON = json.loads(text, parse_constant=_refuse_constant)
+        if not isinstance(schema, dict):
+            return ("a JSON schema, which is an object",)
+        return tuple(map(str, islice(find_unsupported(schema, max_depth), _MAX_PROBLEMS)))
     except (ValueError, RecursionError) as error:
-        violations.add(field, reprlib.repr(text), f"a JSON schema as JSON text: {error}")
-        return
-    if not isinstance(schema, dict):
-        violations.add(field, reprlib.repr(text), "a JSON schema, which is an object")
-        return
-    for problem in islice(find_unsupported(schema, max_depth), _MAX_PROBLEMS):
-        violations.add(field, reprlib.repr(text), str(problem))
+        return (f"a JSON schema as JSON text: {error}",)
 
 
 def _refuse_constant(name: str) -> None:

@@ -42,6 +42,14 @@ def sampling(**fields: Any) -> generate_pb2.GenerateRequest:
     return generate_pb2.GenerateRequest(text="x", sampling_params=params)
 
 
+def overlapping_schema(num_enums: int, num_values: int, num_properties: int) -> str:
+    """A oneOf of references to enums without a value in common, in each of many properties."""
+    enums = {f"e{i}": {"enum": [f"{i}-{j}" for j in range(num_values)]} for i in range(num_enums)}
+    one_of = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in enums]}
+    properties = {f"p{i}": one_of for i in range(num_properties)}
+    return json.dumps({"type": "object", "$defs": enums, "properties": properties}, separators=(",", ":"))
+
+
 def calls(method: str, make: Callable[[], Message | bytes], num_calls: int = 4) -> Callable[[Target], Awaitable[None]]:
     """Make the same call some times at once. make: its message"""
     once = functools.cache(make)
@@ -52,9 +60,15 @@ def calls(method: str, make: Callable[[], Message | bytes], num_calls: int = 4) 
     return send
 
 
+ENUMS: Final = overlapping_schema(num_enums=64, num_values=50, num_properties=25)
+MANY_SCHEMAS: Final = json.dumps({"anyOf": [{}] * 20_000}, separators=(",", ":"))
+CONSTANTS: Final = json.dumps({"enum": [0] * 16_000, "type": ["integer"] * 2500}, separators=(",", ":"))
 GENERATE: Final = "GenerateService/Generate"
 
 ATTACKS: list[Attack] = [
+    Attack("a schema whose enums are compared to each other", calls(GENERATE, lambda: sampling(json_schema=ENUMS))),
+    Attack("a schema of 20 000 schemas", calls(GENERATE, lambda: sampling(json_schema=MANY_SCHEMAS))),
+    Attack("a schema of many constants and types", calls(GENERATE, lambda: sampling(json_schema=CONSTANTS))),
     Attack("regular expressions of 20 000 parentheses", calls(GENERATE, lambda: sampling(regex="(" * 20_000))),
     Attack("a schema of 2000 optional properties", calls(GENERATE, lambda: sampling(json_schema=OPTIONAL_PROPERTIES))),
     Attack("a schema that refers to itself", calls(GENERATE, lambda: sampling(json_schema=ITSELF))),

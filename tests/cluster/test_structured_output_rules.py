@@ -138,3 +138,48 @@ def test_the_compilers_words_come_with_the_field() -> None:
     assert (
         str(refusal) == "sampling_params.regex is '(a'; allowed: what engines can follow: the parenthesis is not closed"
     )
+
+
+def problems_of(schema: JSON) -> list[str]:
+    """What is wrong with a schema that may be longer than those above."""
+    violations = Violations()
+    options = SamplingOptions(structured_output=StructuredOutputParams("json_schema", json.dumps(schema)))
+    check_structured_output(options, has_end=True, limits=InputLimits(), violations=violations)
+    try:
+        violations.raise_if_any()
+    except InvalidRequest as refusal:
+        return [violation.allowed for violation in refusal.violations]
+    return []
+
+
+def one_of_enums(num_enums: int, num_values: int, num_properties: int) -> JSON:
+    """The same long lists, without a value in common, compared to each other in many places."""
+    enums: dict[str, JSON] = {f"e{i}": {"enum": [f"{i}-{j}" for j in range(num_values)]} for i in range(num_enums)}
+    one_of: JSON = {"oneOf": [{"$ref": f"#/$defs/{name}"} for name in enums]}
+    return {"$defs": enums, "properties": {f"p{i}": one_of for i in range(num_properties)}}
+
+
+def test_comparisons_are_counted_for_the_whole_schema() -> None:
+    assert problems_of(one_of_enums(64, 10, 3)) == []
+    found = problems_of(one_of_enums(64, 10, 12))
+    assert found[0].startswith("/properties/p3: oneOf would take too many comparisons, with what came before")
+    assert len(found) == 8
+
+
+def test_a_schema_of_too_many_schemas_is_refused_at_the_one_too_many() -> None:
+    assert problems_of({"anyOf": [{}] * 4094}) == []
+    assert problems_of({"anyOf": [{"anyOf": [{}]}] * 3000}) == [
+        "/anyOf/2047: too many schemas: at most 4095 in all",
+    ]
+
+
+def test_numbers_that_are_equal_are_one_constant() -> None:
+    assert problems_of({"oneOf": [{"const": 1}, {"const": True}]}) == []
+    assert problems_of({"oneOf": [{"const": 1}, {"const": 1.0}]})
+    assert problems_of({"oneOf": [{"const": [1, {"a": 2.0}]}, {"const": [1.0, {"a": 2}]}]})
+
+
+def test_a_long_place_is_shortened() -> None:
+    [problem] = problems_of({"properties": {"a" * 10_000: {"not": {}}}})
+    assert len(problem) < 300
+    assert problem.endswith("…: not is not supported")
