@@ -6,6 +6,12 @@ KVTransferError
 |   `-- ChunkTimeout   an announced chunk did not arrive, or leave, before its deadline
 |-- ProtocolViolation  a peer said something that its state does not allow; its link is closed
 |-- TransportUnavailable  the configured transport cannot run here (no GPU, missing package)
+|-- Untrusted          the other end has not proven that it belongs to this cluster
+|   |-- WrongSecret    it does not know the cluster's secret
+|   |-- OtherParty     it does, but it is another engine, or incarnation, than the one that was meant
+|   |-- OtherProtocol  it speaks another version of the handshake
+|   `-- NotRaypd       what it says is no handshake, or it said nothing in time
+|-- SecretUnusable     the file of the cluster's secrets cannot be used
 |-- StoreUnavailable  a configured KV store is not installed, does not load, or refuses its options
 `-- TransportWedged    a transport cannot say whether it still touches blocks: the engine has to end
 """
@@ -33,6 +39,30 @@ class ProtocolViolation(KVTransferError):
 
 class TransportUnavailable(KVTransferError):
     """The configured transport cannot run on this machine; the message says what is missing."""
+
+
+class Untrusted(KVTransferError):
+    """A connection's other end has not proven that it belongs to this cluster. Nothing was told or taken."""
+
+
+class WrongSecret(Untrusted):
+    """The other end does not know the cluster's secret."""
+
+
+class OtherParty(Untrusted):
+    """The other end belongs to the cluster, but is another one than was meant, or another incarnation of it."""
+
+
+class OtherProtocol(Untrusted):
+    """The other end speaks another version of the handshake: an older or a newer raypd."""
+
+
+class NotRaypd(Untrusted):
+    """What the other end says is no handshake, or it said nothing in time."""
+
+
+class SecretUnusable(KVTransferError):
+    """The file of the cluster's secrets cannot be read, others may read it, or it holds no secret."""
 
 
 class StoreUnavailable(KVTransferError):

@@ -12,8 +12,8 @@ from pathlib import Path
 import grpc
 from pydantic import BaseModel, ConfigDict, Field
 
-from cluster.access.watched_file import WatchedFiles
 from cluster.errors import InvalidConfig
+from kv_transfer.trust.watched_file import WatchedFiles
 
 logger = logging.getLogger(__name__)
 

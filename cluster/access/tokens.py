@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from cluster.access.allowance import Allowance, AllowanceLimits
 from cluster.access.caller import Caller
-from cluster.access.watched_file import WatchedFiles
 from cluster.errors import InvalidConfig
+from kv_transfer.trust.watched_file import WatchedFiles
 
 logger = logging.getLogger(__name__)
 

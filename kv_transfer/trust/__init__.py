@@ -1,0 +1,1 @@
+"""How the processes of one cluster prove to each other that they belong to it."""

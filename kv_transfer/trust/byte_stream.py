@@ -1,0 +1,86 @@
+"""The handshake over a connected socket: each message with its length in front, all of them before one deadline.
+
+Nothing is read beyond the handshake's last byte, so what the peer sends next stays in the socket. Works with ssl's
+sockets, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from kv_transfer.errors import NotRaypd, Untrusted
+from kv_transfer.trust.handshake import MAX_MESSAGE_BYTES, Acceptor, Dialer, Proven, refusal
+
+_LENGTH: Final = struct.Struct("!H")
+
+
+def dial_proof(connection: socket.socket, dialer: Dialer, deadline_s: float) -> Proven:
+    """Prove this end, which dialled, and have the other end prove itself. deadline_s: monotonic.
+
+    The socket's timeout is as before afterwards; closing the connection is the caller's. Raises Untrusted.
+    """
+    with _as_untrusted(connection):
+        _send(connection, dialer.challenge, deadline_s)
+        proof, proven = dialer.prove(_receive(connection, deadline_s))
+        _send(connection, proof, deadline_s)
+    return proven
+
+
+def accept_proof(connection: socket.socket, acceptor: Acceptor, deadline_s: float) -> Proven:
+    """Prove this end, which accepted the connection; the rest is as in dial_proof()."""
+    with _as_untrusted(connection):
+        try:
+            _send(connection, acceptor.answer(_receive(connection, deadline_s)), deadline_s)
+        except Untrusted:
+            with contextlib.suppress(OSError):
+                _send(connection, refusal(), deadline_s)
+            raise
+        return acceptor.verify(_receive(connection, deadline_s))
+
+
+@contextlib.contextmanager
+def _as_untrusted(connection: socket.socket) -> Iterator[None]:
+    timeout_s = connection.gettimeout()
+    try:
+        yield
+    except TimeoutError:
+        raise NotRaypd("it did not prove itself in time") from None
+    except OSError as error:
+        raise NotRaypd(f"it hung up before it had proven itself: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            connection.settimeout(timeout_s)
+
+
+def _send(connection: socket.socket, message: bytes, deadline_s: float) -> None:
+    connection.settimeout(_left_s(deadline_s))
+    connection.sendall(_LENGTH.pack(len(message)) + message)
+
+
+def _receive(connection: socket.socket, deadline_s: float) -> bytes:
+    (size,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size, deadline_s))
+    if size > MAX_MESSAGE_BYTES:
+        raise NotRaypd("it does not speak raypd's handshake: an older raypd, or a stranger")
+    return _receive_exactly(connection, size, deadline_s)
+
+
+def _receive_exactly(connection: socket.socket, size: int, deadline_s: float) -> bytes:
+    received = bytearray()
+    while len(received) < size:
+        connection.settimeout(_left_s(deadline_s))
+        if not (part := connection.recv(size - len(received))):
+            raise NotRaypd("it hung up before it had proven itself")
+        received += part
+    return bytes(received)
+
+
+def _left_s(deadline_s: float) -> float:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s

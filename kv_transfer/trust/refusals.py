@@ -1,0 +1,79 @@
+"""Who was refused for want of a proof: every one is counted, and a peer is logged once a minute at most."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from kv_transfer.errors import Untrusted
+
+logger = logging.getLogger(__name__)
+
+_MAX_PEERS: Final = 256
+_LOG_INTERVAL_S: Final = 60.0
+
+
+class Refusals:
+    """Counts and logs; from any thread. Strangers cannot fill its memory, nor the log."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._logged: OrderedDict[tuple[str, str], float] = OrderedDict()
+        """When a peer was last logged with that kind of refusal; the latest comes last."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How many were refused since the start, by kind: wrong_secret, other_party, other_protocol, not_raypd."""
+        with self._lock:
+            return dict(self._counts)
+
+    @property
+    def total(self) -> int:
+        """How many were refused since the start."""
+        with self._lock:
+            return self._counts.total()
+
+    def add(self, purpose: str, peer: str, error: Untrusted) -> None:
+        """Count a refusal, and log it unless this peer's last one was logged a moment ago.
+
+        peer: its address; the port is left out, since it is another one for each connection
+        """
+        kind, host = _kind(error), _host(peer)
+        with self._lock:
+            self._counts[kind] += 1
+            is_news = self._note(kind, host)
+        if is_news:
+            fields = {"peer": host, "purpose": purpose, "kind": kind, "reason": str(error)}
+            logger.warning("a connection was refused: it did not prove the cluster's secret", extra=fields)
+
+    def _note(self, kind: str, host: str) -> bool:
+        now_s = self._clock()
+        last_s = self._logged.get((kind, host))
+        if last_s is not None and now_s < last_s + _LOG_INTERVAL_S:
+            return False
+        if last_s is None and len(self._logged) >= _MAX_PEERS and now_s < self._oldest_s() + _LOG_INTERVAL_S:
+            return False  # As many strangers as are remembered have been logged within a minute: no more of them.
+        self._logged[kind, host] = now_s
+        self._logged.move_to_end((kind, host))
+        if len(self._logged) > _MAX_PEERS:
+            self._logged.popitem(last=False)
+        return True
+
+    def _oldest_s(self) -> float:
+        return next(iter(self._logged.values()))
+
+
+def _kind(error: Untrusted) -> str:
+    name = type(error).__name__
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).strip("_")
+
+
+def _host(peer: str) -> str:
+    """gRPC's ipv4:127.0.0.1:50000 or a socket's 127.0.0.1:50000, without the port."""
+    return peer.rpartition(":")[0] or peer

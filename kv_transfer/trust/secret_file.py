@@ -1,0 +1,91 @@
+"""A file of the cluster's secrets: one a line, 64 hexadecimal digits each (`openssl rand -hex 32` makes one).
+
+The first is the current one, the others are accepted as well. Empty lines, and lines that begin with #, say nothing.
+The file is read again when it changes. A handshake succeeds if the two ends have one secret in common, so a secret is
+replaced by putting the new one above the old one everywhere, and then taking the old one out everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from kv_transfer.errors import SecretUnusable
+from kv_transfer.trust.secret import MAX_ACCEPTED, NUM_SECRET_BYTES, ClusterSecret, ClusterSecrets, Purpose
+from kv_transfer.trust.watched_file import WatchedFiles
+
+logger = logging.getLogger(__name__)
+
+_MAX_FILE_BYTES: Final = 64 * 1024
+_SECRET: Final = re.compile(rf"[0-9a-fA-F]{{{2 * NUM_SECRET_BYTES}}}")
+_FORBIDDEN_MODE: Final = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP
+"""Its owner's alone, or its group's to read as well: Kubernetes gives a pod its secrets by group."""
+
+
+class FileSecrets:
+    """The secrets in a file as it is now. A KeySource, from any thread.
+
+    A file that cannot be used is not used: what it said before stays accepted, and the log says why.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises SecretUnusable."""
+        self._path = path
+        self._lock = threading.Lock()
+        self._file = WatchedFiles([path], clock)
+        self._file.have_changed()
+        self._secrets = ClusterSecrets(read_secret_file(path))
+
+    def keys(self, purpose: Purpose) -> tuple[bytes, ...]:
+        """Implement KeySource. Looks at the file once a second at most."""
+        with self._lock:
+            if self._file.have_changed():
+                self._read_again()
+        return self._secrets.keys(purpose)
+
+    def _read_again(self) -> None:
+        path = str(self._path)
+        try:
+            accepted = read_secret_file(self._path)
+        except SecretUnusable as error:
+            logger.error("the cluster's secrets stay as they were", extra={"path": path, "error": str(error)})
+            return
+        self._secrets.replace(accepted)
+        logger.info("the cluster's secrets were read", extra={"path": path, "num_secrets": len(accepted)})
+
+
+def read_secret_file(path: Path) -> list[ClusterSecret]:
+    """Read the secrets in a file. Raises SecretUnusable, which tells the line, never what is in it."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            content = file.read(_MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise SecretUnusable(f"{path}: cannot be read: {error.strerror}") from error
+    if mode & _FORBIDDEN_MODE:
+        raise SecretUnusable(f"{path}: has mode {mode:04o}, so others can use it; chmod 0600 (or 0440 for a group)")
+    if len(content) > _MAX_FILE_BYTES:
+        raise SecretUnusable(f"{path}: is larger than {_MAX_FILE_BYTES} bytes")
+    secrets = [_read_line(path, number, line) for number, line in _lines(content)]
+    if not 1 <= len(secrets) <= MAX_ACCEPTED:
+        raise SecretUnusable(f"{path}: has {len(secrets)} secrets; 1 to {MAX_ACCEPTED} are possible, one a line")
+    return secrets
+
+
+def _lines(content: bytes) -> list[tuple[int, str]]:
+    lines = enumerate(content.decode("ascii", errors="replace").splitlines(), 1)
+    stripped = [(number, line.strip()) for number, line in lines]
+    return [(number, line) for number, line in stripped if line and not line.startswith("#")]
+
+
+def _read_line(path: Path, number: int, line: str) -> ClusterSecret:
+    if not _SECRET.fullmatch(line):
+        raise SecretUnusable(f"{path}: line {number} is not {2 * NUM_SECRET_BYTES} hexadecimal digits")
+    return ClusterSecret(bytes.fromhex(line))
