@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import ray
-from ray.exceptions import RayError
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -20,8 +19,11 @@ from actors.engine_actor import RankResources
 from actors.garbage_collection import no_collection
 from actors.log_lines import write_log_lines
 from actors.rank_messages import RankTask
+from actors.ray_calls import RayCallFailed, result_of
 
 logger = logging.getLogger(__name__)
+
+_RESULT_TIMEOUT_S: Final = 10.0
 
 
 class RankActor:
@@ -71,9 +73,9 @@ class RayRanks:
         if not ended:
             return None
         try:
-            ray.get(ended[0])
-        except RayError as error:
-            reason = str(error).strip().splitlines()[-1]
+            result_of(ended[0], timeout_s=_RESULT_TIMEOUT_S)
+        except RayCallFailed as failed:
+            reason = str(failed).splitlines()[-1]
         else:
             reason = "it ended"
         return f"rank {self._rank_of_run[ended[0]]}: {reason}"

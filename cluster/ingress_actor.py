@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
 
 from actors.config import ModelFacts
 from actors.engine_profile import EngineProfile
 from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded, no_collection
 from actors.log_lines import write_log_lines
+from actors.ray_calls import RayCallFailed, ask_head, call
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import ClusterError, ControllerUnavailable
@@ -84,18 +83,15 @@ class RemoteController:
         self, method: str, *arguments: Any, timeout_s: float = _CONTROLLER_TIMEOUT_S, **options: Any
     ) -> Any:
         try:
-            async with asyncio.timeout(timeout_s):
-                # Looked up each time: it may have been restarted meanwhile.
-                controller: Any = await asyncio.to_thread(ray.get_actor, self._name)
-                return await getattr(controller, method).remote(*arguments, **options)
-        except TimeoutError as error:
-            raise ControllerUnavailable(f"no answer within {timeout_s:g} s") from error
-        except RayTaskError as error:
-            if isinstance(error.cause, ClusterError):
-                raise error.cause from error
-            raise
-        except (RayActorError, ValueError) as error:
-            raise ControllerUnavailable(str(error).strip().splitlines()[0]) from error
+            # Looked up each time: it may have been restarted meanwhile.
+            controller: Any = await ask_head(ray.get_actor, self._name)
+            return await call(getattr(controller, method), *arguments, timeout_s=timeout_s, **options)
+        except RayCallFailed as failed:
+            if isinstance(failed.cause, ClusterError):
+                raise failed.cause from failed
+            if failed.cause is not None:
+                raise
+            raise ControllerUnavailable(str(failed).strip().splitlines()[0]) from failed
 
 
 @dataclass(frozen=True, slots=True)

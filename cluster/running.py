@@ -127,7 +127,8 @@ class RunningCluster:
         Ray may have no node for the controller yet, or be making its environment there: it is waited for.
         """
         import ray
-        from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+        from actors.ray_calls import FailureKind, RayCallFailed, call_blocking, result_of
 
         starting = self._controller.start.remote()
         num_events, heard_at_s, was_silent = 0, time.monotonic(), False
@@ -135,26 +136,26 @@ class RunningCluster:
             while not stop.is_set():
                 done, _ = ray.wait([starting], timeout=0.0)
                 try:
-                    events = ray.get(self._controller.progress.remote(num_events), timeout=_POLL_TIMEOUT_S)
+                    events = call_blocking(self._controller.progress, num_events, timeout_s=_POLL_TIMEOUT_S)
                     heard_at_s = time.monotonic()
                     self._controller.attend.remote()
                     num_events += len(events)
                     for event in events:
                         console.print(f"  {event}", highlight=False, soft_wrap=True)
                     if done:
-                        self.addresses = ray.get(starting)
-                        self.http_addresses = ray.get(self._controller.http_addresses.remote(), timeout=_POLL_TIMEOUT_S)
+                        self.addresses = result_of(starting, timeout_s=_POLL_TIMEOUT_S)
+                        self.http_addresses = call_blocking(self._controller.http_addresses, timeout_s=_POLL_TIMEOUT_S)
                         return True
-                except GetTimeoutError as error:
+                except RayCallFailed as failed:
+                    if failed.kind is FailureKind.RAISED:
+                        raise CannotStart(str(failed)) from failed
+                    if failed.kind is not FailureKind.TIMED_OUT:
+                        raise CannotStart(f"the controller cannot be called ({failed.kind}): {failed}") from failed
                     if time.monotonic() - heard_at_s > self._config.start_timeout_s:
-                        raise CannotStart(self._silence()) from error
+                        raise CannotStart(self._silence()) from failed
                     if not was_silent:
                         console.print("  waiting for a node for the controller, and its environment", highlight=False)
                     was_silent = True
-                except RayTaskError as error:
-                    raise CannotStart(str(error.cause)) from error
-                except RayActorError as error:
-                    raise CannotStart(f"the controller died: {error}") from error
         return False
 
     def _silence(self) -> str:
@@ -164,32 +165,33 @@ class RunningCluster:
 
     def attend(self, stop: threading.Event, is_leaving: threading.Event) -> None:
         """Tell it that its driver is there, until is_leaving is set. Sets `stop` if somebody else has stopped it."""
-        import ray
-        from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
+        from actors.ray_calls import FailureKind, RayCallFailed, call_blocking
 
         while not (self.is_over or is_leaving.wait(_ATTEND_INTERVAL_S)):
             try:
-                self.is_over = not ray.get(self._controller.attend.remote(), timeout=_POLL_TIMEOUT_S)
-            except ActorDiedError:
-                self.is_over = True
-            except (RayActorError, GetTimeoutError) as error:
-                logger.warning("the controller does not answer", extra={"error": str(error)})
+                self.is_over = not call_blocking(self._controller.attend, timeout_s=_POLL_TIMEOUT_S)
+            except RayCallFailed as failed:
+                self.is_over = failed.kind is FailureKind.DIED
+                if not self.is_over:
+                    logger.warning("the controller does not answer", extra={"error": str(failed)})
         if self.is_over:
             stop.set()
 
     def stop(self) -> int:
         """Drain it and end it; whatever does not end by itself is killed. Returns how much had to be."""
         import ray
-        from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTaskError
+
+        from actors.ray_calls import FailureKind, RayCallFailed, call_blocking
 
         # If it dies meanwhile, Ray starts it again and asks again; what it does not end is ended below.
-        stopped = self._controller.stop.options(max_task_retries=-1).remote()
+        stop = self._controller.stop.options(max_task_retries=-1)
         try:
-            ray.get(stopped, timeout=self._config.drain_timeout_s + _LONGEST_STOP_S)
-        except ActorDiedError:
-            pass
-        except (GetTimeoutError, RayActorError, RayTaskError) as error:
-            logger.warning("the controller did not stop the cluster", extra={"error": str(error)})
+            call_blocking(stop, timeout_s=self._config.drain_timeout_s + _LONGEST_STOP_S)
+        except RayCallFailed as failed:
+            if failed.kind is not FailureKind.DIED:
+                # In the message: whoever sees it is at a terminal, where fields of a record are not shown.
+                message = "the controller did not stop the cluster, which is ended without it: %s"
+                logger.warning(message, failed, extra={"kind": failed.kind.value})
         finally:
             ray.kill(self._controller)
         return _sweep(self._config)

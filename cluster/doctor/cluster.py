@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.ray_calls import RayCallFailed, result_of
 from cluster.config import ClusterConfig, IngressConfig
 from cluster.doctor.findings import Finding, failure, ok, warning
 from cluster.doctor.node import NodeFacts, look_at_node
@@ -43,9 +43,9 @@ def look_at_nodes(nodes: list[Node], host: str, ports: tuple[int, ...]) -> list[
     for node in nodes:
         left_s = max(deadline_s - time.monotonic(), 0.1)
         try:
-            looks.append(NodeLook(node, ray.get(asked[node.node_id], timeout=left_s)))
-        except (GetTimeoutError, RayError) as error:
-            looks.append(NodeLook(node, None, str(error).strip().splitlines()[0]))
+            looks.append(NodeLook(node, result_of(asked[node.node_id], timeout_s=left_s)))
+        except RayCallFailed as failed:
+            looks.append(NodeLook(node, None, str(failed).splitlines()[0]))
     return looks
 
 
@@ -59,8 +59,8 @@ def clock_offsets(nodes: list[Node]) -> dict[str, float]:
             before_s = time.time()
             reference = ask.options(num_cpus=0, scheduling_strategy=where).remote()
             try:
-                theirs_s = float(ray.get(reference, timeout=_LOOK_TIMEOUT_S))
-            except (GetTimeoutError, RayError):
+                theirs_s = float(result_of(reference, timeout_s=_LOOK_TIMEOUT_S))
+            except RayCallFailed:
                 break
             offsets[node.node_id] = theirs_s - (before_s + time.time()) / 2
     return offsets

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import ray
-from ray.exceptions import RayError
 
 from actors.engine_profile import EngineProfile
 from actors.log_lines import write_log_lines
+from actors.ray_calls import RayCallFailed
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import CannotPlace, CannotStart, InvalidConfig, UnknownNode
@@ -36,6 +35,7 @@ from cluster.pool.names import engine_actor_name, ingress_actor_name, placement_
 from cluster.pool.placement import alive_nodes
 from cluster.pool.ray_calls import HeadProbe
 from cluster.pool.reconciler import EngineState, RestartPolicy, reconcile, scaled_slots, wanted_slots
+from cluster.pool.rounds import Rounds, begin_anew
 from cluster.pool.saved_state import SavedState, StateStore
 from cluster.status import ControllerView
 
@@ -141,7 +141,7 @@ class Controller:
         try:
             await self._go_on()
         except Exception:
-            await _die("going on from what was saved")
+            await begin_anew("going on from what was saved")
 
     async def _go_on(self) -> None:
         """Find again what an earlier life of this controller has left, and reconcile from there."""
@@ -171,8 +171,8 @@ class Controller:
         while True:
             try:
                 return await self._store.load()
-            except (TimeoutError, RayError, RuntimeError) as error:
-                logger.warning("Ray's head does not answer", extra={"error": str(error)})
+            except RayCallFailed as failed:
+                logger.warning("Ray's head does not answer", extra={"error": str(failed)})
                 await asyncio.sleep(_LAST_WORD_S)
 
     async def attend(self) -> bool:
@@ -312,21 +312,14 @@ class Controller:
 
     def _begin_rounds(self) -> None:
         interval_s = self._config.heartbeat_interval_s
-        self._tasks = [
-            asyncio.create_task(self._repeat(self._look_after_engines, lambda: self._wait_for_news(interval_s))),
-            asyncio.create_task(self._repeat(self._look_after_ingresses, lambda: self._wait_for_stop(interval_s))),
-        ]
-
-    async def _repeat(self, look: Callable[[], Awaitable[None]], wait: Callable[[], Awaitable[None]]) -> None:
-        while not self._is_stopping.is_set():
-            try:
-                await look()
-            except (RayError, RuntimeError, TimeoutError, ValueError) as error:
-                # Ray's head may be away: what was decided is decided again when it is back.
-                logger.warning("a round failed", extra={"error": str(error)})
-            except Exception:
-                await _die("a round of the controller")
-            await wait()
+        rounds = Rounds(self._journal, self._head, self._is_stopping)
+        engines = rounds.repeat(
+            "looking after engines", self._look_after_engines, lambda: self._wait_for_news(interval_s)
+        )
+        ingresses = rounds.repeat(
+            "looking after ingresses", self._look_after_ingresses, lambda: self._wait_for_stop(interval_s)
+        )
+        self._tasks = [asyncio.create_task(engines), asyncio.create_task(ingresses)]
 
     async def _wait_for_news(self, timeout_s: float) -> None:
         try:
@@ -371,9 +364,9 @@ class Controller:
         try:
             await self._store.save(self._state)
             self._is_saved = True
-        except (TimeoutError, RayError, RuntimeError) as error:
+        except RayCallFailed as failed:
             self._is_saved = False
-            logger.warning("the controller's state was not saved", extra={"error": str(error)})
+            logger.warning("the controller's state was not saved", extra={"error": str(failed)})
 
     def _state(self) -> SavedState:
         return SavedState(
@@ -388,10 +381,3 @@ class Controller:
             cordoned=frozenset(self._fleet.cordoned),
             decisions=self._journal.decisions,
         )
-
-
-async def _die(doing: str) -> NoReturn:
-    """Half of what is there, taken for all, would be worse than another try by the next life of this actor."""
-    logger.exception("a bug of ours: the controller begins anew", extra={"doing": doing})
-    await asyncio.sleep(_LAST_WORD_S)
-    os._exit(1)

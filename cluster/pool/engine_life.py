@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from actors.core.adapter import Adapter
 from actors.engine_actor import EngineActor, EngineHealth, EngineReady, RankResources
 from actors.engine_profile import EngineProfile
+from actors.ray_calls import FailureKind, RayCallFailed, call
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineKey, EngineRole
 from cluster.errors import CannotStart, EngineRefused
 from cluster.pool.names import engine_actor_name, placement_group_name
 from cluster.pool.placement import EnginePlacement
-from cluster.pool.ray_calls import HeadProbe, end_actor, one_line, remote_class, within
+from cluster.pool.ray_calls import HeadProbe, call_if_alive, end_actor, find_by_name, remote_class
 from cluster.pool.reconciler import EngineState, Slot
 from cluster.status import EngineView
 
@@ -120,38 +120,35 @@ class EngineLife:
 
     async def reset_prefix_cache(self, *, preempt: bool) -> bool:
         """Let it forget all cached blocks; returns whether that was possible. Raises EngineRefused."""
-        is_reset: bool = await self._asked(self._actor.reset_prefix_cache.remote(preempt), _STOP_TIMEOUT_S)
+        is_reset: bool = await self._ask_for(self._actor.reset_prefix_cache, preempt, timeout_s=_STOP_TIMEOUT_S)
         return is_reset
 
     async def profile(self, duration_s: float, *, with_trace: bool) -> EngineProfile:
         """Profile it for so long. Raises EngineRefused."""
-        call = self._actor.profile.remote(duration_s, with_trace)
-        profile: EngineProfile = await self._asked(call, duration_s + _STOP_TIMEOUT_S)
+        timeout_s = duration_s + _STOP_TIMEOUT_S
+        profile: EngineProfile = await self._ask_for(self._actor.profile, duration_s, with_trace, timeout_s=timeout_s)
         return profile
 
-    async def _asked(self, call: Awaitable[Any], timeout_s: float) -> Any:
+    async def _ask_for(self, method: Any, *arguments: Any, timeout_s: float) -> Any:
         try:
-            async with asyncio.timeout(timeout_s):
-                return await call
-        except RayError as error:
-            raise EngineRefused(self.engine_id, one_line(error)) from error
-        except TimeoutError:
-            raise EngineRefused(self.engine_id, f"no answer within {timeout_s:g} s") from None
+            return await call(method, *arguments, timeout_s=timeout_s)
+        except RayCallFailed as failed:
+            raise EngineRefused(self.engine_id, str(failed)) from failed
 
     async def wait_loaded(self, say: Callable[[str], None]) -> None:
         """Until its actor has loaded the model. Raises CannotStart."""
         watch = asyncio.create_task(self._report_progress(say))
         timeout_s = self._config.start_timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                self.ready = await self._actor.start.remote(self._config.engine_host)
-        except RayError as error:
-            raise CannotStart(f"{self.engine_id}: {one_line(error)}") from error
-        except TimeoutError:
-            raise CannotStart(f"{self.engine_id}: it has not loaded within {timeout_s:g} s") from None
+            ready: EngineReady = await call(self._actor.start, self._config.engine_host, timeout_s=timeout_s)
+        except RayCallFailed as failed:
+            is_late = failed.kind is FailureKind.TIMED_OUT
+            why = f"it has not loaded within {timeout_s:g} s" if is_late else str(failed)
+            raise CannotStart(f"{self.engine_id}: {why}") from failed
         finally:
             watch.cancel()
-        address, facts = self.ready.address, self.ready.facts
+        self.ready = ready
+        address, facts = ready.address, ready.facts
         self.descriptor = EngineDescriptor(
             self.engine_id,
             self.incarnation,
@@ -165,11 +162,10 @@ class EngineLife:
 
     async def find(self, saved: SavedEngine) -> bool:
         """Go on with what an earlier controller has begun; False if its actor is gone."""
-        try:
-            self._actor = await asyncio.to_thread(ray.get_actor, engine_actor_name(self.key))
-            name = placement_group_name(self._config.ray.namespace, self.key)
-            self._placement = await EnginePlacement.find(self._config, self.slot.role, name)
-        except ValueError:
+        self._actor = await find_by_name(ray.get_actor, engine_actor_name(self.key))
+        name = placement_group_name(self._config.ray.namespace, self.key)
+        self._placement = await EnginePlacement.find(self._config, self.slot.role, name)
+        if self._actor is None or self._placement is None:
             return False
         self.state, self.ready, self.descriptor = saved.state, saved.ready, saved.descriptor
         return True
@@ -184,7 +180,11 @@ class EngineLife:
         last = "starting"
         while True:
             await asyncio.sleep(_PROGRESS_INTERVAL_S)
-            now: str = await self._actor.progress.remote()
+            try:
+                now: str = await call(self._actor.progress, timeout_s=_ANSWER_TIMEOUT_S)
+            except RayCallFailed:
+                # Whoever waits for the start is told what has become of the actor.
+                continue
             if now != last:
                 say(f"{self.engine_id}: {now}")
             last = now
@@ -203,15 +203,14 @@ class EngineLife:
         timeout_s = self._config.heartbeat_timeout_s
         asked_at_s = loop.time()
         try:
-            async with asyncio.timeout(timeout_s):
-                health: EngineHealth = await self._actor.health.remote()
-        except (TimeoutError, ActorUnavailableError):
+            health: EngineHealth = await call(self._actor.health, timeout_s=timeout_s)
+        except RayCallFailed as failed:
+            if not failed.is_silence:
+                return str(failed)
             self._first_silent_s = asked_at_s if self._first_silent_s is None else self._first_silent_s
             silent_s = head.silence_s(self._first_silent_s)
             logger.warning("an engine is slow to answer", extra={"engine_id": self.engine_id, "silent_s": silent_s})
             return f"it has not answered for {silent_s:.0f} s" if silent_s >= timeout_s else None
-        except RayActorError as died:
-            return one_line(died)
         self._health, self._health_at_s, self._first_silent_s = health, time.time(), None
         if health.error is not None:
             return health.error
@@ -223,21 +222,19 @@ class EngineLife:
     async def load_adapter(self, adapter: Adapter) -> str | None:
         """Let it load an adapter; returns why it cannot. One that dies meanwhile refuses nothing."""
         try:
-            async with asyncio.timeout(_LOAD_ADAPTER_TIMEOUT_S):
-                failure: str | None = await self._actor.load_adapter.remote(adapter)
-        except TimeoutError:
-            return f"it was not loaded within {_LOAD_ADAPTER_TIMEOUT_S:g} s"
-        except RayError as error:
-            logger.warning("an adapter was not loaded", extra={"engine_id": self.engine_id, "error": one_line(error)})
+            failure: str | None = await call(self._actor.load_adapter, adapter, timeout_s=_LOAD_ADAPTER_TIMEOUT_S)
+        except RayCallFailed as failed:
+            if failed.kind is FailureKind.TIMED_OUT:
+                return f"it was not loaded within {_LOAD_ADAPTER_TIMEOUT_S:g} s"
+            logger.warning("an adapter was not loaded", extra={"engine_id": self.engine_id, "error": str(failed)})
             return None
         return failure
 
     async def answers(self) -> bool:
         """Whether it says that it is well, now."""
         try:
-            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                health: EngineHealth = await self._actor.health.remote()
-        except (TimeoutError, RayError):
+            health: EngineHealth = await call(self._actor.health, timeout_s=_ANSWER_TIMEOUT_S)
+        except RayCallFailed:
             return False
         return health.error is None
 
@@ -263,7 +260,7 @@ class EngineLife:
     async def stop(self) -> None:
         """Let it abort what runs, close its links and end."""
         if self._actor is not None:
-            await within(self._actor.stop.remote(), _STOP_TIMEOUT_S)
+            await call_if_alive(self._actor.stop, timeout_s=_STOP_TIMEOUT_S)
 
     async def kill(self) -> None:
         """Nothing of it is left afterwards."""
@@ -297,8 +294,8 @@ async def _ending_of(actor: Any) -> str:
     """Wait until the actor has died, which Ray tells who waits for an answer; returns why."""
     while True:
         try:
-            await actor.wait_for_end.remote(_ENDING_WAIT_S)
-        except ActorUnavailableError:
+            await call(actor.wait_for_end, _ENDING_WAIT_S, timeout_s=2 * _ENDING_WAIT_S)
+        except RayCallFailed as failed:
+            if not failed.is_silence:
+                return str(failed)
             await asyncio.sleep(_REASK_DELAY_S)
-        except RayActorError as died:
-            return one_line(died)

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from ray.exceptions import RayError
-
+from actors.ray_calls import RayCallFailed, ask_head
 from cluster.pool.engine_life import EngineLife
 from cluster.pool.fleet import Fleet
 from cluster.pool.reconciler import EngineState, RestartPolicy, Slot
@@ -38,6 +37,6 @@ async def _missing(engine: EngineLife) -> str:
         return ""
     try:
         async with asyncio.timeout(_MISSING_TIMEOUT_S):
-            return await asyncio.to_thread(engine.missing)
-    except (TimeoutError, RayError):
+            return await ask_head(engine.missing)
+    except (TimeoutError, RayCallFailed):
         return "Ray's head does not answer"

@@ -40,4 +40,6 @@ class IngressLife:
     is_asked: bool = False
     is_behind: bool = True
     """Whether it may lack the newest membership."""
+    silent_since_s: float | None = None
+    """When it was asked what it has not answered, on the event loop's clock; None while it answers."""
     health: IngressHealth = field(default_factory=IngressHealth)

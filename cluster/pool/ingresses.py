@@ -15,9 +15,9 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any, Final
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
 
 from actors.config import ModelFacts
+from actors.ray_calls import FailureKind, RayCallFailed, call, ray_failures
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor
 from cluster.errors import CannotStart
@@ -29,7 +29,7 @@ from cluster.pool.journal import Journal
 from cluster.pool.membership import Membership, ServedModel
 from cluster.pool.names import CONTROLLER_NAME, ingress_actor_name
 from cluster.pool.placement import alive_nodes
-from cluster.pool.ray_calls import HeadProbe, end_actor, one_line, remote_class, within
+from cluster.pool.ray_calls import HeadProbe, call_if_alive, end_actor, find_by_name, one_line, remote_class
 from cluster.pool.reconciler import RestartPolicy, SlotHistory
 from cluster.status import IngressView
 
@@ -120,7 +120,7 @@ class Ingresses:
         try:
             async with asyncio.timeout(_NODES_TIMEOUT_S):
                 nodes = await alive_nodes()
-        except TimeoutError:
+        except (TimeoutError, RayCallFailed):
             return
         self._places.follow(nodes, self._avoided, {*self._lives, *self._starts})
 
@@ -154,15 +154,15 @@ class Ingresses:
         while True:
             for life in self._begun():
                 try:
-                    async with asyncio.timeout(_PROOF_TIMEOUT_S):
-                        return await life.actor.prove.remote(prefill, decode, facts)  # type: ignore[no-any-return]  # Ray
-                except RayTaskError as failed:
-                    raise CannotStart(one_line(failed)) from failed
-                except (RayActorError, TimeoutError) as died:
+                    await call(life.actor.prove, prefill, decode, facts, timeout_s=_PROOF_TIMEOUT_S)
+                    return
+                except RayCallFailed as failed:
+                    if failed.kind is FailureKind.RAISED:
+                        raise CannotStart(str(failed)) from failed
                     num_deaths += 1
-                    await self._give_up(life, one_line(died))
+                    await self._give_up(life, str(failed))
                     if num_deaths == _MAX_DEATHS_OF_ONE_PROOF:
-                        raise CannotStart(f"{num_deaths} ingresses died trying {decode.engine_id}") from died
+                        raise CannotStart(f"{num_deaths} ingresses died trying {decode.engine_id}") from failed
             await self.find_places()
             self.begin(now_s)
             # Those that may not be tried yet are, by the controller's rounds.
@@ -177,12 +177,11 @@ class Ingresses:
         """
         for life in self._begun():
             try:
-                async with asyncio.timeout(_CALL_TIMEOUT_S):
-                    await life.actor.prepare.remote(model)
-            except RayTaskError as error:
-                raise CannotStart(one_line(error)) from error
-            except (RayActorError, TimeoutError) as error:
-                logger.warning("an ingress was not prepared", extra={"ingress": life.number, "error": one_line(error)})
+                await call(life.actor.prepare, model, timeout_s=_CALL_TIMEOUT_S)
+            except RayCallFailed as failed:
+                if failed.kind is FailureKind.RAISED:
+                    raise CannotStart(str(failed)) from failed
+                logger.warning("an ingress was not prepared", extra={"ingress": life.number, "error": str(failed)})
 
     async def publish(self, membership: Membership) -> None:
         """Tell all of them; who does not answer is told again when it does."""
@@ -193,12 +192,20 @@ class Ingresses:
 
     async def _for_all(self, act: Callable[[IngressLife], Coroutine[None, None, None]]) -> None:
         """Do it with every ingress; those that take long go on with it while the others are not kept."""
-        tasks = [asyncio.create_task(act(life)) for life in self._begun()]
+        tasks = [asyncio.create_task(self._do(act, life)) for life in self._begun()]
         self._acting.update(tasks)
         for task in tasks:
             task.add_done_callback(self._acting.discard)
         if tasks:
             await asyncio.wait(tasks, timeout=self._config.heartbeat_interval_s)
+
+    async def _do(self, act: Callable[[IngressLife], Coroutine[None, None, None]], life: IngressLife) -> None:
+        try:
+            await act(life)
+        except Exception as error:
+            # A bug of ours. An ingress that nobody looks after would be worse than a new one.
+            logger.exception("an ingress could not be looked after", extra={"ingress": life.number})
+            await self._give_up(life, f"it could not be looked after: {one_line(error)}")
 
     async def look(self, now_s: float, avoided: Collection[str] = ()) -> int:
         """Look after all of them: replace who died, tell who is behind. Returns the newest membership version seen."""
@@ -236,10 +243,8 @@ class Ingresses:
             self._places.restore(ingress.number, ingress.home)
             if ingress.ports is not None:
                 self._ports[ingress.number] = ingress.ports
-            try:
-                name = ingress_actor_name(ingress.number, ingress.incarnation)
-                actor = await asyncio.to_thread(ray.get_actor, name)
-            except ValueError:
+            actor = await find_by_name(ray.get_actor, ingress_actor_name(ingress.number, ingress.incarnation))
+            if actor is None:
                 continue
             if not ingress.is_open:
                 # Nobody knows how far it has come.
@@ -260,11 +265,19 @@ class Ingresses:
         try:
             # First of all: a later controller must neither miss it nor give its name to another one.
             await self._save()
-            actor = self._make_actor(number, history.last_incarnation)
+            with ray_failures():
+                actor = self._make_actor(number, history.last_incarnation)
             life = self._lives[number] = IngressLife(number, history.last_incarnation, actor)
             await self._begin_or_give_up(life)
             if life.has_begun and self._facts is not None:
                 await self._open_or_give_up(life, self._facts)
+        except Exception as error:
+            # Whatever it is: one that did not come up is tried again later, and people see why.
+            logger.exception("an ingress could not be started", extra={"ingress": number})
+            if number in self._lives:
+                await self._give_up(self._lives[number], one_line(error))
+            else:
+                self._add_death(number, one_line(error))
         finally:
             del self._starts[number]
 
@@ -287,12 +300,13 @@ class Ingresses:
         return actor.remote(self._config, CONTROLLER_NAME)
 
     async def _begin_or_give_up(self, life: IngressLife) -> None:
+        timeout_s = self._config.start_timeout_s
         try:
-            async with asyncio.timeout(self._config.start_timeout_s):
-                life.node_id, life.node_address = await life.actor.place.remote()
-                await life.actor.use_ports.remote(self._ports.get(life.number) or self._free_ports(life))
-        except (RayActorError, RayTaskError, TimeoutError) as error:
-            await self._give_up(life, one_line(error))
+            life.node_id, life.node_address = await call(life.actor.place, timeout_s=timeout_s)
+            ports = self._ports.get(life.number) or self._free_ports(life)
+            await call(life.actor.use_ports, ports, timeout_s=timeout_s)
+        except RayCallFailed as failed:
+            await self._give_up(life, str(failed))
         else:
             life.has_begun = True
 
@@ -301,10 +315,9 @@ class Ingresses:
             return
         await self._send_membership(life)
         try:
-            async with asyncio.timeout(self._config.start_timeout_s):
-                self._ports[life.number] = await life.actor.start.remote(facts)
-        except (RayActorError, RayTaskError, TimeoutError) as error:
-            await self._give_up(life, one_line(error))
+            self._ports[life.number] = await call(life.actor.start, facts, timeout_s=self._config.start_timeout_s)
+        except RayCallFailed as failed:
+            await self._give_up(life, str(failed))
             return
         life.is_open = True
         self._journal.add(f"open ingress {life.number}, incarnation {life.incarnation}, at {self._address(life)}")
@@ -334,23 +347,24 @@ class Ingresses:
         timeout_s = self._config.heartbeat_timeout_s
         asked_at_s = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(timeout_s):
-                life.health = await life.actor.health.remote()
-        except TimeoutError:
-            if self._head.silence_s(asked_at_s) >= timeout_s:
-                await self._give_up(life, f"it has not answered for {timeout_s:.0f} s")
-        except (RayActorError, RayTaskError) as died:
-            await self._give_up(life, one_line(died))
-        else:
-            if life.is_behind or life.health.membership_version < self._membership.version:
-                await self._send_membership(life)
+            life.health = await call(life.actor.health, timeout_s=timeout_s)
+        except RayCallFailed as failed:
+            if not failed.is_silence:
+                await self._give_up(life, str(failed))
+                return
+            life.silent_since_s = asked_at_s if life.silent_since_s is None else life.silent_since_s
+            if (silent_s := self._head.silence_s(life.silent_since_s)) >= timeout_s:
+                await self._give_up(life, f"it has not answered for {silent_s:.0f} s")
+            return
+        life.silent_since_s = None
+        if life.is_behind or life.health.membership_version < self._membership.version:
+            await self._send_membership(life)
 
     async def _send_membership(self, life: IngressLife) -> None:
         try:
-            async with asyncio.timeout(_CALL_TIMEOUT_S):
-                await life.actor.update_membership.remote(self._membership)
-        except (RayActorError, RayTaskError, TimeoutError) as error:
-            logger.warning("an ingress was not told", extra={"ingress": life.number, "error": one_line(error)})
+            await call(life.actor.update_membership, self._membership, timeout_s=_CALL_TIMEOUT_S)
+        except RayCallFailed as failed:
+            logger.warning("an ingress was not told", extra={"ingress": life.number, "error": str(failed)})
             return
         life.is_behind = False
 
@@ -365,17 +379,21 @@ class Ingresses:
 
     @staticmethod
     async def _end(life: IngressLife, grace_s: float) -> None:
-        await within(life.actor.drain.remote(grace_s), grace_s + 10)
+        await call_if_alive(life.actor.drain, grace_s, timeout_s=grace_s + 10)
         await end_actor(life.actor)
 
     async def _give_up(self, life: IngressLife, error: str) -> None:
         if self._lives.get(life.number) is not life:
             return
         del self._lives[life.number]
-        self._histories[life.number].add_death(time.time(), error)
-        self._journal.add(f"give up ingress {life.number}, incarnation {life.incarnation}: {error}")
-        logger.error("an ingress died", extra={"ingress": life.number, "error": error})
+        self._add_death(life.number, error)
         await end_actor(life.actor)
+
+    def _add_death(self, number: int, error: str) -> None:
+        history = self._histories[number]
+        history.add_death(time.time(), error)
+        self._journal.add(f"give up ingress {number}, incarnation {history.last_incarnation}: {error}")
+        logger.error("an ingress died", extra={"ingress": number, "error": error})
 
     def _address(self, life: IngressLife) -> str:
         ports = self._ports.get(life.number)

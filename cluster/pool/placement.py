@@ -21,9 +21,10 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from actors.ray_calls import ask_head, on_thread, ray_failures
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineRole
-from cluster.pool.ray_calls import release_group
+from cluster.pool.ray_calls import find_by_name, release_group
 
 
 class EnginePlacement:
@@ -47,7 +48,8 @@ class EnginePlacement:
         selector = dict(config.group(role).labels)
         if avoided:
             selector["ray.io/node-id"] = f"!in({','.join(sorted(avoided))})"
-        group = await asyncio.to_thread(
+        # No deadline while Ray's head is away: a group that is made after it would belong to nobody.
+        group = await on_thread(
             placement_group,
             [engine_bundle(config, role)],
             strategy="STRICT_PACK",
@@ -59,14 +61,16 @@ class EnginePlacement:
         return cls(config, role, group)
 
     @classmethod
-    async def find(cls, config: ClusterConfig, role: EngineRole, name: str) -> Self:
-        """The place that an earlier controller reserved. Raises ValueError if there is none of that name."""
-        return cls(config, role, await asyncio.to_thread(get_placement_group, name))
+    async def find(cls, config: ClusterConfig, role: EngineRole, name: str) -> Self | None:
+        """The place that an earlier controller reserved; None if there is none of that name."""
+        group = await find_by_name(get_placement_group, name)
+        return None if group is None else cls(config, role, group)
 
     async def ready(self) -> None:
         """Wait until the resources are reserved, for as long as that takes."""
         assert self._group is not None
-        await asyncio.shield(self._group.ready())
+        with ray_failures():
+            await asyncio.shield(self._group.ready())
 
     def strategy(self) -> PlacementGroupSchedulingStrategy:
         """Puts an actor into the engine's bundle."""
@@ -151,8 +155,8 @@ class Node:
 
 
 async def alive_nodes() -> list[Node]:
-    """The Ray cluster's nodes."""
-    nodes = await asyncio.to_thread(ray.nodes)
+    """The Ray cluster's nodes. Raises RayCallFailed."""
+    nodes = await ask_head(ray.nodes)
     alive = [
         Node(str(n["NodeID"]), n["NodeManagerAddress"], n["NodeManagerHostname"], n["Resources"], n["Labels"])
         for n in nodes

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+from actors.ray_calls import FailureKind, RayCallFailed, ask_head, call
 
 logger = logging.getLogger(__name__)
 
-_HEAD_TIMEOUT_S: Final = 10.0
 _PROBE_TIMEOUT_S: Final = 2.0
+_REASK_DELAY_S: Final = 1.0
+_T = TypeVar("_T")
 
 
 def remote_class(cls: type, **options: Any) -> Any:  # a class that Ray makes at run time
@@ -23,31 +25,41 @@ def remote_class(cls: type, **options: Any) -> Any:  # a class that Ray makes at
     return ray.remote(**options)(cls) if options else ray.remote(cls)
 
 
-async def within(call: Awaitable[Any], timeout_s: float) -> None:
-    """Await a call that may meet a dead or stuck actor; that is logged, not raised."""
+async def call_if_alive(method: Any, *arguments: Any, timeout_s: float) -> None:
+    """Call a method of an actor that may be dead or stuck; that the call failed is logged, not raised."""
     try:
-        async with asyncio.timeout(timeout_s):
-            await call
-    except (RayActorError, RayTaskError, TimeoutError) as error:
-        logger.warning("a call to an actor failed", extra={"error": one_line(error)})
+        await call(method, *arguments, timeout_s=timeout_s)
+    except RayCallFailed as failed:
+        logger.warning("a call to an actor failed", extra={"kind": failed.kind.value, "error": str(failed)})
+
+
+async def find_by_name(find: Callable[[str], _T], name: str) -> _T | None:
+    """Ask Ray's head for what has this name, such as by ray.get_actor, until it answers; None if nothing has it."""
+    while True:
+        try:
+            return await ask_head(find, name)
+        except RayCallFailed as failed:
+            if failed.kind is FailureKind.NOT_FOUND:
+                return None
+            logger.warning("Ray's head does not answer", extra={"kind": failed.kind.value, "error": str(failed)})
+            await asyncio.sleep(_REASK_DELAY_S)
 
 
 async def end_actor(actor: Any) -> None:
     """Kill it. While Ray's head is away that waits for it, here for a while, then in the background."""
-    await _in_thread(ray.kill, actor)
+    await _tell_head(ray.kill, actor)
 
 
 async def release_group(group: PlacementGroup) -> None:
     """Give a placement group's resources back; as for end_actor()."""
-    await _in_thread(remove_placement_group, group)
+    await _tell_head(remove_placement_group, group)
 
 
-async def _in_thread(call: Callable[[Any], object], argument: Any) -> None:
+async def _tell_head(function: Callable[[Any], object], argument: Any) -> None:
     try:
-        async with asyncio.timeout(_HEAD_TIMEOUT_S):
-            await asyncio.to_thread(call, argument)
-    except (RayError, TimeoutError, ValueError) as error:
-        logger.warning("Ray did not do as it was told", extra={"call": str(call), "error": str(error)})
+        await ask_head(function, argument)
+    except RayCallFailed as failed:
+        logger.warning("Ray did not do as it was told", extra={"call": str(function), "error": str(failed)})
 
 
 class HeadProbe:
@@ -88,10 +100,5 @@ class HeadProbe:
 
 
 def one_line(error: BaseException) -> str:
-    """The cause in its own words, without Ray's traceback."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    text = str(cause).strip() or type(cause).__name__
-    if not isinstance(error, RayActorError):
-        return text
-    # Ray goes on with guesses at the cause.
-    return text.splitlines()[-1].partition(" Some common causes")[0]
+    """The error's own words, or its name if it has none."""
+    return str(error).strip() or type(error).__name__

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ray.experimental import internal_kv
 
 from actors.config import ModelFacts
+from actors.ray_calls import FailureKind, RayCallFailed, ask_head, on_thread
 from cluster.engine_connection import EngineRole
 from cluster.pool.engine_life import SavedEngine
 from cluster.pool.ingress_life import SavedIngress
@@ -42,7 +43,7 @@ class SavedState:
 
 
 class StateStore:
-    """One cluster's place in the store. Every call raises TimeoutError when Ray's head does not answer.
+    """One cluster's place in the store. Every call raises RayCallFailed when Ray's head does not answer.
 
     Invariant: one write at a time. One that is late may not land on a newer one.
     """
@@ -56,7 +57,7 @@ class StateStore:
         """Keep what is so when its turn has come, instead of what was there."""
         async with self._lock:
             await self._written()
-            self._writing = asyncio.ensure_future(asyncio.to_thread(_put, self._key, pickle.dumps(make_state())))
+            self._writing = asyncio.ensure_future(on_thread(_put, self._key, pickle.dumps(make_state())))
             await self._written()
 
     async def _written(self) -> None:
@@ -64,14 +65,13 @@ class StateStore:
             return
         done, _ = await asyncio.wait({self._writing}, timeout=_TIMEOUT_S)
         if not done:
-            raise TimeoutError(f"Ray's head did not answer within {_TIMEOUT_S:g} s")
+            raise RayCallFailed(FailureKind.TIMED_OUT, f"Ray's head did not answer within {_TIMEOUT_S:g} s")
         writing, self._writing = self._writing, None
         writing.result()
 
     async def load(self) -> SavedState | None:
         """What was saved last; None if there is nothing."""
-        async with asyncio.timeout(_TIMEOUT_S):
-            data = await asyncio.to_thread(_get, self._key)
+        data = await ask_head(_get, self._key)
         if data is None:
             return None
         state: SavedState = pickle.loads(data)  # whoever can write there can run code in Ray anyway
@@ -79,8 +79,7 @@ class StateStore:
 
     async def clear(self) -> None:
         """Forget it."""
-        async with asyncio.timeout(_TIMEOUT_S):
-            await asyncio.to_thread(_delete, self._key)
+        await ask_head(_delete, self._key)
 
 
 def _put(key: bytes, data: bytes) -> None:

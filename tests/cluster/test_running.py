@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import ray
-from ray.exceptions import GetTimeoutError
 from rich.console import Console
 
 from cluster.config import ClusterConfig
@@ -34,7 +33,7 @@ def test_a_controller_that_has_no_place_yet_is_waited_for(monkeypatch: pytest.Mo
 
     def answer(reference: str) -> list[str]:
         if reference == "progress" and next(silences, False):
-            raise GetTimeoutError
+            raise TimeoutError
         return {"progress": ["loading"], "start": ["10.0.0.1:50051"]}.get(reference, [])
 
     _answers(monkeypatch, answer)
@@ -51,7 +50,7 @@ def test_a_controller_that_has_no_place_yet_is_waited_for(monkeypatch: pytest.Mo
 
 def test_a_controller_that_never_has_a_place_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(reference: str) -> object:
-        raise GetTimeoutError
+        raise TimeoutError
 
     _answers(monkeypatch, answer)
     settings = {"start_timeout_s": 1e-9, "controller": {"labels": {"zone": "x"}}}

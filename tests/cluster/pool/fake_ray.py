@@ -7,7 +7,28 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorPlacementGroupRemoved,
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    RayError,
+    RaySystemError,
+    RayTaskError,
+    RuntimeEnvSetupError,
+    WorkerCrashedError,
+)
+
+CANNOT_START: dict[str, Exception] = {
+    "no environment": RuntimeEnvSetupError("no such package"),
+    "no node": ActorUnschedulableError("no node has this label"),
+    "no worker": RaySystemError("the worker process did not register"),  # type: ignore[no-untyped-call]  # ray
+    "no group": ActorPlacementGroupRemoved("its placement group was removed"),
+    "crash": WorkerCrashedError(),
+    "plain": RayError("something unforeseen"),
+}
+"""What Ray raises, at the first call, for an actor that it cannot start."""
+UNAVAILABLE = ActorUnavailableError("the network is away", b"\x00" * 16)
 
 
 class FakeMethod:
@@ -28,6 +49,8 @@ class FakeActor:
     def __init__(self, thing: object) -> None:
         self.thing = thing
         self.is_hanging = False
+        self.failure: Exception | None = None
+        """What Ray raises in place of an answer, if anything."""
         self._death = asyncio.Event()
 
     def __getattr__(self, name: str) -> FakeMethod:
@@ -62,6 +85,8 @@ class FakeActor:
     async def _work(self, name: str, *arguments: Any, **options: Any) -> Any:
         if self.is_hanging:
             await asyncio.Event().wait()
+        if self.failure is not None:
+            raise self.failure
         try:
             return await getattr(self.thing, name)(*arguments, **options)
         except Exception as error:
@@ -77,6 +102,8 @@ class FakeRay:
         self._loop = asyncio.get_running_loop()
         self.by_name: dict[str, FakeActor] = {}
         self.started: list[str] = []
+        self.failures: dict[str, Exception] = {}
+        """By what Ray fails the calls of actors that are started, by their names."""
         self.options_of: dict[str, dict[str, Any]] = {}
         """What each was to be started with."""
         for module in ("cluster.pool.ingresses", "cluster.pool.engine_life"):
@@ -95,6 +122,7 @@ class FakeRay:
             raise ValueError(f"the name {name!r} is taken")
         self.started.append(name)
         actor = self.by_name[name] = FakeActor(self._make(*arguments))
+        actor.failure = self.failures.get(name)
         return actor
 
     def get_actor(self, name: str) -> FakeActor:

@@ -23,7 +23,7 @@ from cluster.pool.models import Models
 from cluster.pool.placement import EnginePlacement
 from cluster.pool.ray_calls import HeadProbe
 from cluster.pool.reconciler import EngineState, RestartPolicy, Slot, reconcile
-from tests.cluster.pool.fake_ray import FakeActor, FakeRay
+from tests.cluster.pool.fake_ray import CANNOT_START, FakeActor, FakeRay
 from tests.kv_transfer.connected_workers import LAYOUT
 
 P0, D0 = Slot(EngineRole.PREFILL, 0), Slot(EngineRole.DECODE, 0)
@@ -259,6 +259,17 @@ async def test_whatever_an_engine_fails_to_start_with_it_is_given_up_and_tried_a
     world.wanted = [D0]
     await world.rounds_until(lambda: world.fleet.history(D0).last_incarnation == 2)
     assert "no such checkpoint" in world.fleet.history(D0).last_error
+
+
+@pytest.mark.parametrize("failure", CANNOT_START.values(), ids=CANNOT_START)
+async def test_an_engine_that_ray_cannot_start_is_given_up_with_the_reason_and_tried_again(
+    world: World, failure: Exception
+) -> None:
+    world.wanted = [D0]
+    world.ray.failures = {"raypd-engine/decode-0/1": failure}
+    await world.rounds_until(lambda: world.lives() == {"decode-0": 2})
+    assert world.fleet.history(D0).last_error == f"decode-0: {str(failure).strip()}"
+    assert len(world.fleet.history(D0).deaths_s) == 1
 
 
 async def _fail_to_start(engine: FakeEngine, host: str | None) -> EngineReady:

@@ -21,7 +21,7 @@ from cluster.pool.journal import Journal
 from cluster.pool.membership import Membership
 from cluster.pool.ray_calls import HeadProbe
 from cluster.pool.reconciler import RestartPolicy
-from tests.cluster.pool.fake_ray import FakeRay
+from tests.cluster.pool.fake_ray import CANNOT_START, UNAVAILABLE, FakeRay
 from tests.kv_transfer.connected_workers import LAYOUT
 
 FACTS = ModelFacts(64, 257, (256,), LAYOUT)
@@ -152,6 +152,76 @@ async def test_one_that_cannot_listen_is_shown_with_the_reason(world_of: WorldOf
     assert view.state == "waiting"
     assert "it is taken" in view.last_error
     assert world.ray.alive == []
+
+
+@pytest.mark.parametrize("failure", CANNOT_START.values(), ids=CANNOT_START)
+async def test_one_that_ray_cannot_start_is_shown_with_the_reason_and_tried_again(
+    world_of: WorldOf, failure: Exception
+) -> None:
+    world = world_of()
+    world.ray.failures = {"raypd-ingress/0/1": failure, "raypd-ingress/0/2": failure}
+    await world.up()
+    [view] = world.ingresses.views()
+    assert (view.state, view.last_error) == ("waiting", str(failure).strip())
+    assert len(world.ingresses.saved()[0].history.deaths_s) == 1
+    await world.look()
+    assert world.states() == [(2, "waiting")], "the second death is followed by a wait"
+    await world.look(NOW_S + 2 * POLICY.first_backoff_s)
+    assert world.states() == [(3, "ready")]
+
+
+async def test_one_whose_actor_cannot_even_be_made_is_tried_again(
+    world_of: WorldOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of()
+    monkeypatch.setattr(world.ray, "start", _raise_key_error)
+    await world.up()
+    [view] = world.ingresses.views()
+    assert (view.incarnation, view.state, view.last_error) == (1, "waiting", "'unforeseen'")
+    monkeypatch.undo()
+
+
+def _raise_key_error(name: str, *arguments: object) -> None:
+    raise KeyError("unforeseen")
+
+
+async def test_one_that_is_unavailable_for_a_moment_is_kept(world_of: WorldOf) -> None:
+    world = world_of()
+    await world.up()
+    actor = world.ray.by_name["raypd-ingress/0/1"]
+    actor.failure = UNAVAILABLE
+    await world.look()
+    actor.failure = None
+    await world.look()
+    assert world.states() == [(1, "ready")]
+
+
+async def test_one_that_stays_unavailable_is_replaced(world_of: WorldOf) -> None:
+    world = world_of()
+    await world.up()
+    world.ray.by_name["raypd-ingress/0/1"].failure = UNAVAILABLE
+    async with asyncio.timeout(10):
+        while world.states() != [(2, "ready")]:
+            await world.look()
+            await asyncio.sleep(0.01)
+    assert "it has not answered for" in world.ingresses.saved()[0].history.last_error
+
+
+async def test_a_look_that_fails_by_a_bug_ends_one_incarnation_and_not_the_rounds(
+    world_of: WorldOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of(2)
+    await world.up()
+    with monkeypatch.context() as patch:
+        patch.setattr(world.thing("raypd-ingress/0/1"), "health", _give_nonsense)
+        await world.look()
+    await world.look()
+    assert world.states() == [(2, "ready"), (1, "ready")]
+    assert "it could not be looked after" in world.ingresses.saved()[0].history.last_error
+
+
+async def _give_nonsense() -> str:
+    return "well"
 
 
 async def test_a_hanging_one_keeps_nobody_waiting_and_is_replaced(world_of: WorldOf) -> None:

@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from actors.ray_calls import RayCallFailed
 from cluster.pool import saved_state
 from cluster.pool.membership import Membership
 from cluster.pool.saved_state import SavedState, StateStore
@@ -55,7 +56,7 @@ async def test_a_late_write_does_not_land_on_a_newer_one(ray_store: FakeStore) -
     store = StateStore("raypd")
     ray_store.gate.clear()
     for version in (1, 2):
-        with pytest.raises(TimeoutError, match="head did not answer"):
+        with pytest.raises(RayCallFailed, match="head did not answer"):
             await store.save(lambda version=version: state(version))  # type: ignore[misc]  # mypy cannot infer it
     ray_store.gate.set()
     async with asyncio.timeout(10):

@@ -1,0 +1,82 @@
+"""The controller's rounds, repeated until it stops.
+
+A call that failed is nothing unusual: what was decided is decided again in the next round. A bug of ours is logged,
+shown in the journal and followed by a pause that doubles. Only one that stays ends the process, after several rounds,
+and Ray starts the controller again, which goes on from what it has saved. Engines and ingresses serve meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from actors.ray_calls import RayCallFailed
+from cluster.pool.journal import Journal
+from cluster.pool.ray_calls import HeadProbe
+
+logger = logging.getLogger(__name__)
+
+_MAX_BUGS: Final = 5
+_FIRST_PAUSE_S: Final = 1.0
+_PAUSE_BEFORE_THE_END_S: Final = 10.0
+"""The next life of the controller may meet the same bug at once: it is not to be started without a pause."""
+
+
+async def begin_anew(doing: str) -> None:
+    """End this process after a pause: half of what is there, taken for all, would be worse than another try."""
+    logger.critical("the controller ends and is started again", exc_info=True, extra={"doing": doing})
+    await asyncio.sleep(_PAUSE_BEFORE_THE_END_S)
+    os._exit(1)
+
+
+class Rounds:
+    """What all kinds of rounds have in common."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        head: HeadProbe,
+        is_stopping: asyncio.Event,
+        *,
+        first_pause_s: float = _FIRST_PAUSE_S,
+        end: Callable[[str], Awaitable[None]] = begin_anew,
+    ) -> None:
+        """end: ends the process."""
+        self._journal = journal
+        self._head = head
+        self._is_stopping = is_stopping
+        self._first_pause_s = first_pause_s
+        self._end = end
+
+    async def repeat(
+        self, doing: str, look: Callable[[], Awaitable[None]], wait: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Look, wait, and so on. doing: what these rounds do, in words"""
+        num_bugs = 0
+        while not self._is_stopping.is_set():
+            try:
+                await look()
+                num_bugs = 0
+            except RayCallFailed as failed:
+                logger.warning("a round failed", extra={"doing": doing, "error": str(failed)})
+            except Exception as error:
+                if not self._head.is_answering:
+                    logger.warning("a round failed without Ray's head", extra={"doing": doing, "error": str(error)})
+                else:
+                    num_bugs += 1
+                    await self._after_bug(doing, error, num_bugs)
+            await wait()
+
+    async def _after_bug(self, doing: str, error: Exception, num_bugs: int) -> None:
+        logger.exception("a bug of ours: a round failed", extra={"doing": doing, "num_bugs": num_bugs})
+        self._journal.add(f"{doing} failed by a bug, {num_bugs} of {_MAX_BUGS} times: {type(error).__name__}: {error}")
+        if num_bugs >= _MAX_BUGS:
+            await self._end(doing)
+        try:
+            async with asyncio.timeout(self._first_pause_s * 2 ** (num_bugs - 1)):
+                await self._is_stopping.wait()
+        except TimeoutError:
+            return
