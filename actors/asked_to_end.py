@@ -8,6 +8,7 @@ there any more, SIGTERM ends the process at once, as before.
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from typing import Any
 
@@ -19,7 +20,11 @@ _CALLED_BY_HANDLER = "raise_sys_exit_with_custom_error_message"
 
 
 def on_request_to_end() -> threading.Event:
-    """An event that the first SIGTERM sets, instead of ending this process; a second one ends it."""
+    """An event that the first SIGTERM sets, instead of ending this process; a second one ends it.
+
+    In a Ray that the driver has started itself SIGTERM is blocked (cluster/local_ray.py); here it is heard again, by
+    the thread that calls this.
+    """
     is_asked = threading.Event()
     end_process = getattr(ray_worker, _CALLED_BY_HANDLER, None)
     if end_process is None:
@@ -32,4 +37,5 @@ def on_request_to_end() -> threading.Event:
         is_asked.set()
 
     setattr(ray_worker, _CALLED_BY_HANDLER, note)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     return is_asked

@@ -8,6 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import grpc
@@ -39,6 +42,22 @@ def connect(config: ClusterConfig) -> ClusterConfig:
 def address_of(config: ClusterConfig) -> str | None:
     """Of the Ray cluster that is to be joined; None if one has to be started."""
     return config.ray.address or os.environ.get("RAY_ADDRESS") or None
+
+
+@contextmanager
+def sigterm_blocked() -> Iterator[None]:
+    """Let no SIGTERM reach this thread, nor any process that is started meanwhile, for all of its life.
+
+    A service manager, a shell or `timeout` sends SIGTERM to a whole process group, systemd to every process of the
+    service. Ray's processes would end at once, and what is being served with them; this way the driver alone hears of
+    it, drains the cluster and then ends Ray. Ray does the same for SIGINT. A signal that came meanwhile is delivered
+    afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def disconnect() -> None:
@@ -93,12 +112,13 @@ def _start_local(config: ClusterConfig) -> None:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     import ray
 
-    ray.init(
-        namespace=config.ray.namespace,
-        num_cpus=max(config.num_cpus, os.cpu_count() or 1),
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.WARNING,
-        _node_ip_address="127.0.0.1",
-    )
+    with sigterm_blocked():
+        ray.init(
+            namespace=config.ray.namespace,
+            num_cpus=max(config.num_cpus, os.cpu_count() or 1),
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.WARNING,
+            _node_ip_address="127.0.0.1",
+        )

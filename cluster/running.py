@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, Final
 
@@ -73,10 +73,13 @@ def running_cluster(
     stop: if given, SIGINT and SIGTERM set it, instead of interrupting
     The cluster needs its driver: if that dies, nothing is left behind after some seconds.
     """
-    config = local_ray.connect(config)
-    # After connecting: Ray sets a SIGTERM handler of its own.
-    signals = _signals_set(stop) if stop is not None else nullcontext()
-    with _disconnect_at_the_end(), signals:
+    with ExitStack() as at_the_end:
+        # Ray sets a SIGTERM handler of its own: ours comes after it, and what was sent meanwhile reaches ours.
+        with local_ray.sigterm_blocked():
+            config = local_ray.connect(config)
+            at_the_end.enter_context(_disconnect_at_the_end())
+            if stop is not None:
+                at_the_end.enter_context(_signals_set(stop))
         stop = stop or threading.Event()
         cluster = RunningCluster(config, needs_driver=True)
         is_leaving = threading.Event()

@@ -37,6 +37,7 @@ class ServeProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         self.lines: list[str] = []
         self._queue: Queue[str | None] = Queue()
@@ -62,6 +63,21 @@ class ServeProcess:
         """Signal it and wait for its end; returns the exit status. Everything that it started must be gone."""
         family = psutil.Process(self._process.pid).children(recursive=True)
         self._process.send_signal(number)
+        return self._wait_until_gone(family)
+
+    def stop_as_service(self) -> int:
+        """Signal it and everything that it started, as systemd ends a service, and wait as stop() does."""
+        family = psutil.Process(self._process.pid).children(recursive=True)
+        for process in [self._process, *family]:
+            process.send_signal(signal.SIGTERM)
+        return self._wait_until_gone(family)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether nobody has stopped it yet."""
+        return self._process.poll() is None
+
+    def _wait_until_gone(self, family: list[psutil.Process]) -> int:
         status = self._process.wait(CLUSTER_S)
         self._close_output()
         _, alive = psutil.wait_procs(family, timeout=CLUSTER_S)

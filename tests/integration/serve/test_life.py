@@ -17,7 +17,7 @@ from cluster.ingress.protos.raypd.v1 import admin_pb2
 from tests.checkpoints import make_checkpoint
 from tests.integration.cluster_load import ask_and_check, engines_become, load
 from tests.integration.serve.cluster import DECODE_CPUS
-from tests.integration.served import actor_process, process_listening_at
+from tests.integration.served import ServeProcess, actor_process, process_listening_at
 from tests.patience import CLUSTER_S, TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
@@ -231,3 +231,18 @@ async def test_a_model_is_updated_under_load_and_every_answer_is_one_models(
     assert all(answer in expected for answer in answers)
     assert answers[0] == expected[0]
     assert answers[-1] == expected[1]
+
+
+async def test_where_every_process_is_told_to_end_what_runs_is_served_first(
+    serve_process: ServeProcess, served: str
+) -> None:
+    """As systemd ends a service. The last test: it ends the cluster."""
+    num_tokens, token_ids = 150, list[int]()
+    async with GenerateClient(served) as client:
+        stream = client.generate([5, 6, 7], max_tokens=num_tokens, temperature=0.0, ignore_eos=True, resume=False)
+        token_ids.extend((await anext(stream)).token_ids)
+        ending = asyncio.create_task(asyncio.to_thread(serve_process.stop_as_service))
+        async for response in stream:
+            token_ids.extend(response.token_ids)
+    assert len(token_ids) == num_tokens
+    assert await ending == 0, "\n".join(serve_process.lines)
