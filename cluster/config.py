@@ -322,7 +322,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         settings = yaml.safe_load(path.read_text())
     except OSError as error:
         raise InvalidConfig(str(path), [f"cannot be read: {error.strerror}"]) from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidConfig(str(path), [f"is not YAML: {error}"]) from error
     if settings is None:
         return {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -70,6 +70,8 @@ class ServingMetrics:
         self.ttft_s = Histogram(_TTFT_BUCKETS_S)
         self.itl_s = Histogram(_ITL_BUCKETS_S)
         self.e2e_s = Histogram(_E2E_BUCKETS_S)
+        self.certificate_ends_at_s: Callable[[], float] | None = None
+        """Gives the Unix time at which the server's certificate expires; None without TLS."""
 
     def on_first_tokens(self, num_tokens: int, ttft_s: float) -> None:
         """A request's first tokens have come, so long after it."""
@@ -112,6 +114,12 @@ class ServingMetrics:
         yield CounterMetricFamily("raypd_output_tokens", "Tokens that clients were sent.", self._num_output_tokens)
         yield self.ttft_s.family("raypd_time_to_first_token_seconds", "From a request's arrival to its first token.")
         yield self.itl_s.family("raypd_inter_token_latency_seconds", "Between tokens of a request.")
+        if self.certificate_ends_at_s is not None:
+            name, documentation = (
+                "raypd_certificate_not_after_timestamp_seconds",
+                "When the certificate in use expires.",
+            )
+            yield GaugeMetricFamily(name, documentation, self.certificate_ends_at_s())
         yield self.e2e_s.family("raypd_request_duration_seconds", "From a request's arrival to its end.")
 
 

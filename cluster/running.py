@@ -14,8 +14,10 @@ from typing import Any, Final
 from rich.console import Console
 
 from cluster import local_ray
+from cluster.access.certificate_dates import find_certificate_warnings
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, InvalidConfig
+from cluster.startup_checks import refuse_bad_start
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +73,13 @@ def running_cluster(
     """A started cluster, or None if `stop` was set meanwhile; the cluster ends with the block.
 
     stop: if given, SIGINT and SIGTERM set it, instead of interrupting
+    Raises InvalidConfig if this machine has not what a local cluster needs, CannotStart if the start fails.
     The cluster needs its driver: if that dies, nothing is left behind after some seconds.
     """
+    if local_ray.address_of(config) is None:
+        refuse_bad_start(config)
+        for warning in find_certificate_warnings(config.ingress.tls):
+            console.print(f"[yellow]warning[/] {warning}", soft_wrap=True)
     with ExitStack() as at_the_end:
         # Ray sets a SIGTERM handler of its own: ours comes after it, and what was sent meanwhile reaches ours.
         with local_ray.sigterm_blocked():

@@ -6,6 +6,7 @@ ModelError
 |   `-- SelfCheckFailed  the paged forward does not give the stock model's logits
 |-- DeviceUnavailable  the configured device is not on this machine
 |-- KVCacheTooSmall    the memory budget does not hold a usable KV cache
+|-- KVCacheTooLarge    the device has less memory free than the configured KV cache needs
 |-- RankLost           another tensor-parallel rank of this engine is gone, or too late
 `-- RanksDisagree      a bug of ours: two ranks of an engine sampled different tokens
 """
@@ -40,6 +41,10 @@ class DeviceUnavailable(ModelError):
 
 class KVCacheTooSmall(ModelError):
     """The memory budget gives fewer blocks than an engine needs; the message says how much is there."""
+
+
+class KVCacheTooLarge(ModelError):
+    """The device has less memory free than the configured KV cache needs; the message has both figures."""
 
 
 class RankLost(ModelError):

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from actors.core.prompt_tails import BlockCopy
 from actors.model.attention.probe import KVGeometry
-from actors.model.kv_cache_size import choose_num_blocks as choose_num_blocks
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 

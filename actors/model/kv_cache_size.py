@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from actors.config import CacheConfig, SchedulerConfig
-from actors.model.errors import KVCacheTooSmall
+from actors.model.errors import KVCacheTooLarge, KVCacheTooSmall
 
 logger = logging.getLogger(__name__)
 
@@ -44,3 +44,17 @@ def choose_num_blocks(
         )
     logger.info("sized the KV cache", extra={"num_blocks": num_blocks, "size_bytes": num_blocks * block_size_bytes})
     return num_blocks
+
+
+def check_fits(num_blocks: int, block_size_bytes: int, free_bytes: int) -> None:
+    """Refuse a cache that is larger than what its device has free, before the operating system has to find out.
+
+    free_bytes: of the GPU, or of this machine within this container's limit, with the weights loaded
+    Raises KVCacheTooLarge with both figures.
+    """
+    size_bytes = num_blocks * block_size_bytes
+    if size_bytes > free_bytes:
+        raise KVCacheTooLarge(
+            f"the KV cache needs {size_bytes / (1 << 30):.2f} GiB, {num_blocks} blocks of {block_size_bytes} bytes, and "
+            f"{max(free_bytes, 0) / (1 << 30):.2f} GiB are free: lower cache.kv_cache_memory_gib or cache.num_blocks"
+        )

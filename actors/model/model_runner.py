@@ -32,7 +32,8 @@ from actors.model.errors import UnsupportedModel
 from actors.model.forward import TakeStates
 from actors.model.grammar.mask import GrammarMask
 from actors.model.input_batch import InputBatch, StepInputs
-from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks, copy_blocks, make_layout
+from actors.model.kv_cache import allocate_kv_cache, copy_blocks, make_layout
+from actors.model.kv_cache_size import check_fits, choose_num_blocks
 from actors.model.loader import LoadedModel, load_model
 from actors.model.lora.store import AdapterStore
 from actors.model.memory import free_memory_bytes, peak_memory_bytes
@@ -107,20 +108,22 @@ class ModelRunner:
     def determine_num_blocks(self) -> int:
         """How many blocks the cache can have, after a profiling run of the largest batch where memory decides.
 
-        Raises KVCacheTooSmall.
+        Raises KVCacheTooSmall, or KVCacheTooLarge if the settings name more than the device has free.
         """
         loaded, cache_config = self._model, self._cache_config
-        free_bytes = 0
-        if cache_config.num_blocks is None and cache_config.kv_cache_memory_gib is None:
-            activation_bytes = peak_memory_bytes(loaded.device, self._run_largest_batch)
-            free_bytes = free_memory_bytes(loaded.device) - activation_bytes
-        return choose_num_blocks(
+        block_size_bytes = self._make_layout(1).block_size_bytes
+        is_sized_by_memory = cache_config.num_blocks is None and cache_config.kv_cache_memory_gib is None
+        activation_bytes = peak_memory_bytes(loaded.device, self._run_largest_batch) if is_sized_by_memory else 0
+        free_bytes = free_memory_bytes(loaded.device)
+        num_blocks = choose_num_blocks(
             cache_config,
             self._scheduler_config,
-            block_size_bytes=self._make_layout(1).block_size_bytes,
+            block_size_bytes=block_size_bytes,
             max_model_len=loaded.max_model_len,
-            free_memory_bytes=free_bytes,
+            free_memory_bytes=free_bytes - activation_bytes,
         )
+        check_fits(num_blocks, block_size_bytes, free_bytes)
+        return num_blocks
 
     def initialize_kv_cache(self, num_blocks: int) -> None:
         """Allocate the cache and the persistent batch."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import math
 import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import grpc
+from cryptography import x509
 from pydantic import BaseModel, ConfigDict, Field
 
 from cluster.errors import InvalidConfig
@@ -40,7 +42,13 @@ class ServerTls:
         self._grpc_files, self._http_files = WatchedFiles(paths, clock), WatchedFiles(paths, clock)
         self._grpc_files.have_changed()
         self._http_files.have_changed()
+        self._ends_at_s = math.inf
         self._newest = self._make_context()
+
+    @property
+    def ends_at_s(self) -> float:
+        """The Unix time at which the first of the server's certificates in use expires."""
+        return self._ends_at_s
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server; each handshake looks for new files."""
@@ -94,12 +102,14 @@ class ServerTls:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
             context.load_cert_chain(config.certificate, config.key)
+            certificates = x509.load_pem_x509_certificates(config.certificate.read_bytes())
             if config.client_ca is not None:
                 context.load_verify_locations(config.client_ca)
                 context.verify_mode = ssl.CERT_REQUIRED
-        except (ssl.SSLError, OSError) as error:
+        except (ssl.SSLError, OSError, ValueError) as error:
             files = f"certificate {config.certificate}, key {config.key}, client_ca {config.client_ca}"
             raise InvalidConfig("ingress.tls", [f"cannot be used: {error} ({files})"]) from error
+        self._ends_at_s = min(certificate.not_valid_after_utc.timestamp() for certificate in certificates)
         return context
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from actors.model.host_memory import free_host_memory_bytes
 from cluster.doctor.findings import GIB, Finding, failure, gib, ok, warning
+from cluster.startup_checks import why_not_listen
 
 _PROBE_TIMEOUT_S: Final = 120.0
 _TOOL_TIMEOUT_S: Final = 20.0
@@ -255,10 +256,5 @@ def _rdma_devices(directory: Path) -> dict[str, str]:
 
 
 def _taken_port(host: str, port: int) -> str:
-    if port == 0:
-        return ""
-    try:
-        with socket.create_server((host, port)):
-            return ""
-    except OSError as error:
-        return f"{host}:{port} ({error.strerror})"
+    reason = why_not_listen(host, port)
+    return "" if reason is None else f"{host}:{port} ({reason})"

@@ -108,6 +108,8 @@ class IngressProcess:
         )
         view = functools.partial(self._view, serving)
         settings = _door_settings(config.ingress)
+        if (tls := settings.tls) is not None:
+            serving.metrics.certificate_ends_at_s = lambda: tls.ends_at_s
         self._server = IngressServer(serving, view, self._admin, settings)
         port = await self._server.start()
         if config.ingress.http is None:

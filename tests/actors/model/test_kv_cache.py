@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.model.errors import KVCacheTooSmall
-from actors.model.kv_cache import allocate_kv_cache, choose_num_blocks
+from actors.model.errors import KVCacheTooLarge, KVCacheTooSmall
+from actors.model.kv_cache import allocate_kv_cache
+from actors.model.kv_cache_size import choose_num_blocks
 from actors.model.memory import free_memory_bytes
 from actors.model.model_runner import ModelRunner
 from kv_transfer.layout import KVCacheLayout
@@ -57,6 +58,24 @@ def test_less_than_one_sequence_is_refused_with_the_figures() -> None:
         choose(CacheConfig(memory_fraction=0.5), free_memory_bytes=31 << 20)
     with pytest.raises(KVCacheTooSmall, match="raise kv_cache_memory_gib"):
         choose(CacheConfig(kv_cache_memory_gib=0.001))
+
+
+@pytest.mark.parametrize("settings", [{"kv_cache_memory_gib": 1e6}, {"num_blocks": 10**9}])
+def test_more_than_the_machine_has_is_refused_with_the_figures(
+    checkpoint: Callable[[str], Path], settings: dict[str, float]
+) -> None:
+    runner = ModelRunner(
+        ModelConfig(model=str(checkpoint("gpt2")), device="cpu"),
+        CacheConfig.model_validate(settings),
+        SchedulerConfig(),
+        ParallelConfig(),
+    )
+    runner.load_model()
+
+    with pytest.raises(
+        KVCacheTooLarge, match=r"the KV cache needs [0-9.]+ GiB, \d+ blocks of \d+ bytes, and [0-9.]+ GiB"
+    ):
+        runner.determine_num_blocks()
 
 
 def test_the_cache_has_the_layout_that_links_agree_on(checkpoint: Callable[[str], Path]) -> None:
