@@ -63,13 +63,15 @@ def find_memory_mistakes(config: ClusterConfig, free_bytes: int | None = None) -
     if needed_gib <= free_gib:
         return []
     return [
-        f"cache.kv_cache_memory_gib: the KV caches need {needed_gib:g} GiB ({', '.join(parts)}), and "
-        f"{math.floor(free_gib * 10) / 10:g} GiB are free: lower it, or start fewer engines"
+        (
+            f"cache.kv_cache_memory_gib: the KV caches need {needed_gib:g} GiB ({', '.join(parts)}), and "
+            f"{math.floor(free_gib * 10) / 10:g} GiB are free: lower it, or start fewer engines"
+        )
     ]
 
 
 def why_not_listen(host: str, port: int) -> str | None:
-    """Return why nobody can listen at this address of this machine, or None if somebody could. Port 0 is always free."""
+    """Return why nobody can listen at this address here, or None if somebody could. Port 0 is always free."""
     if not port:
         return None
     host = host.strip("[]")

@@ -55,6 +55,6 @@ def check_fits(num_blocks: int, block_size_bytes: int, free_bytes: int) -> None:
     size_bytes = num_blocks * block_size_bytes
     if size_bytes > free_bytes:
         raise KVCacheTooLarge(
-            f"the KV cache needs {size_bytes / (1 << 30):.2f} GiB, {num_blocks} blocks of {block_size_bytes} bytes, and "
-            f"{max(free_bytes, 0) / (1 << 30):.2f} GiB are free: lower cache.kv_cache_memory_gib or cache.num_blocks"
+            f"the KV cache needs {size_bytes / (1 << 30):.2f} GiB, {num_blocks} blocks of {block_size_bytes} bytes; "
+            f"{max(free_bytes, 0) / (1 << 30):.2f} GiB are free: lower cache.kv_cache_memory_gib or num_blocks"
         )
