@@ -68,8 +68,8 @@ class ServeProcess:
     def stop_as_service(self) -> int:
         """Signal it and everything that it started, as systemd ends a service, and wait as stop() does."""
         family = psutil.Process(self._process.pid).children(recursive=True)
-        for process in [self._process, *family]:
-            process.send_signal(signal.SIGTERM)
+        for pid in (self._process.pid, *(process.pid for process in family)):
+            os.kill(pid, signal.SIGTERM)
         return self._wait_until_gone(family)
 
     @property
