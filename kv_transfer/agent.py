@@ -28,6 +28,7 @@ from kv_transfer.link import ChunkJob
 from kv_transfer.links import LinkTable, PublishedLinks
 from kv_transfer.params import EngineAddress
 from kv_transfer.peer_link import PeerLink
+from kv_transfer.refusals import Refusals
 from kv_transfer.transfers import TransferTable
 from kv_transfer.transports.base import ComputeEvent, Transport
 from kv_transfer.wire import (
@@ -68,6 +69,12 @@ class _Message:
 
 
 @dataclass(frozen=True, slots=True)
+class _Malformed:
+    stream: ControlStream
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class _StreamClosed:
     stream: ControlStream
     reason: str
@@ -90,7 +97,7 @@ class _Stop:
     pass
 
 
-_Event = _Step | _Computed | _Message | _StreamClosed | _ChunkMoved | _DataDead | _Stop
+_Event = _Step | _Computed | _Message | _Malformed | _StreamClosed | _ChunkMoved | _DataDead | _Stop
 
 
 class TransferAgent:
@@ -113,6 +120,8 @@ class TransferAgent:
         self._output_lock = threading.Lock()
         self._output = KVConnectorOutput()
         self._error: BaseException | None = None
+        self._refusals = Refusals()
+        self._has_refused = False
         self._link_stats = PublishedLinks(self._links)
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
         control.serve(self)
@@ -147,6 +156,10 @@ class TransferAgent:
         """StreamEvents."""
         self._events.put(_Message(stream, message))
 
+    def on_malformed(self, stream: ControlStream, reason: str) -> None:
+        """StreamEvents."""
+        self._events.put(_Malformed(stream, reason))
+
     def on_closed(self, stream: ControlStream, reason: str) -> None:
         """StreamEvents."""
         self._events.put(_StreamClosed(stream, reason))
@@ -177,7 +190,8 @@ class TransferAgent:
         epoch_s = time.time() - now_s
         news = self._transfers.take_output(self._links.num_open, epoch_s)
         have_links_changed = self._link_stats.update(now_s, epoch_s, is_due=not news.is_empty())
-        has_news = have_links_changed or not news.is_empty()
+        has_news = have_links_changed or self._has_refused or not news.is_empty()
+        self._has_refused = False
         assert news.stats is not None, "every output has them"
         news.stats.links = self._link_stats.links
         with self._output_lock:
@@ -209,10 +223,14 @@ class TransferAgent:
         match event:
             case _Step(metadata, after):
                 self._transfers.on_step(metadata, now_s, after)
+                for link, breach in self._transfers.take_breaches():
+                    self._end_for_breach(link, breach)
             case _Computed(progress, after):
                 self._transfers.on_computed(progress, after)
             case _Message(stream, message):
                 self._on_message(stream, message, now_s)
+            case _Malformed(stream, reason):
+                self._on_malformed(stream, reason)
             case _StreamClosed(stream, reason):
                 if (closed := self._links.find(stream)) is not None:
                     self._close(closed, reason)
@@ -228,37 +246,61 @@ class TransferAgent:
                 raise AssertionError("the loop ends with it")
 
     def _on_message(self, stream: ControlStream, message: ControlMessage, now_s: float) -> None:
-        if isinstance(message, Hello):
-            self._links.welcome(stream, message)
-            return
         link = self._links.find(stream)
+        if isinstance(message, Hello):
+            self._on_hello(stream, link, message)
+            return
         if link is None:
             self._transfers.count_dropped("message on a closed link")
             return
         link.heard_s = now_s
         if not isinstance(message, Ping | Pong):
             link.last_active_s = now_s
+        self._guarded(link, lambda: self._on_link_message(link, message, now_s))
+
+    def _on_hello(self, stream: ControlStream, link: PeerLink | None, message: Hello) -> None:
+        """Answer the first Hello of a stream. A further one is refused by silence: the stream's link goes on."""
+        if link is not None:
+            self._count_refused("second hello", link.peer[0], "a stream has one link, and one Hello")
+        elif (refusal := self._links.welcome(stream, message)) is not None:
+            self._count_refused("hello refused", message.engine_id, refusal)
+
+    def _on_malformed(self, stream: ControlStream, reason: str) -> None:
+        link = self._links.find(stream)
+        self._count_refused("malformed message", "a stranger" if link is None else link.peer[0], reason)
+        if link is not None:
+            self._close(link, f"malformed message: {reason}", is_fault=True)
+
+    def _on_link_message(self, link: PeerLink, message: ControlMessage, now_s: float) -> None:
+        """Raises ProtocolViolation."""
+        link.check_turn(message)
         match message:
             case Ping():
                 link.stream.send(Pong())
-            case Pong():
-                pass
             case Welcome():
                 self._links.open_consumer_end(link, message)
             case Refused(reason):
                 self._close(link, f"refused: {reason}")
             case Ready() | Cancel():
-                self._guarded(link, lambda: self._transfers.on_consumer_message(link, message, now_s))
+                self._transfers.on_consumer_message(link, message, now_s)
             case Chunk() | ChunkSum() | Finished():
-                self._guarded(link, lambda: self._transfers.on_producer_message(link, message, now_s))
+                self._transfers.on_producer_message(link, message, now_s)
 
     def _guarded(self, link: PeerLink, action: Callable[[], None]) -> None:
         """A peer that breaks the protocol loses its link, and nothing else happens."""
         try:
             action()
         except ProtocolViolation as error:
-            logger.error("a peer broke the protocol", extra={"peer": link.peer, "error": str(error)})
-            self._close(link, str(error))
+            self._end_for_breach(link, error)
+
+    def _end_for_breach(self, link: PeerLink, error: ProtocolViolation) -> None:
+        self._count_refused("protocol violation", link.peer[0], str(error))
+        self._close(link, str(error), is_fault=True)
+
+    def _count_refused(self, kind: str, origin: str, reason: str) -> None:
+        self._refusals.add(kind, origin, reason)
+        self._has_refused = True
+        self._transfers.count_dropped(kind)
 
     def _on_time(self, now_s: float) -> None:
         for link in self._links.overdue(now_s):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 import xxhash
@@ -16,6 +17,8 @@ from torch import Tensor
 from kv_transfer.errors import ProtocolViolation
 from kv_transfer.link import ChunkJob
 from kv_transfer.wire import ChunkSum
+
+_MAX_WORDS: Final = 65_536
 
 
 def checksum_of(blocks: Sequence[Tensor]) -> int:
@@ -38,7 +41,9 @@ class ComparedChunks:
         self._jobs.append(job)
 
     def add_word(self, word: ChunkSum) -> None:
-        """The producer's checksum of a chunk."""
+        """The producer's checksum of a chunk. Raises ProtocolViolation if too many are of chunks that are not in."""
+        if len(self._words) >= _MAX_WORDS:
+            raise ProtocolViolation(f"{_MAX_WORDS} checksums of chunks that have not come")
         self._words.append(word)
 
     def take(self) -> tuple[ChunkJob, bool] | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kv_transfer.checksum import ComparedChunks
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import Reservation
+from kv_transfer.connector import LoadOutcome, ReceivedKV, Reservation
 from kv_transfer.consumer import ConsumerTransfer
 from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff import Instruction, ReceiveBlocks, ReportReceived, Send
@@ -51,8 +51,18 @@ class ConsumingTable:
     def begin(self, reservation: Reservation, link: PeerLink, now_s: float, vacated: ComputeEvent | None) -> None:
         """The blocks are reserved: say READY."""
         params = reservation.params
+        transfer_id = params.transfer_id
+        if transfer_id in self._consuming:
+            num_local_tokens = min(
+                reservation.num_local_blocks * self._layout.block_size, reservation.num_prompt_tokens
+            )
+            reason = f"{transfer_id} is the transfer of another request"
+            failed = ReceivedKV(LoadOutcome.FAILED, num_local_tokens, reason=reason)
+            self._reports.count_received(failed)
+            self._reports.output.finished_recving[reservation.request_id] = failed
+            return
         machine = ConsumerTransfer(
-            transfer_id=params.transfer_id,
+            transfer_id=transfer_id,
             attempt=params.attempt,
             block_ids=reservation.block_ids,
             num_local_blocks=reservation.num_local_blocks,
@@ -63,13 +73,13 @@ class ConsumingTable:
             block_hashes=reservation.block_hashes,
             content_hash=params.content_hash,
         )
-        consuming = self._consuming[params.transfer_id] = _Consuming(reservation.request_id, machine, link, vacated)
-        self._transfer_of_request[reservation.request_id] = params.transfer_id
+        consuming = self._consuming[transfer_id] = _Consuming(reservation.request_id, machine, link, vacated)
+        self._transfer_of_request[reservation.request_id] = transfer_id
         self._reports.count_begun(params.attempt)
         link.num_transfers += 1
         link.last_active_s = now_s
-        self.pins.begin(params.transfer_id, now_s)
-        self.pins.hold(params.transfer_id, len(reservation.block_ids))
+        self.pins.begin(transfer_id, now_s)
+        self.pins.hold(transfer_id, len(reservation.block_ids))
         self._follow(consuming, machine.start())
 
     def on_cancel(self, request_id: str, now_s: float) -> None:

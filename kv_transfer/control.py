@@ -28,6 +28,9 @@ class StreamEvents(Protocol):
     def on_message(self, stream: ControlStream, message: ControlMessage) -> None:
         """A message has arrived; on a stream that someone else dialled, the first one is how it is heard of."""
 
+    def on_malformed(self, stream: ControlStream, reason: str) -> None:
+        """Something has arrived that is no message. The control ends the stream."""
+
     def on_closed(self, stream: ControlStream, reason: str) -> None:
         """The stream is over."""
 

@@ -6,11 +6,12 @@ Everything gRPC lives on one event loop; send() and close() may come from any th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Final
 
 import grpc
 import grpc.aio
+import msgspec
 
 from kv_transfer.control import StreamEvents
 from kv_transfer.params import EngineAddress
@@ -65,8 +66,9 @@ class GrpcControl:
     def handler(self) -> grpc.GenericRpcHandler:
         """The gRPC handler for streams that others dial."""
         service, method = CONTROL_METHOD.strip("/").split("/")
-        serve = grpc.stream_stream_rpc_method_handler(
-            self._answer, request_deserializer=decode, response_serializer=encode
+        # Messages are decoded here, not by gRPC: what is malformed ends this stream, and is counted.
+        serve: grpc.RpcMethodHandler[bytes, ControlMessage] = grpc.stream_stream_rpc_method_handler(
+            self._answer, response_serializer=encode
         )
         return grpc.method_handlers_generic_handler(service, {method: serve})
 
@@ -96,20 +98,23 @@ class GrpcControl:
         reason = "closed by the peer"
         try:
             async with grpc.aio.insecure_channel(peer.control_address, options=_CHANNEL_OPTIONS) as channel:
-                method = channel.stream_stream(CONTROL_METHOD, request_serializer=encode, response_deserializer=decode)
-                async for message in method(stream.outgoing()):
-                    events.on_message(stream, message)
+                method: grpc.aio.StreamStreamMultiCallable[ControlMessage, bytes] = channel.stream_stream(
+                    CONTROL_METHOD, request_serializer=encode
+                )
+                if not await _hand_over(method(stream.outgoing()), stream, events):
+                    reason = f"{peer.control_address}: malformed message"
         except grpc.aio.AioRpcError as error:
             reason = f"{peer.control_address}: {error.details()}"
         except asyncio.CancelledError:
             reason = "closed here"
         finally:
+            stream.close()
             events.on_closed(stream, reason)
 
     async def _answer(
         self,
-        messages: AsyncIterator[ControlMessage],
-        context: grpc.aio.ServicerContext[ControlMessage, ControlMessage],
+        messages: AsyncIterator[bytes],
+        context: grpc.aio.ServicerContext[bytes, ControlMessage],
     ) -> AsyncIterator[ControlMessage]:
         events = self._events
         if events is None:
@@ -123,7 +128,20 @@ class GrpcControl:
             reader.cancel()
             events.on_closed(stream, "closed by the peer")
 
-    async def _read(self, messages: AsyncIterator[ControlMessage], stream: GrpcStream, events: StreamEvents) -> None:
-        async for message in messages:
-            events.on_message(stream, message)
-        stream.close()
+    async def _read(self, messages: AsyncIterator[bytes], stream: GrpcStream, events: StreamEvents) -> None:
+        try:
+            await _hand_over(messages, stream, events)
+        finally:
+            stream.close()
+
+
+async def _hand_over(frames: AsyncIterable[bytes], stream: GrpcStream, events: StreamEvents) -> bool:
+    """Hand messages to `events` until the stream ends; returns False if it ends with something that is no message."""
+    async for frame in frames:
+        try:
+            message = decode(frame)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            events.on_malformed(stream, str(error))
+            return False
+        events.on_message(stream, message)
+    return True

@@ -16,8 +16,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+
+MAX_TP_SIZE: Final = 1024
+_MAX_DIMENSION: Final = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,34 @@ class KVCacheLayout:
     tp_rank: int = 0
     tp_size: int = 1
     num_replicas: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no rank's cache can be: a layout may come from a peer."""
+        limits = {
+            "num_blocks": (self.num_blocks, 1, 2**31 - 1),
+            "num_kv_heads": (self.num_kv_heads, 1, _MAX_DIMENSION),
+            "num_layers": (self.num_layers, 1, _MAX_DIMENSION),
+            "block_size": (self.block_size, 1, _MAX_DIMENSION),
+            "head_dim": (self.head_dim, 1, _MAX_DIMENSION),
+            "dtype_size_bytes": (self.dtype_size_bytes, 1, 16),
+            "tp_size": (self.tp_size, 1, MAX_TP_SIZE),
+            "tp_rank": (self.tp_rank, 0, self.tp_size - 1),
+            "num_replicas": (self.num_replicas, 1, self.tp_size),
+            "length of dtype": (len(self.dtype), 1, 64),
+            "length of model_fingerprint": (len(self.model_fingerprint), 0, 256),
+        }
+        for name, (value, least, most) in limits.items():
+            if not least <= value <= most:
+                raise ValueError(f"a KV cache layout with {name} {value}, allowed is {least} to {most}")
+        self._check_heads()
+
+    def _check_heads(self) -> None:
+        num_rank_heads, num_left = divmod(self.num_kv_heads * self.tp_size, self.num_replicas)
+        if num_left or len(rank_kv_heads(num_rank_heads, self.tp_size, self.tp_rank)) != self.num_kv_heads:
+            raise ValueError(
+                f"a KV cache layout with num_kv_heads {self.num_kv_heads} on each of {self.tp_size} ranks, "
+                f"num_replicas {self.num_replicas}: no number of heads is shared so"
+            )
 
     @property
     def block_size_bytes(self) -> int:

@@ -13,13 +13,13 @@ from torch import Tensor
 from kv_transfer.checksum import checksum_of
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.control import Control, ControlStream, StreamEvents
-from kv_transfer.errors import LinkLost
+from kv_transfer.errors import LinkLost, ProtocolViolation
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.link import ChunkJob, DataThread
 from kv_transfer.link_pulse import Lifeless, LinkPulse
 from kv_transfer.pairing import PairingFacts
 from kv_transfer.params import EngineAddress, TransferRole
-from kv_transfer.peer_link import LinkState, PeerLink, find_disagreement
+from kv_transfer.peer_link import LinkState, PeerLink, find_disagreement, find_welcome_mistake
 from kv_transfer.pieces import PieceMap
 from kv_transfer.stats import LinkStats
 from kv_transfer.transports.base import DataLink, Transport
@@ -27,6 +27,10 @@ from kv_transfer.transports.opening import Opening
 from kv_transfer.wire import PROTOCOL_VERSION, Hello, Refused, Welcome
 
 _MAX_LOST: Final = 32
+_MAX_LINKS_OF_CONSUMER: Final = 8
+"""A consumer uses one; earlier ones may still be closing."""
+_MAX_CONSUMER_LINKS: Final = 1024
+"""Each has a thread and a listening socket."""
 _STATS_INTERVAL_S: Final = 0.5
 
 _LinkKey = tuple[tuple[str, int], bool]
@@ -124,18 +128,17 @@ class LinkTable:
         )
         return link
 
-    def welcome(self, stream: ControlStream, hello: Hello) -> None:
-        """Producer: a consumer has dialled. Refuse it with the reason, or open our end."""
-        identity = self._identity
-        disagreement = find_disagreement(hello, identity.engine_id, identity.incarnation, self._layout, self._facts)
+    def welcome(self, stream: ControlStream, hello: Hello) -> str | None:
+        """Producer: a consumer has dialled. Refuse it and return the reason, or open our end."""
+        refusal = self._find_refusal(hello)
         try:
-            pending = self._transport.listen() if disagreement is None else None
+            pending = self._transport.listen() if refusal is None else None
         except LinkLost as error:
-            disagreement, pending = str(error), None
+            refusal, pending = str(error), None
         if pending is None:
-            stream.send(Refused(disagreement or ""))
+            stream.send(Refused(refusal or ""))
             stream.close()
-            return
+            return refusal
         link = PeerLink(stream, True, (hello.engine_id, hello.incarnation), None)
         self._add(link)
         link.pieces = PieceMap(self._layout, hello.layout, self._kv_cache)
@@ -143,10 +146,28 @@ class LinkTable:
         data = self._start_data(link, lambda opening: pending.accept(timeout_s, opening))
         link.open(data, time.monotonic())
         stream.send(Welcome(pending.rendezvous, self._layout))
+        return None
+
+    def _find_refusal(self, hello: Hello) -> str | None:
+        identity = self._identity
+        reason = find_disagreement(hello, identity.engine_id, identity.incarnation, self._layout, self._facts)
+        if reason is not None:
+            return reason
+        peer, consumers = (
+            (hello.engine_id, hello.incarnation),
+            [link for link in self._links.values() if link.is_producer],
+        )
+        if sum(link.peer == peer for link in consumers) >= _MAX_LINKS_OF_CONSUMER:
+            return f"this consumer has {_MAX_LINKS_OF_CONSUMER} links here, some of which have still to end"
+        if len(consumers) >= _MAX_CONSUMER_LINKS:
+            return f"{_MAX_CONSUMER_LINKS} consumers have links here"
+        return None
 
     def open_consumer_end(self, link: PeerLink, welcome: Welcome) -> None:
-        """Consumer: the producer agrees."""
+        """Consumer: the producer agrees. Raises ProtocolViolation if what it says does not agree."""
         if link.state is LinkState.CONNECTING:
+            if (mistake := find_welcome_mistake(welcome, self._layout, self._facts)) is not None:
+                raise ProtocolViolation(f"a Welcome that does not agree: {mistake}")
             timeout_s = self._config.connect_timeout_s
             link.pieces = PieceMap(self._layout, welcome.layout, self._kv_cache)
             rendezvous = welcome.rendezvous
@@ -190,7 +211,8 @@ class LinkTable:
     def forget(self, link: PeerLink) -> None:
         """Nothing of the link is left."""
         link.state = LinkState.DEAD
-        self._links.pop(link.stream, None)
+        if self._links.get(link.stream) is link:
+            del self._links[link.stream]
         self.num_changes += 1
 
     def surplus(self) -> list[PeerLink]:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from kv_transfer.layout import MAX_TP_SIZE
+from kv_transfer.ranges import Address, Count, Incarnation, Name, ShortBytes
 
 
 class TransferRole(StrEnum):
@@ -20,11 +26,11 @@ class EngineAddress:
     further_rank_addresses: of its tensor-parallel ranks 1, 2, … in order; control_address is rank 0's
     """
 
-    engine_id: str
-    incarnation: int
-    control_address: str
+    engine_id: Name
+    incarnation: Incarnation
+    control_address: Address
     """host:port of the gRPC server that carries the engine's control streams."""
-    further_rank_addresses: tuple[str, ...] = ()
+    further_rank_addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_TP_SIZE - 1)] = ()
 
     @property
     def tp_size(self) -> int:
@@ -51,7 +57,7 @@ class PrefixSource:
     """An engine whose cache is thought to hold the first so many tokens of a request."""
 
     peer: EngineAddress
-    num_tokens: int
+    num_tokens: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +71,8 @@ class KVTransferParams:
                   that two ends which differ never hand over; empty: not compared
     """
 
-    transfer_id: str
-    attempt: int
+    transfer_id: Name
+    attempt: Count
     role: TransferRole
     peer: EngineAddress
-    content_hash: bytes = b""
+    content_hash: ShortBytes = b""

@@ -37,10 +37,13 @@ class ParkedMessages:
         self._parked[message.transfer_id] = (now_s + self._timeout_s, link, message)
         return True
 
-    def take(self, transfer_id: str) -> tuple[PeerLink, Ready] | None:
-        """The READY of a transfer, once."""
-        found = self._parked.pop(transfer_id, None)
-        return None if found is None else (found[1], found[2])
+    def take(self, transfer_id: str, link: PeerLink | None = None) -> tuple[PeerLink, Ready] | None:
+        """The READY of a transfer, once; with a link, only if it came on that one."""
+        found = self._parked.get(transfer_id)
+        if found is None or (link is not None and found[1] is not link):
+            return None
+        del self._parked[transfer_id]
+        return found[1], found[2]
 
     def refuse_later(self, transfer_id: str) -> None:
         """The transfer has ended here without READY: refuse it when it comes."""

@@ -10,13 +10,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kv_transfer.control import ControlStream
+from kv_transfer.errors import ProtocolViolation
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.link import ChunkJob, DataThread
 from kv_transfer.pairing import PairingFacts, find_mismatch
 from kv_transfer.pieces import PieceMap, shared_kv_heads
 from kv_transfer.stats import LinkState
 from kv_transfer.transports.base import ComputeEvent
-from kv_transfer.wire import ControlMessage, Hello
+from kv_transfer.wire import (
+    Cancel,
+    Chunk,
+    ChunkSum,
+    ControlMessage,
+    Finished,
+    Hello,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    Welcome,
+)
 
 __all__ = ["LinkState", "PeerLink", "find_disagreement"]
 
@@ -52,6 +65,24 @@ class PeerLink:
         """Whether a new transfer may use it."""
         return self.state in {LinkState.CONNECTING, LinkState.OPEN}
 
+    def check_turn(self, message: ControlMessage) -> None:
+        """Raise ProtocolViolation for a message that this end does not expect from its peer in its present state.
+
+        A producer is told Ready and Cancel. A consumer is told Welcome or Refused first, then what a producer says.
+        What is still on its way when a link closes passes: its transfers know of the closing.
+        """
+        if isinstance(message, Ping | Pong) or self.state not in {LinkState.CONNECTING, LinkState.OPEN}:
+            return
+        if self.is_producer:
+            is_expected = isinstance(message, Ready | Cancel)
+        elif self.state is LinkState.CONNECTING:
+            is_expected = isinstance(message, Welcome | Refused)
+        else:
+            is_expected = isinstance(message, Chunk | ChunkSum | Finished)
+        if not is_expected:
+            end = "producer" if self.is_producer else "consumer"
+            raise ProtocolViolation(f"{type(message).__name__} came to the {end}'s end of a link in {self.state.name}")
+
     def say(self, message: ControlMessage) -> None:
         """Send, or keep until the link is open; a closing link drops it."""
         if self.state is LinkState.OPEN:
@@ -81,6 +112,19 @@ class PeerLink:
         assert self.pieces is not None, "chunks move on open links"
         messages, staged = self.pieces.messages(pieces)
         return ChunkJob(transfer_id, messages, after, staged, attempt, index)
+
+
+def find_welcome_mistake(welcome: Welcome, layout: KVCacheLayout, facts: PairingFacts) -> str | None:
+    """What keeps a producer that says it agrees from being a pair with this end; None if nothing does.
+
+    layout, facts: of this end, the consumer's. The transport and the checksum are not in a Welcome: the producer has
+    compared them.
+    """
+    theirs = PairingFacts.of_rank(welcome.layout, facts.transport, checksum=facts.checksum, is_on_gpu=facts.is_on_gpu)
+    mismatch = find_mismatch(theirs, facts, "the producer", "the consumer")
+    if mismatch is None and not shared_kv_heads(layout, welcome.layout):
+        return f"the producer's rank holds KV heads {welcome.layout.kv_heads!r}, this one {layout.kv_heads!r}"
+    return mismatch
 
 
 def find_disagreement(

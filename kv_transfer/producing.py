@@ -10,6 +10,7 @@ import msgspec
 from kv_transfer.chunk_queue import ChunkQueue, QueuedChunk
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import ProducerEnd, ProducerFinish, WantedPrefix
+from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff import (
     DropQueued,
     Instruction,
@@ -53,6 +54,9 @@ class ProducingTable:
         self._queues: dict[PeerLink, ChunkQueue] = {}
         """Of links on which chunks have been queued. A queued chunk's transfer is in _producing."""
         self._parked = ParkedMessages(config.ready_timeout_s)
+        self._duplicates: set[str] = set()
+        """Requests whose ticket was another one's: they have failed, and have not ended in the scheduler yet."""
+        self._breaches: list[tuple[PeerLink, ProtocolViolation]] = []
         self.pins = PinnedBlocks()
 
     def __len__(self) -> int:
@@ -62,8 +66,13 @@ class ProducingTable:
 
     def begin(self, request_id: str, params: KVTransferParams, num_prompt_tokens: int, now_s: float) -> None:
         """Expect READY, which may be here already."""
+        transfer_id = params.transfer_id
+        if transfer_id in self._producing:
+            self._duplicates.add(request_id)
+            self._reports.output.failed_sending[request_id] = f"{transfer_id} is the transfer of another request"
+            return
         machine = ProducerTransfer(
-            transfer_id=params.transfer_id,
+            transfer_id=transfer_id,
             attempt=params.attempt,
             num_prompt_tokens=num_prompt_tokens,
             block_size=self._block_size,
@@ -72,17 +81,28 @@ class ProducingTable:
             content_hash=params.content_hash,
         )
         peer = (params.peer.engine_id, params.peer.incarnation)
-        producing = self._producing[params.transfer_id] = _Producing(request_id, peer, machine)
-        self._transfer_of_request[request_id] = params.transfer_id
+        producing = self._producing[transfer_id] = _Producing(request_id, peer, machine)
+        self._transfer_of_request[request_id] = transfer_id
         self._reports.count_begun(params.attempt)
-        parked = self._parked.take(params.transfer_id)
+        parked = self._parked.take(transfer_id)
         if parked is not None:
-            self._on_ready(producing, *parked, now_s)
+            try:
+                self._on_ready(producing, *parked, now_s)
+            except ProtocolViolation as error:
+                self._breaches.append((parked[0], error))
+
+    def take_breaches(self) -> list[tuple[PeerLink, ProtocolViolation]]:
+        """The links whose parked READY turned out to break the protocol when their request came, once."""
+        breaches, self._breaches = self._breaches, []
+        return breaches
 
     def on_finish(self, finish: ProducerFinish) -> None:
         """A request has ended in the scheduler."""
         producing = self._of_request(finish.request_id)
-        if producing is not None:
+        if finish.request_id in self._duplicates:
+            self._duplicates.remove(finish.request_id)
+            self._reports.output.finished_sending.add(finish.request_id)
+        elif producing is not None:
             self._follow(producing, producing.machine.on_finish(finish.end, finish.first_token_id))
 
     def on_progress(self, progress: Iterable[tuple[str, tuple[int, ...], int]], after: ComputeEvent | None) -> None:
@@ -115,8 +135,11 @@ class ProducingTable:
             elif message.block_hashes:
                 self._reports.output.wanted_prefixes.append(_describe_want(link, message))
         elif producing is not None:
-            self._follow(producing, producing.machine.on_cancel("the consumer let the request go"))
-        elif self._parked.take(message.transfer_id) is not None:
+            if producing.link is link:
+                self._follow(producing, producing.machine.on_cancel("the consumer let the request go"))
+            else:
+                self._reports.count_dropped("cancel of another link's transfer")
+        elif self._parked.take(message.transfer_id, link) is not None:
             self._refuse(link, message)
 
     def _on_ready(self, producing: _Producing, link: PeerLink, message: Ready, now_s: float) -> None:

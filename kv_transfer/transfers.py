@@ -8,6 +8,7 @@ from dataclasses import replace
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput, ProducerProgress
 from kv_transfer.consuming import ConsumingTable
+from kv_transfer.errors import ProtocolViolation
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.link import ChunkJob
 from kv_transfer.links import LinkTable
@@ -58,6 +59,10 @@ class TransferTable:
     def count_stall(self) -> None:
         """A chunk missed its deadline."""
         self._reports.stats.num_stalls += 1
+
+    def take_breaches(self) -> list[tuple[PeerLink, ProtocolViolation]]:
+        """The links that the last step has found to break the protocol, once."""
+        return self._producing.take_breaches()
 
     # -- what the scheduler asks for -----------------------------------------------------------------------------
 

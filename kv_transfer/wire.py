@@ -7,25 +7,28 @@ and so are the bytes on the data link: the k-th Chunk is the k-th run of bytes. 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from kv_transfer.connector import ProducerEnd
 from kv_transfer.layout import KVCacheLayout
+from kv_transfer.ranges import Count, Digest64, Incarnation, Sentence, ShortBytes, TokenId, WireName, Word
 
+MAX_BLOCK_HASHES: Final = 2**17
+"""Of one READY: a prompt of two million tokens in blocks of 16."""
 PROTOCOL_VERSION: Final = 5
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Consumer: who I am, whom I mean, and what a block is to me."""
 
-    protocol_version: int
-    engine_id: str
-    incarnation: int
-    peer_engine_id: str
-    peer_incarnation: int
-    transport: str
+    protocol_version: Count
+    engine_id: WireName
+    incarnation: Incarnation
+    peer_engine_id: WireName
+    peer_incarnation: Incarnation
+    transport: Word
     layout: KVCacheLayout
     checksum: bool = False
     is_on_gpu: bool = False
@@ -38,14 +41,14 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     rendezvous: where the data link is to be opened, in the transport's own words
     """
 
-    rendezvous: str
+    rendezvous: Sentence
     layout: KVCacheLayout
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """Producer: we do not agree, and on what."""
 
-    reason: str
+    reason: Sentence
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -56,30 +59,30 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     content_hash: of what the consumer's request is; a handoff of anything else is refused. Empty: not compared
     """
 
-    transfer_id: str
-    attempt: int
-    first_block: int
-    num_prompt_tokens: int
-    block_hashes: tuple[bytes, ...] = ()
-    content_hash: bytes = b""
+    transfer_id: WireName
+    attempt: Count
+    first_block: Count
+    num_prompt_tokens: Count
+    block_hashes: Annotated[tuple[ShortBytes, ...], msgspec.Meta(max_length=MAX_BLOCK_HASHES)] = ()
+    content_hash: ShortBytes = b""
 
 
 class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
     """Producer: the next bytes on the data link are these blocks, or pieces where block sizes differ."""
 
-    transfer_id: str
-    attempt: int
-    first_block: int
-    num_blocks: int
+    transfer_id: WireName
+    attempt: Count
+    first_block: Count
+    num_blocks: Count
 
 
 class ChunkSum(msgspec.Struct, frozen=True, tag="chunk_sum"):
     """Producer, with checksums on: the xxh3_64 of a chunk's bytes, once they have left. index: in its transfer."""
 
-    transfer_id: str
-    attempt: int
-    index: int
-    checksum: int
+    transfer_id: WireName
+    attempt: Count
+    index: Count
+    checksum: Digest64
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
@@ -89,12 +92,12 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     them are announced.
     """
 
-    transfer_id: str
-    attempt: int
+    transfer_id: WireName
+    attempt: Count
     end: ProducerEnd
-    num_chunks: int
-    first_token_id: int | None
-    reason: str
+    num_chunks: Count
+    first_token_id: TokenId | None
+    reason: Sentence
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -102,8 +105,8 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     said and nothing of what it promised is left to announce.
     """
 
-    transfer_id: str
-    attempt: int
+    transfer_id: WireName
+    attempt: Count
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):

@@ -63,6 +63,7 @@ class Node:
         is_shared: bool = False,
     ) -> None:
         self.address = address
+        self.control = control
         self.cache = allocate_shared_pool(layout) if is_shared else torch.zeros(layout.shape)
         self.output = KVConnectorOutput()
         self._has_news = threading.Event()
@@ -70,8 +71,16 @@ class Node:
 
     # -- what a scheduler asks for --------------------------------------------------------------------------------
 
-    def produce(self, request_id: str, consumer: EngineAddress, num_prompt_tokens: int, attempt: int = 0) -> None:
-        ticket = KVTransferParams(f"t-{request_id}", attempt, TransferRole.PRODUCER, consumer)
+    def produce(
+        self,
+        request_id: str,
+        consumer: EngineAddress,
+        num_prompt_tokens: int,
+        attempt: int = 0,
+        *,
+        transfer_id: str | None = None,
+    ) -> None:
+        ticket = KVTransferParams(transfer_id or f"t-{request_id}", attempt, TransferRole.PRODUCER, consumer)
         self._step(KVConnectorMetadata(new_producers=((request_id, ticket, num_prompt_tokens),)))
 
     def reserve(
@@ -81,8 +90,10 @@ class Node:
         block_ids: Sequence[int],
         num_prompt_tokens: int,
         num_local_blocks: int = 0,
+        *,
+        transfer_id: str | None = None,
     ) -> None:
-        ticket = KVTransferParams(f"t-{request_id}", 0, TransferRole.CONSUMER, producer)
+        ticket = KVTransferParams(transfer_id or f"t-{request_id}", 0, TransferRole.CONSUMER, producer)
         reservation = Reservation(request_id, ticket, tuple(block_ids), num_local_blocks, num_prompt_tokens)
         self._step(KVConnectorMetadata(reservations=(reservation,)))
 

@@ -47,6 +47,9 @@ class Deaf:
     def on_message(self, stream: object, message: ControlMessage) -> None:
         pass
 
+    def on_malformed(self, stream: object, reason: str) -> None:
+        pass
+
     def on_closed(self, stream: object, reason: str) -> None:
         pass
 

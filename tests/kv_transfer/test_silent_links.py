@@ -161,6 +161,9 @@ class _Mute:
     def on_message(self, stream: ControlStream, message: ControlMessage) -> None:
         pass
 
+    def on_malformed(self, stream: ControlStream, reason: str) -> None:
+        pass
+
     def on_closed(self, stream: ControlStream, reason: str) -> None:
         pass
 

@@ -40,6 +40,9 @@ class Deaf:
     def on_message(self, stream: ControlStream, message: ControlMessage) -> None:
         pass
 
+    def on_malformed(self, stream: ControlStream, reason: str) -> None:
+        pass
+
     def on_closed(self, stream: ControlStream, reason: str) -> None:
         pass
 

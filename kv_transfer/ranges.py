@@ -1,0 +1,37 @@
+"""The ranges of fields in messages between engines.
+
+msgspec refuses a message with a value outside of its field's range when it decodes the message. What a range cannot
+know (the vocabulary, the blocks that were asked for) is checked where the message is used.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+from msgspec import Meta
+
+MAX_COUNT: Final = 2**31 - 1
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+PositiveCount: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
+SizeBytes: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
+Incarnation: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
+Digest64: TypeAlias = Annotated[int, Meta(ge=0)]
+"""MessagePack has no integer of more than 64 bits."""
+TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+"""Below the vocabulary's size is checked by the engine, which knows it."""
+
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"\A[^\x00]*\Z")]
+"""An id. A zero character is what an engine marks its own names with (prefix_fetch.py)."""
+WireName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096)]
+"""An id that an engine may have marked."""
+Word: TypeAlias = Annotated[str, Meta(max_length=256)]
+Sentence: TypeAlias = Annotated[str, Meta(max_length=65_536)]
+Address: TypeAlias = Annotated[str, Meta(max_length=512, pattern=r"\A[^\s\x00]*\Z")]
+"""host:port; empty where nobody dials."""
+ShortBytes: TypeAlias = Annotated[bytes, Meta(max_length=1024)]
+"""A hash, or another name in bytes."""
+UnixTime: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
+"""Seconds."""
+Duration: TypeAlias = Annotated[float, Meta(ge=-1e12, le=1e12)]
+"""Seconds. Clocks of two hosts may differ, so a difference may be negative."""
