@@ -9,6 +9,7 @@ from pathlib import Path
 
 from actors.config import EngineConfig
 from actors.core.adapter_cache import AdapterCache
+from actors.core.block_hash import PUBLIC_KEY, BlockHashKey
 from actors.core.embedding_shelf import EmbeddingShelf
 from actors.core.embedding_transfers import Staging
 from actors.core.scheduler import Scheduler
@@ -41,6 +42,8 @@ def build_engine_core(
     say: Callable[[str], None] = logger.info,
     launch_ranks: RankLauncher = ProcessRanks,
     shelf: EmbeddingShelf | None = None,
+    *,
+    hash_key: BlockHashKey = PUBLIC_KEY,
 ) -> EngineCore:
     """Load the model, size and allocate the cache, warm up. Blocks for as long as the weights take.
 
@@ -48,6 +51,7 @@ def build_engine_core(
     say: told what the start is busy with, in a few words
     launch_ranks: starts the tensor-parallel ranks after the first, which is this process
     shelf: embeddings that others fetch are taken from there
+    hash_key: of the block hashes, the same in all engines that exchange KV
     Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable, StoreUnavailable or RankLost.
     """
     group: RankGroup | None = None
@@ -78,7 +82,7 @@ def build_engine_core(
         clock=time.monotonic,
     )
     executor: Executor = InProcessExecutor(worker, overlap=overlap)
-    return EngineCore(scheduler, executor if group is None else MultiRankExecutor(executor, group))
+    return EngineCore(scheduler, executor if group is None else MultiRankExecutor(executor, group), hash_key=hash_key)
 
 
 def _without_chunks(config: EngineConfig) -> EngineConfig:

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from actors.core.adapter import Adapter
+from actors.core.block_hash import PUBLIC_KEY, BlockHasher, BlockHashKey
 from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs, SchedulerOutput
 from actors.core.request import EngineCoreRequest, FinishReason, Request, RequestStatus
 from actors.core.scheduler import Scheduler
@@ -62,10 +63,19 @@ class _Question:
 class EngineCore:
     """A scheduler and the executor that does what it says."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        hash_key: BlockHashKey = PUBLIC_KEY,
+    ) -> None:
+        """hash_key: of the block hashes, the same in all engines that exchange KV."""
         self.scheduler = scheduler
         self.executor = executor
         self._clock = clock
+        self._hasher = BlockHasher(scheduler.block_size, hash_key)
         self._max_steps_ahead = int(scheduler.overlaps)
         self._under_way: deque[tuple[SchedulerOutput, RunningStep]] = deque()
         self._inbox: deque[_Submission | _Abort | _Preload | _Question] = deque()
@@ -154,7 +164,7 @@ class EngineCore:
 
     def _add(self, submission: _Submission) -> None:
         request = Request.from_engine_core_request(
-            submission.request, submission.client_index, self.scheduler.block_size, now_s=self._clock()
+            submission.request, submission.client_index, self._hasher, now_s=self._clock()
         )
         try:
             self.scheduler.add_request(request)

@@ -14,20 +14,24 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from struct import Struct, pack
 from typing import Annotated
 
 import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from xxhash import xxh3_128_digest
 
 from actors.config import CacheConfig, SchedulerConfig
+from actors.core.block_hash import PUBLIC_KEY, BlockHasher, ExtraKeys
 from actors.core.outputs import NO_TOKEN, ModelRunnerOutput, SchedulerOutput
 from actors.core.request import EngineCoreRequest, Request, RequestStatus
 from actors.core.sampling_params import SamplingParams
 from actors.core.scheduler import Scheduler
 
 _BLOCK_SIZE = 16
+_HASHER = BlockHasher(_BLOCK_SIZE, PUBLIC_KEY)
 _PROMPT = 512
 _EOS = 1
 _VLLM_US = {64: 10.7, 256: 13.2, 1024: 14.4}
@@ -44,6 +48,8 @@ def run(
     table = Table("what", "median us", "p99 us", title="one at a time")
     for name, measure in (
         ("build a request of 512 tokens with its block hashes (vLLM: 205 to 257)", _build_request),
+        ("of that, the block hashes: BLAKE2b, keyed", _hash_blocks),
+        ("the same by xxh3_128, which has no key", _hash_blocks_by_xxh3),
         ("look up a cached prefix of 32768 tokens", _look_up_prefix),
         ("abort one of 4096 running requests of 512 tokens", _abort_one),
         ("schedule with 64 running and 10 waiting", lambda n: _schedule_with_waiting(10, n)),
@@ -83,18 +89,35 @@ def _measure_steps(sizes: tuple[int, ...], steps: int) -> Table:
 
 def _build_request(repeats: int) -> list[float]:
     core_request = _core_request("r", _PROMPT)
-    return [_timed(lambda: Request.from_engine_core_request(core_request, 0, _BLOCK_SIZE)) for _ in range(repeats)]
+    return [_timed(lambda: Request.from_engine_core_request(core_request, 0, _HASHER)) for _ in range(repeats)]
+
+
+def _hash_blocks(repeats: int) -> list[float]:
+    token_ids = list(range(_PROMPT))
+    return [_timed(lambda: _HASHER.extend([], token_ids, ExtraKeys())) for _ in range(repeats)]
+
+
+def _hash_blocks_by_xxh3(repeats: int) -> list[float]:
+    token_ids, cut = list(range(_PROMPT)), Struct(f"{4 * _BLOCK_SIZE}s").iter_unpack
+
+    def hash_all() -> None:
+        parent, hashes = bytes(16), []
+        for (tokens,) in cut(pack(f"{_PROMPT}i", *token_ids)):
+            parent = xxh3_128_digest(parent + tokens)
+            hashes.append(parent)
+
+    return [_timed(hash_all) for _ in range(repeats)]
 
 
 def _look_up_prefix(repeats: int) -> list[float]:
     scheduler = _make_scheduler(1, num_blocks=3000, max_model_len=40_000)
     core_request = _core_request("first", 32_769)
-    scheduler.add_request(Request.from_engine_core_request(core_request, 0, _BLOCK_SIZE))
+    scheduler.add_request(Request.from_engine_core_request(core_request, 0, _HASHER))
     while scheduler.get_request_counts() != (1, 0):
         _step(scheduler)
     while scheduler.requests["first"].num_output_tokens == 0:
         _step(scheduler)
-    request = Request.from_engine_core_request(core_request, 0, _BLOCK_SIZE)
+    request = Request.from_engine_core_request(core_request, 0, _HASHER)
     assert len(scheduler.kv_cache_manager.get_computed_blocks(request)) == 2048
     return [_timed(lambda: scheduler.kv_cache_manager.get_computed_blocks(request)) for _ in range(repeats)]
 
@@ -122,7 +145,7 @@ def _with_running(num_running: int, *, num_waiting: int = 0) -> Scheduler:
     scheduler = _make_scheduler(num_running, num_blocks=num_running * (_PROMPT // _BLOCK_SIZE + 40), max_model_len=4096)
     for index in range(num_running + num_waiting):
         core_request = _core_request(f"r{index}", _PROMPT + index % _BLOCK_SIZE, seed=index)
-        scheduler.add_request(Request.from_engine_core_request(core_request, 0, _BLOCK_SIZE))
+        scheduler.add_request(Request.from_engine_core_request(core_request, 0, _HASHER))
     while scheduler.get_request_counts()[0] < num_running:
         _step(scheduler)
     for _ in range(2):

@@ -1,25 +1,50 @@
 """Names for full blocks of tokens: equal prefixes have equal names, in every process.
 
 A block's hash covers its parent's hash, its own tokens and what else its KV depends on (ExtraKeys), so it stands for
-the whole prefix. The chain starts from a hash of cache_salt: requests of different salts share nothing. xxh3_128 has no
-secret and is not collision-resistant against an attacker who chooses tokens; the salt is what separates tenants.
+the whole prefix. The chain starts from a hash of cache_salt: requests of different salts share nothing.
+
+A hash is BLAKE2b of 16 bytes, keyed with a key that the cluster's engines and ingresses share and nobody else knows. A
+client who chooses tokens can so neither look for two prompts with one name (vLLM: CVE-2025-25183), nor tell a prompt
+from its name.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from struct import Struct, calcsize, pack
-from typing import TypeAlias
-
-from xxhash import xxh3_128_digest
+from typing import Final, TypeAlias
 
 from actors.core.multimodal import MultiModalFeature
 
 BlockHash: TypeAlias = bytes
 """16 bytes."""
 
-_ROOT = b"raypd/block-hash/1"
+_HASH_SIZE_BYTES: Final = 16
+_KEY_SIZE_BYTES: Final = 32
+_ROOT: Final = b"raypd/block-hash/2"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHashKey:
+    """The key of a cluster's block hashes. value: 32 bytes, which no log line shows."""
+
+    value: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.value) != _KEY_SIZE_BYTES:
+            raise ValueError(f"a key of block hashes has {_KEY_SIZE_BYTES} bytes, not {len(self.value)}")
+
+    @classmethod
+    def draw(cls) -> BlockHashKey:
+        """Make a key that nobody else has."""
+        return cls(secrets.token_bytes(_KEY_SIZE_BYTES))
+
+
+PUBLIC_KEY: Final = BlockHashKey(bytes(_KEY_SIZE_BYTES))
+"""A key that everybody knows, for engines outside of a cluster (benchmarks, tests)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +69,15 @@ class ExtraKeys:
 
 
 class BlockHasher:
-    """Hashes the full blocks of one block size."""
+    """Hashes the full blocks of one block size with one key. It has no state: requests share it."""
 
-    __slots__ = ("_cut", "block_size")
+    __slots__ = ("_begin", "_cut", "_key", "block_size")
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, key: BlockHashKey) -> None:
         self.block_size = block_size
+        self._key = key
+        # A copy of a hash that has taken its key costs half of a new one.
+        self._begin = blake2b(digest_size=_HASH_SIZE_BYTES, key=key.value)
         self._cut = Struct(f"{block_size * calcsize('i')}s").iter_unpack
 
     def extend(self, block_hashes: list[BlockHash], token_ids: Sequence[int], keys: ExtraKeys) -> None:
@@ -65,16 +93,24 @@ class BlockHasher:
         new_token_ids = token_ids[first * self.block_size : last * self.block_size]
         # pack() reads the list three times as fast as array() does, iter_unpack() cuts without slices.
         blocks = self._cut(pack(f"{len(new_token_ids)}i", *new_token_ids))
-        parent = block_hashes[-1] if block_hashes else root_hash(keys.cache_salt)
-        digest, append = xxh3_128_digest, block_hashes.append
+        parent = block_hashes[-1] if block_hashes else self.root_hash(keys.cache_salt)
+        begin, append = self._begin.copy, block_hashes.append
         if keys.is_plain:
             for (tokens,) in blocks:
-                parent = digest(parent + tokens)
+                digest = begin()
+                digest.update(parent + tokens)
+                parent = digest.digest()
                 append(parent)
             return
         for block, (tokens,) in enumerate(blocks, first):
-            parent = digest(parent + tokens + self._extra(block, keys))
+            parent = self._digest(parent + tokens + self._extra(block, keys))
             append(parent)
+
+    def name_all(self, token_ids: Sequence[int], keys: ExtraKeys) -> BlockHash:
+        """Name all of token_ids as one block, whatever the block size."""
+        names: list[BlockHash] = []
+        BlockHasher(len(token_ids), self._key).extend(names, token_ids, keys)
+        return names[0]
 
     def name_tail(
         self, block_hashes: Sequence[BlockHash], token_ids: Sequence[int], keys: ExtraKeys
@@ -87,9 +123,18 @@ class BlockHasher:
         tail = token_ids[num_full * self.block_size :]
         if not tail:
             return None
-        parent = block_hashes[num_full - 1] if num_full else root_hash(keys.cache_salt)
+        parent = block_hashes[num_full - 1] if num_full else self.root_hash(keys.cache_salt)
         tokens = pack(f"{len(tail) + 1}i", len(tail), *tail)
-        return xxh3_128_digest(parent + tokens + self._extra(num_full, keys))
+        return self._digest(parent + tokens + self._extra(num_full, keys))
+
+    def root_hash(self, cache_salt: str | None) -> BlockHash:
+        """Return the parent of block 0. No salt and an empty one are different."""
+        return self._digest(_ROOT if cache_salt is None else _ROOT + b"\0" + cache_salt.encode())
+
+    def _digest(self, content: bytes) -> BlockHash:
+        digest = self._begin.copy()
+        digest.update(content)
+        return digest.digest()
 
     def _extra(self, block: int, keys: ExtraKeys) -> bytes:
         """Encode a block's own keys: each with its kind and its length, so that no two lists of keys look alike."""
@@ -104,8 +149,3 @@ class BlockHasher:
         if keys.prompt_embeds_digest is not None:
             parts.append((b"e", keys.prompt_embeds_digest))
         return b"".join(kind + len(value).to_bytes(4, "little") + value for kind, value in parts)
-
-
-def root_hash(cache_salt: str | None) -> BlockHash:
-    """Return the parent of block 0. No salt and an empty one are different."""
-    return xxh3_128_digest(_ROOT if cache_salt is None else _ROOT + b"\0" + cache_salt.encode())

@@ -144,7 +144,7 @@ class Request:
     )
 
     def __init__(
-        self, core_request: EngineCoreRequest, client_index: int, block_size: int | None, now_s: float
+        self, core_request: EngineCoreRequest, client_index: int, hasher: BlockHasher | None, now_s: float
     ) -> None:
         self.request_id = core_request.request_id
         self.client_index = client_index
@@ -178,7 +178,7 @@ class Request:
         """Prompt and output tokens that it may have in the end; the scheduler caps it by max_model_len."""
         self.stop_token_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else self.eos_token_ids))
         self.block_hashes: list[BlockHash] = []
-        self._hasher = None if block_size is None else BlockHasher(block_size)
+        self._hasher = hasher
         self._prompt_tail_name: BlockHash | None = None
         self.extend_block_hashes()
 
@@ -202,16 +202,16 @@ class Request:
         cls,
         core_request: EngineCoreRequest,
         client_index: int = 0,
-        block_size: int | None = None,
+        hasher: BlockHasher | None = None,
         *,
         now_s: float = 0.0,
     ) -> Request:
         """Make the engine's own request from a submitted one.
 
-        block_size: of the engine's KV cache; without it the request takes no part in prefix caching
-        now_s:      the engine's clock at its arrival there
+        hasher: of the engine's KV cache; without it the request takes no part in prefix caching
+        now_s:  the engine's clock at its arrival there
         """
-        return cls(core_request, client_index, block_size, now_s)
+        return cls(core_request, client_index, hasher, now_s)
 
     @property
     def num_tokens(self) -> int:
@@ -323,9 +323,8 @@ class Request:
 
     def content_hash(self) -> BlockHash:
         """Name everything that the KV of all_token_ids depends on, whatever the block size."""
-        names: list[BlockHash] = []
-        BlockHasher(self.num_tokens).extend(names, self.all_token_ids, self._extra_keys())
-        return names[0]
+        assert self._hasher is not None, "a request with a ticket takes part in prefix caching"
+        return self._hasher.name_all(self.all_token_ids, self._extra_keys())
 
     def prompt_tail_name(self) -> BlockHash | None:
         """Name what the prompt has after its last full block; None if it has nothing there."""

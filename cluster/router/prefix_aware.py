@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from actors.core.block_hash import BlockHash, BlockHasher, ExtraKeys
+from actors.core.block_hash import PUBLIC_KEY, BlockHash, BlockHasher, BlockHashKey, ExtraKeys
 from actors.core.request import EngineCoreRequest
 from cluster.engine_connection import EngineDescriptor, EngineKey
 from cluster.pairing import find_refusal
@@ -28,9 +28,12 @@ class PrefixAwarePair:
     from.
     """
 
-    def __init__(self, block_size: int, max_blocks: int = _MAX_BLOCKS) -> None:
-        """block_size: of the engines' KV caches; prefixes are counted in it, also where an engine has another size."""
-        self._hasher = BlockHasher(block_size)
+    def __init__(self, block_size: int, max_blocks: int = _MAX_BLOCKS, *, hash_key: BlockHashKey = PUBLIC_KEY) -> None:
+        """block_size: of the engines' KV caches; prefixes are counted in it, also where an engine has another size.
+
+        hash_key: of the block hashes, the cluster's own
+        """
+        self._hasher = BlockHasher(block_size, hash_key)
         self._index = PrefixIndex(max_blocks)
         self._adapters: OrderedDict[tuple[EngineKey, str], None] = OrderedDict()
         """Which engines were sent requests with which adapters, by keys; the pair that was used longest ago first."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from actors.config import CacheConfig, SchedulerConfig, SpeculativeConfig
 from actors.core.adapter import Adapter
+from actors.core.block_hash import PUBLIC_KEY, BlockHasher
 from actors.core.door import Ability
 from actors.core.embedding_transfers import Staging
 from actors.core.multimodal import EncoderInput, MultiModalFeature
@@ -21,6 +22,7 @@ from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.prefix_sources import PrefixSources
 
 BLOCK_SIZE = 4
+_HASHER = BlockHasher(BLOCK_SIZE, PUBLIC_KEY)
 EOS = 0
 
 
@@ -155,4 +157,4 @@ def make_request(
         encoder_inputs=tuple(EncoderInput(mm_hash, {}) for mm_hash in dict.fromkeys(f.mm_hash for f in mm_features)),
         kv_transfer_params=None if role is None else ticket(role, request_id),
     )
-    return Request.from_engine_core_request(core_request, client_index, BLOCK_SIZE, now_s=now_s)
+    return Request.from_engine_core_request(core_request, client_index, _HASHER, now_s=now_s)

@@ -1,28 +1,62 @@
 from __future__ import annotations
 
+from hashlib import blake2b
+from struct import pack
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from actors.core.block_hash import BlockHash, BlockHasher, ExtraKeys, root_hash
+from actors.core.block_hash import PUBLIC_KEY, BlockHash, BlockHasher, BlockHashKey, ExtraKeys
 from actors.core.multimodal import MultiModalFeature
 
 
-def hashes(token_ids: list[int], salt: str | None = None, block_size: int = 4) -> list[BlockHash]:
-    return keyed_hashes(token_ids, ExtraKeys(salt), block_size)
+def hashes(token_ids: list[int], salt: str | None = None) -> list[BlockHash]:
+    return hashes_with(token_ids, ExtraKeys(salt))
 
 
-def keyed_hashes(token_ids: list[int], keys: ExtraKeys, block_size: int = 4) -> list[BlockHash]:
+def hashes_with(token_ids: list[int], keys: ExtraKeys, hash_key: BlockHashKey = PUBLIC_KEY) -> list[BlockHash]:
+    return hashes_by(BlockHasher(4, hash_key), token_ids, keys)
+
+
+def hashes_by(hasher: BlockHasher, token_ids: list[int], keys: ExtraKeys) -> list[BlockHash]:
     found: list[BlockHash] = []
-    BlockHasher(block_size).extend(found, token_ids, keys)
+    hasher.extend(found, token_ids, keys)
     return found
 
 
 def test_a_hash_is_the_same_in_every_process_and_version() -> None:
     assert [value.hex() for value in hashes(list(range(8)))] == [
-        "1656bc5cc83603be53bf023e8e8ed038",
-        "7d1de5e0c50012a32e54fa6089a6ecc4",
+        "c270d6f7cf7ee1368414fdfe39d94035",
+        "b67cca4ef0119b1d94da6984921bbcaf",
     ]
+
+
+def test_a_hash_is_keyed_blake2b_over_its_parent_and_its_tokens() -> None:
+    key, token_ids = BlockHashKey(bytes(range(32))), [7, 8, 9, 10]
+    root = blake2b(b"raypd/block-hash/2", key=key.value, digest_size=16).digest()
+    assert hashes_with(token_ids, ExtraKeys(), key) == [
+        blake2b(root + pack("4i", *token_ids), key=key.value, digest_size=16).digest()
+    ]
+
+
+def test_who_has_another_key_has_other_names_for_everything() -> None:
+    token_ids, keys = list(range(10)), ExtraKeys("salt", "adapter")
+    one, other = BlockHasher(4, BlockHashKey.draw()), BlockHasher(4, BlockHashKey.draw())
+    names = [
+        {*hashes, hasher.root_hash("salt"), hasher.name_tail(hashes, token_ids, keys), hasher.name_all(token_ids, keys)}
+        for hasher in (one, other)
+        for hashes in [hashes_by(hasher, token_ids, keys)]
+    ]
+    assert [len(of_one) for of_one in names] == [5, 5]
+    assert not names[0] & names[1]
+
+
+def test_a_key_is_not_shown_and_has_32_bytes() -> None:
+    key = BlockHashKey(b"k" * 32)
+    assert "k" * 8 not in f"{key} {key!r}"
+    with pytest.raises(ValueError, match="has 32 bytes, not 31"):
+        BlockHashKey(b"k" * 31)
 
 
 def test_only_full_blocks_have_a_hash() -> None:
@@ -41,13 +75,14 @@ def test_extending_gives_what_hashing_at_once_gives() -> None:
     token_ids = list(range(20))
     found: list[BlockHash] = []
     for num_tokens in (3, 4, 11, 12, 20):
-        BlockHasher(4).extend(found, token_ids[:num_tokens], ExtraKeys("salt"))
+        BlockHasher(4, PUBLIC_KEY).extend(found, token_ids[:num_tokens], ExtraKeys("salt"))
     assert found == hashes(token_ids, "salt")
 
 
 @pytest.mark.parametrize(("one", "other"), [(None, ""), ("a", "b"), (None, "a")])
 def test_salts_separate_every_block(one: str | None, other: str | None) -> None:
-    assert root_hash(one) != root_hash(other)
+    hasher = BlockHasher(4, PUBLIC_KEY)
+    assert hasher.root_hash(one) != hasher.root_hash(other)
     token_ids = list(range(8))
     assert not set(hashes(token_ids, one)) & set(hashes(token_ids, other))
 
@@ -71,7 +106,7 @@ ITEM = MultiModalFeature("cat", 5, 2, 2)
 )
 def test_a_key_changes_the_blocks_that_it_concerns_and_all_after_them(keys: ExtraKeys, num_equal: int) -> None:
     token_ids = list(range(16))
-    pairs = zip(hashes(token_ids), keyed_hashes(token_ids, keys), strict=True)
+    pairs = zip(hashes(token_ids), hashes_with(token_ids, keys), strict=True)
     assert [one == other for one, other in pairs] == [True] * num_equal + [False] * (4 - num_equal)
 
 
@@ -99,7 +134,7 @@ def seen_by(block: int, token_ids: list[int], keys: ExtraKeys) -> object:
 def test_blocks_share_a_hash_iff_nothing_before_their_end_differs(
     one_tokens: list[int], other_tokens: list[int], one_keys: ExtraKeys, other_keys: ExtraKeys
 ) -> None:
-    ones, others = keyed_hashes(one_tokens, one_keys), keyed_hashes(other_tokens, other_keys)
+    ones, others = hashes_with(one_tokens, one_keys), hashes_with(other_tokens, other_keys)
     is_same = True
     for block, (one, other) in enumerate(zip(ones, others, strict=True)):
         is_same &= seen_by(block, one_tokens, one_keys) == seen_by(block, other_tokens, other_keys)

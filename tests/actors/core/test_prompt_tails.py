@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from actors.core.block_hash import PUBLIC_KEY, BlockHasher
 from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.multimodal import MultiModalFeature
 from actors.core.prompt_tails import BlockCopy
@@ -246,7 +247,7 @@ def test_who_wants_something_of_every_prompt_token_computes_all_of_them() -> Non
     driver = with_leader()
     params = SamplingParams(max_tokens=2, prompt_logprobs=1)
     core_request = EngineCoreRequest(request_id="s", prompt_token_ids=list(PROMPT), sampling_params=params)
-    driver.scheduler.add_request(Request.from_engine_core_request(core_request, 0, BLOCK_SIZE))
+    driver.scheduler.add_request(Request.from_engine_core_request(core_request, 0, BlockHasher(BLOCK_SIZE, PUBLIC_KEY)))
     driver.scheduler.add_request(sample("mean", pooling_params=PoolingParams(pooling="mean")))
     driver.step()
     assert driver.scheduled() == {"leader": 1, "s": 11, "mean": 11}
