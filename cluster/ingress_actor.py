@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from actors.engine_profile import EngineProfile
 from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded, no_collection
 from actors.log_lines import write_log_lines
 from actors.ray_calls import RayCallFailed, ask_head, call
+from cluster.access.tls import is_loopback
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import ClusterError, ControllerUnavailable
@@ -102,6 +104,16 @@ class IngressHealth:
     num_requests: int = 0
 
 
+def _outward_address() -> str:
+    """This host's address as others see it; loopback if it has no route to anywhere."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address of no host; UDP sends nothing here
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
 class IngressActor:
     """One ingress. Stateless: everything that it knows comes from the controller and from its clients."""
 
@@ -114,7 +126,9 @@ class IngressActor:
     async def place(self) -> tuple[str, str]:
         """The id and the address of the node that it is on."""
         node_id = ray.get_runtime_context().get_node_id()
-        return node_id, ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # ray
+        address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # ray
+        # In a local cluster Ray only knows loopback, where clients on other hosts find nothing.
+        return node_id, _outward_address() if is_loopback(address) else address
 
     async def use_ports(self, ports: IngressPorts) -> None:
         """Which ports it will listen on. Comes before everything that follows."""

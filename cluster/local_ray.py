@@ -17,10 +17,15 @@ import grpc
 
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart
+from cluster.ray_directory import RayDirectory
+
+logger = logging.getLogger(__name__)
 
 _OBJECT_STORE_BYTES = 80 * 2**20
 _ANSWER_TIMEOUT_S: Final = 20.0
 _IS_ALIVE: Final = "/ray.rpc.NodeInfoGcsService/CheckAlive"
+_directories: Final[list[RayDirectory]] = []
+"""Of the local cluster, while there is one: Ray has one for a process, too."""
 
 
 def connect(config: ClusterConfig) -> ClusterConfig:
@@ -28,8 +33,9 @@ def connect(config: ClusterConfig) -> ClusterConfig:
 
     Returns the configuration as it is for that cluster: in a local one, engines listen on loopback only. Raises
     CannotStart if that cluster does not answer, or does not take us.
-    A local cluster listens on loopback only and takes a token of its own: Ray 2.60's default would write one into the
-    user's home directory, which changes how every later cluster of that user starts.
+    Every process of a local cluster, Ray's own included, listens on loopback only (docs/security.md has the list), and
+    its files are in a directory that only this user can enter. It takes a token of its own: Ray 2.60's default would
+    write one into the user's home directory, which changes how every later cluster of that user starts.
     """
     address = address_of(config)
     if address is not None:
@@ -60,11 +66,18 @@ def sigterm_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def disconnect() -> None:
-    """Leave the cluster; a local one ends."""
+def disconnect(*, has_failed: bool = False) -> None:
+    """Leave the cluster; a local one ends. has_failed: its logs are kept, and a log line says where."""
     import ray
 
     ray.shutdown()
+    while _directories:
+        directory = _directories.pop()
+        if has_failed:
+            logger.warning("the logs of the local Ray cluster are kept", extra={"directory": str(directory.logs)})
+            directory.keep()
+        else:
+            directory.remove()
 
 
 def _join(address: str, namespace: str) -> None:
@@ -107,9 +120,22 @@ def _start_local(config: ClusterConfig) -> None:
     # By Ray's default workers yield to everything else on the machine (nice 15): beside other work an engine may be
     # silent for long enough to be taken for lost.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Ray takes 127.0.0.1 for "the address that others see", and then has half of its servers listen on every address,
+    # unless it is told that there will be no other node. The name tells where Ray does so by itself.
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    directory = RayDirectory()
+    _directories.append(directory)
+    try:
+        _init(config, directory)
+    except BaseException:
+        disconnect(has_failed=True)
+        raise
+
+
+def _init(config: ClusterConfig, directory: RayDirectory) -> None:
     import ray
 
     with sigterm_blocked():
@@ -121,4 +147,5 @@ def _start_local(config: ClusterConfig) -> None:
             log_to_driver=False,
             logging_level=logging.WARNING,
             _node_ip_address="127.0.0.1",
+            _temp_dir=str(directory.path),
         )

@@ -253,8 +253,10 @@ def _say_ready(config: ClusterConfig, console: Console, cluster: RunningCluster)
 def _disconnect_at_the_end() -> Iterator[None]:
     try:
         yield
-    finally:
-        local_ray.disconnect()
+    except BaseException:
+        local_ray.disconnect(has_failed=True)
+        raise
+    local_ray.disconnect()
 
 
 @contextmanager

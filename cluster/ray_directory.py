@@ -1,0 +1,81 @@
+"""The temporary directory of a Ray cluster that raypd starts: nobody but its user can enter it.
+
+Ray gives its own directory, its sockets and its logs mode 0777, whatever the umask is. So Ray gets a directory within
+one of mode 0700, which holds a locked file for as long as the driver lives. What a killed driver has left is removed by
+a later start, after a day in which its logs can be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+_PREFIX: Final = "raypd-ray-"
+_LOCK: Final = "in-use"
+_KEPT_S: Final = 24 * 3600.0
+_MAX_SOCKET_PATH: Final = 107
+_LONGEST_SOCKET: Final = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store.99")
+
+
+class RayDirectory:
+    """A new directory for one Ray cluster. path: what Ray is given."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        """parent: where it is made; default: RAY_TMPDIR, or the system's temporary directory.
+
+        In both cases it is /tmp where the path of a Unix socket would be too long.
+        """
+        parent = parent or Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+        if len(os.fsencode(parent)) + len(f"/{_PREFIX}xxxxxxxx/r") + _LONGEST_SOCKET > _MAX_SOCKET_PATH:
+            parent = Path("/tmp")
+        _remove_old(parent)
+        self._own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mode 0700
+        self._lock = os.open(self._own / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.path = self._own / "r"
+
+    @property
+    def logs(self) -> Path:
+        """Where the cluster's processes log."""
+        return self.path / "session_latest" / "logs"
+
+    def remove(self) -> None:
+        """Remove it and all that is in it, once Ray has ended."""
+        shutil.rmtree(self._own, ignore_errors=True)
+        self.keep()
+
+    def keep(self) -> None:
+        """Leave it for whoever looks for the cause of a failure; a later start removes it, after a day."""
+        os.close(self._lock)
+
+
+def _remove_old(parent: Path) -> None:
+    now_s = time.time()
+    for directory in parent.glob(f"{_PREFIX}*"):
+        # One that vanishes meanwhile, or is another user's, is left alone.
+        with contextlib.suppress(OSError):
+            found = directory.lstat()
+            is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+            if is_ours and now_s - found.st_mtime > _KEPT_S and not _is_in_use(directory):
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _is_in_use(directory: Path) -> bool:
+    try:
+        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
