@@ -20,6 +20,7 @@ from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import ClusterError, ControllerUnavailable
 from cluster.ingress.ports import IngressPorts
 from cluster.pool.membership import Membership, ServedModel
+from cluster.startup_checks import refuse_bad_node
 from cluster.status import ControllerView
 from cluster.torch_free import without_torch
 
@@ -131,12 +132,16 @@ class IngressActor:
         return node_id, _outward_address() if is_loopback(address) else address
 
     async def use_ports(self, ports: IngressPorts) -> None:
-        """Which ports it will listen on. Comes before everything that follows."""
+        """Take in which ports it will listen on; comes before everything that follows.
+
+        Raises InvalidConfig if this node has not what that needs, before any engine has loaded.
+        """
         # Imported here: the driver and the controller handle this class without loading a tokenizer library.
         with no_collection(), without_torch():
             from cluster.ingress.process import IngressProcess
 
         config = self._config.model_copy(update={"ingress": ports.applied_to(self._config.ingress)})
+        await refuse_bad_node(config.ingress)
         self._process = IngressProcess(config, RemoteController(self._controller_name))
 
     async def health(self) -> IngressHealth:

@@ -6,21 +6,28 @@ when the engines have loaded. The checks read files and bind sockets for a momen
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import logging
 import math
 import socket
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from actors.model.host_memory import free_host_memory_bytes
+from cluster.access.certificate_dates import find_certificate_warnings
 from cluster.access.tls import ServerTls, TlsConfig
 from cluster.access.tokens import read_token_file
 from cluster.config import ClusterConfig, IngressConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import AddressUnavailable, InvalidConfig
 
+logger = logging.getLogger(__name__)
+
 _GIB: Final = 1 << 30
+_LOOK_AGAIN_S: Final = 0.2
 
 
 def refuse_bad_start(config: ClusterConfig) -> None:
@@ -29,6 +36,21 @@ def refuse_bad_start(config: ClusterConfig) -> None:
     mistakes = [*find_ingress_mistakes(config.ingress, num_ingresses), *find_memory_mistakes(config)]
     if mistakes:
         raise InvalidConfig("this machine", mistakes)
+
+
+async def refuse_bad_node(ingress: IngressConfig, patience_s: float = 5.0) -> None:
+    """Check what one ingress needs of the node that it is on, and log what its certificates' dates give reason for.
+
+    patience_s: an ingress that was replaced may hold its ports for a moment longer
+    Raises InvalidConfig with every mistake.
+    """
+    give_up_s = time.monotonic() + patience_s
+    while mistakes := await asyncio.to_thread(find_ingress_mistakes, ingress):
+        if time.monotonic() >= give_up_s:
+            raise InvalidConfig(f"node {socket.gethostname()}", mistakes)
+        await asyncio.sleep(_LOOK_AGAIN_S)
+    for warning in await asyncio.to_thread(find_certificate_warnings, ingress.tls):
+        logger.warning("a certificate's dates are not good", extra={"reason": warning})
 
 
 def find_ingress_mistakes(ingress: IngressConfig, num_ingresses: int = 1) -> list[str]:

@@ -126,6 +126,8 @@ class Controller:
         self._raise_if_one_died()
 
     def _raise_if_one_died(self) -> None:
+        if refusal := self._ingresses.refusal:
+            raise CannotStart(refusal)
         for engine in self._fleet:
             if engine.state is EngineState.DEAD:
                 raise CannotStart(self._fleet.history(engine.slot).last_error)

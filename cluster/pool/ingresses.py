@@ -20,7 +20,7 @@ from actors.config import ModelFacts
 from actors.ray_calls import FailureKind, RayCallFailed, call, ray_failures
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor
-from cluster.errors import CannotStart
+from cluster.errors import CannotStart, InvalidConfig
 from cluster.ingress.ports import IngressPorts
 from cluster.ingress_actor import IngressActor
 from cluster.pool.ingress_life import IngressLife, SavedIngress
@@ -66,6 +66,8 @@ class Ingresses:
         self._facts: ModelFacts | None = None
         self._acting: set[asyncio.Task[None]] = set()
         self._starts: dict[int, asyncio.Task[None]] = {}
+        self._refusals: dict[int, str] = {}
+        """Why their settings cannot be used on their node, of those whose newest start found that."""
         self._avoided: frozenset[str] = frozenset()
         """Ids of nodes where none is to be."""
 
@@ -90,6 +92,13 @@ class Ingresses:
         ingress = self._config.ingress
         needs = f"each needs {ingress.resources} on a node that is labelled {ingress.labels}"
         return "" if self._begun() else f"no ingress is up: {needs}"
+
+    @property
+    def refusal(self) -> str:
+        """Why no ingress can start with these settings, ever; empty while one is up or may come up."""
+        if self._begun() or self._starts or set(self._places.numbers) - set(self._refusals):
+            return ""
+        return "\n".join(reason for _, reason in sorted(self._refusals.items()))
 
     def views(self) -> tuple[IngressView, ...]:
         """For people."""
@@ -306,8 +315,11 @@ class Ingresses:
             ports = self._ports.get(life.number) or self._free_ports(life)
             await call(life.actor.use_ports, ports, timeout_s=timeout_s)
         except RayCallFailed as failed:
+            if isinstance(failed.cause, InvalidConfig):
+                self._refusals[life.number] = str(failed)
             await self._give_up(life, str(failed))
         else:
+            self._refusals.pop(life.number, None)
             life.has_begun = True
 
     async def _open_or_give_up(self, life: IngressLife, facts: ModelFacts) -> None:

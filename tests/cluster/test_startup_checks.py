@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 from cluster.cli import app
 from cluster.config import ClusterConfig, IngressConfig
 from cluster.errors import InvalidConfig
-from cluster.startup_checks import find_ingress_mistakes, find_memory_mistakes, refuse_bad_start
+from cluster.startup_checks import find_ingress_mistakes, find_memory_mistakes, refuse_bad_node, refuse_bad_start
 from tests.cluster.access.certificates import Authority
 
 _GIB = 1 << 30
@@ -111,6 +112,16 @@ def test_every_mistake_is_said_at_once(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(InvalidConfig) as refused:
         refuse_bad_start(_config(ingress={"port": taken.getsockname()[1], "http": None, "tokens": str(missing)}))
     assert len(refused.value.mistakes) == 2
+
+
+async def test_an_ingress_waits_a_moment_for_the_port_of_the_one_before_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ingress = IngressConfig.model_validate({"port": taken.getsockname()[1], "http": None})
+        with pytest.raises(InvalidConfig, match=r"node .*somebody listens there already"):
+            await refuse_bad_node(ingress, patience_s=0.0)
+        waiting = asyncio.create_task(refuse_bad_node(ingress, patience_s=60.0))
+        await asyncio.sleep(0)
+    await waiting
 
 
 def test_serve_says_so_before_it_starts_ray(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -69,7 +70,8 @@ class ServeProcess:
         """Signal it and everything that it started, as systemd ends a service, and wait as stop() does."""
         family = psutil.Process(self._process.pid).children(recursive=True)
         for pid in (self._process.pid, *(process.pid for process in family)):
-            os.kill(pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # One ends because another has.
+                os.kill(pid, signal.SIGTERM)
         return self._wait_until_gone(family)
 
     @property

@@ -13,12 +13,13 @@ import ray
 from actors.config import ModelFacts
 from cluster.config import ClusterConfig, IngressConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.errors import AddressUnavailable, CannotStart
+from cluster.errors import AddressUnavailable, CannotStart, InvalidConfig
 from cluster.ingress.ports import IngressPorts
 from cluster.ingress_actor import IngressHealth
 from cluster.pool.ingresses import Ingresses
 from cluster.pool.journal import Journal
 from cluster.pool.membership import Membership
+from cluster.pool.names import ingress_actor_name
 from cluster.pool.ray_calls import HeadProbe
 from cluster.pool.reconciler import RestartPolicy
 from tests.cluster.pool.fake_ray import CANNOT_START, UNAVAILABLE, FakeRay
@@ -27,6 +28,7 @@ from tests.kv_transfer.connected_workers import LAYOUT
 FACTS = ModelFacts(64, 257, (256,), LAYOUT)
 ENGINE = EngineDescriptor("decode-0", 1, EngineRole.DECODE, "127.0.0.1:1")
 POLICY = RestartPolicy(window_s=1e6, first_backoff_s=1000.0, max_backoff_s=1000.0)
+TAKEN_PORT = 50099
 NOW_S = time.time()
 """Deaths are noted by the wall clock."""
 
@@ -47,6 +49,8 @@ class FakeIngress:
         return "node-a", "10.0.0.1"
 
     async def use_ports(self, ports: IngressPorts) -> None:
+        if ports.grpc == TAKEN_PORT:
+            raise InvalidConfig("node a", [f"port {ports.grpc} is taken"])
         self.ports = IngressPorts(ports.grpc or 4242, None if ports.http is None else ports.http or 4243)
 
     async def health(self) -> IngressHealth:
@@ -442,3 +446,26 @@ async def test_a_canary_waits_for_the_first_node_that_may_have_an_ingress(
         await proving
     assert world.thing("raypd-ingress/0/1").proofs == ["decode-0"]
     assert world.ingresses.missing() == ""
+
+
+async def test_settings_that_no_node_can_use_are_told_before_an_engine_is_waited_for(world_of: WorldOf) -> None:
+    world = world_of(1, port=TAKEN_PORT)
+    world.ingresses.begin(NOW_S)
+    assert world.ingresses.refusal == "", "it may still come up"
+    await world.ingresses.settled()
+    assert world.ingresses.refusal == f"node a: port {TAKEN_PORT} is taken"
+
+
+async def test_an_ingress_that_can_serve_makes_up_for_one_that_cannot(world_of: WorldOf) -> None:
+    world = world_of(2, port=TAKEN_PORT - 1)
+    world.ingresses.begin(NOW_S)
+    await world.ingresses.settled()
+    assert world.ingresses.refusal == ""
+
+
+async def test_what_ray_cannot_start_yet_is_no_refusal(world_of: WorldOf) -> None:
+    world = world_of()
+    world.ray.failures[ingress_actor_name(0, 1)] = CANNOT_START["no node"]
+    world.ingresses.begin(NOW_S)
+    await world.ingresses.settled()
+    assert world.ingresses.refusal == ""
