@@ -312,7 +312,7 @@ def load_cluster_config(path: Path | None, overrides: dict[str, Any], *, looks_a
 def find_checkpoint_mistakes(config: ClusterConfig) -> list[str]:
     """Why the model, or an adapter, cannot be served as it is configured, by their files on this machine."""
     return [
-        *find_model_mistakes(Path(config.model.model), config.tensor_parallel_sizes),
+        *find_model_mistakes(config.model, config.tensor_parallel_sizes),
         *find_adapter_mistakes(config.lora),
     ]
 

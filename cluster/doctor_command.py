@@ -53,8 +53,11 @@ def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, list[Findi
     checkpoint, findings = read_checkpoint(directory)
     if checkpoint is not None:
         findings.append(check_tokenizer(directory, use_fastokens=config.ingress.use_fastokens))
-        mistakes = find_model_mistakes(directory, config.tensor_parallel_sizes)
-        findings += [failure("model settings", mistake, "choose another number of ranks") for mistake in mistakes]
+        mistakes = find_model_mistakes(config.model, config.tensor_parallel_sizes)
+        advice = "see docs/models.md for what is served, or change the setting that is named"
+        findings += [failure("model", mistake, advice) for mistake in mistakes]
+        # What no engine serves needs no memory, and its sizes may make no sense.
+        checkpoint = None if mistakes else checkpoint
     mistakes = find_adapter_mistakes(config.lora)
     findings += [failure("LoRA adapters", mistake, "leave it out, or see docs/lora.md") for mistake in mistakes]
     return checkpoint, findings

@@ -1,34 +1,46 @@
-"""What the files of a checkpoint, and of adapters, say at the door, before any engine has to die of it."""
+"""What the files of a checkpoint, and of adapters, say before anything starts, and no engine has to fail to say it."""
 
 from __future__ import annotations
 
 import json
+import logging
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from actors.adapter_files import check_adapter
+from actors.config import ModelConfig
 from actors.lora_config import LoraConfig
 from actors.peft_config import AdapterRefused
-from kv_transfer.layout import rank_kv_heads
+from cluster.checkpoint_files import UnreadableCheckpoint, read_config_file, read_weights
+
+logger = logging.getLogger(__name__)
+
+_PROBE_TIMEOUT_S: Final = 60.0
 
 
-def find_model_mistakes(directory: Path, tensor_parallel_sizes: Mapping[str, int]) -> list[str]:
-    """Why this model cannot be served as it is configured; empty if nothing speaks against it so far.
+def find_model_mistakes(model: ModelConfig, tensor_parallel_sizes: Mapping[str, int]) -> list[str]:
+    """Why this model cannot be served as it is configured; empty if its files do not speak against it.
 
     tensor_parallel_sizes: by the setting's name, such as "decode.parallel.tensor_parallel_size"
     """
+    directory = Path(model.model)
     try:
-        text = (directory / "config.json").read_text()
-    except OSError:
-        missing = "is not a checkpoint in Hugging Face format: there is no config.json in it"
-        return [f"model.model: {str(directory)!r} {missing}"]
-    try:
-        config = json.loads(text)
-    except ValueError as error:
-        return [f"model.model: {str(directory / 'config.json')!r} is not JSON: {error}"]
-    mistakes = ((name, _find_head_mistake(config, size)) for name, size in tensor_parallel_sizes.items())
-    return [f"{name} = {tensor_parallel_sizes[name]}: {mistake}" for name, mistake in mistakes if mistake]
+        config = read_config_file(directory)
+        if model.load_format == "auto":
+            read_weights(directory)
+    except UnreadableCheckpoint as error:
+        return [f"model.model: {error}"]
+    if model.trust_remote_code and "auto_map" in config:
+        # Its code is for the engines to run.
+        return []
+    if "transformers" in sys.modules:
+        from cluster.model_probe import find_config_mistakes
+
+        return find_config_mistakes(model, tensor_parallel_sizes)
+    return _ask_child(model, tensor_parallel_sizes)
 
 
 def find_adapter_mistakes(lora: LoraConfig | None) -> list[str]:
@@ -44,19 +56,20 @@ def find_adapter_mistakes(lora: LoraConfig | None) -> list[str]:
     return mistakes
 
 
-def _find_head_mistake(config: Any, tp_size: int) -> str | None:  # JSON
-    """Why the model's heads cannot be shared by so many ranks; None also where config.json names none.
-
-    The engines' own word (actors/model/tensor_parallel_plan.py) is the last one: it knows transformers' defaults.
-    """
-    text = config.get("text_config") or config
-    num_heads = text.get("num_attention_heads") or text.get("n_head")
-    if tp_size == 1 or not isinstance(num_heads, int):
-        return None
-    if num_heads % tp_size:
-        return f"the model's {num_heads} attention heads cannot be shared evenly by {tp_size} ranks"
+def _ask_child(model: ModelConfig, tensor_parallel_sizes: Mapping[str, int]) -> list[str]:
+    """Ask in a process of its own: transformers is imported there without torch, which this process may need."""
+    question = json.dumps({"model": model.model_dump(), "sizes": dict(tensor_parallel_sizes)})
+    command = [sys.executable, "-m", "cluster.model_probe"]
     try:
-        rank_kv_heads(text.get("num_key_value_heads") or num_heads, tp_size, 0)
-    except ValueError as error:
-        return f"the model's {error}"
-    return None
+        done = subprocess.run(
+            command, input=question, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True
+        )
+    except subprocess.TimeoutExpired:
+        # The machine is slow, which says nothing about the model: the engines will ask again.
+        logger.warning("the model's config was not checked in time", extra={"timeout_s": _PROBE_TIMEOUT_S})
+        return []
+    except subprocess.CalledProcessError as error:
+        last = "".join(str(error.stderr).strip().splitlines()[-1:])
+        return [f"model.model: {str(Path(model.model) / 'config.json')!r} cannot be used: {last}"]
+    mistakes: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return [str(mistake) for mistake in mistakes]

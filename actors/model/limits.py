@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 from transformers import PretrainedConfig
 
+from actors.model.config_rules import architecture_name
 from actors.model.errors import UnsupportedModel
-from actors.model.support import architecture_name
-
-logger = logging.getLogger(__name__)
 
 
 def derive_max_model_len(config: PretrainedConfig, wanted: int | None, first_position: int = 0) -> int:
@@ -18,7 +15,7 @@ def derive_max_model_len(config: PretrainedConfig, wanted: int | None, first_pos
 
     first_position: the model's number of it; those below are not used
     LongRoPE rotates every token of a batch by the frequencies of the longest sequence in it. Served beyond its original
-    length, a request's tokens would depend on its neighbours, so that length is the limit.
+    length, a request's tokens would depend on its neighbours: it is refused, unless the wanted length ends before.
     Raises UnsupportedModel if more is wanted than the model can do, or if the model does not say how much it can.
     """
     text = config.get_text_config(decoder=True)
@@ -30,16 +27,20 @@ def derive_max_model_len(config: PretrainedConfig, wanted: int | None, first_pos
     if limit is None:
         if wanted is None:
             raise UnsupportedModel(
-                architecture_name(config), "its config has no max_position_embeddings; give max_model_len"
+                architecture_name(config), "its config has no max_position_embeddings; give model.max_model_len"
             )
         return wanted
-    if wanted is not None and wanted > limit:
-        reason = "LongRoPE beyond its original length depends on the batch" if originals else "its positions end there"
+    if originals and (wanted or positions or 0) > limit:
         raise UnsupportedModel(
-            architecture_name(config), f"max_model_len is {wanted}, but at most {limit} is possible: {reason}"
+            architecture_name(config),
+            f"its rotary embedding (LongRoPE) has other factors beyond {limit} tokens, by which transformers computes "
+            f"all of a sequence again, and they are not served: set model.max_model_len to {limit} or less",
         )
-    if originals and wanted is None:
-        logger.warning("LongRoPE models are served at their original length only", extra={"max_model_len": limit})
+    if wanted is not None and wanted > limit:
+        raise UnsupportedModel(
+            architecture_name(config),
+            f"model.max_model_len is {wanted}, but at most {limit} is possible: its positions end there",
+        )
     return wanted or limit
 
 

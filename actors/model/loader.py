@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from actors.config import ModelConfig
 from actors.model.attention.base import register_attention
 from actors.model.attention.probe import GeometryProbe, KVGeometry
+from actors.model.config_rules import architecture_name, quantization_method, read_config
 from actors.model.errors import CheckpointError, DeviceUnavailable, UnsupportedModel
 from actors.model.fingerprint import fingerprint_checkpoint
 from actors.model.forward import FlatForward
@@ -25,7 +26,7 @@ from actors.model.multimodal.families import VisionFamily, vision_family
 from actors.model.pooling.head import ClassificationHead
 from actors.model.pooling.loading import load_pooling
 from actors.model.self_check import check_forward
-from actors.model.support import architecture_name, attention_choice, refuse_unsupported
+from actors.model.support import attention_choice, refuse_unsupported
 from actors.model.tensor_parallel import ModelShard, SplitLinear, build_shard
 from actors.model.tensor_parallel_group import TensorParallelGroup
 from actors.model.tensor_parallel_plan import shard_heads
@@ -88,14 +89,14 @@ def load_model(model_config: ModelConfig, group: TensorParallelGroup | None = No
 def _build(
     directory: Path, model_config: ModelConfig, group: TensorParallelGroup | None
 ) -> tuple[PretrainedConfig, ModelShard]:
-    config = _read_config(directory, model_config)
+    config = read_config(directory, trust_remote_code=model_config.trust_remote_code)
     # It builds one, too, to look at.
-    refuse_unsupported(config, trust_remote_code=model_config.trust_remote_code)
+    refuse_unsupported(
+        config,
+        trust_remote_code=model_config.trust_remote_code,
+        tp_size=1 if group is None else group.size,
+    )
     register_attention()
-    if group is not None and vision_family(config) is not None:
-        raise UnsupportedModel(
-            architecture_name(config), f"models with images run on one rank, and tensor_parallel_size is {group.size}"
-        )
     if group is None:
         return config, ModelShard(_read_model(directory, config, model_config), {})
     return config, _read_shard(directory, config, model_config, group)
@@ -155,16 +156,6 @@ def _checkpoint_directory(model_config: ModelConfig) -> Path:
     return directory
 
 
-def _read_config(directory: Path, model_config: ModelConfig) -> PretrainedConfig:
-    try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=model_config.trust_remote_code
-        )
-    except (OSError, ValueError, KeyError) as exc:
-        raise CheckpointError(f"model: {directory / 'config.json'} cannot be used: {exc}") from exc
-    return config
-
-
 def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelConfig) -> PreTrainedModel:
     dtype = _named_dtype(model_config) or "auto"
     if model_config.load_format == "dummy":
@@ -180,6 +171,12 @@ def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelCo
             use_safetensors=True,
             trust_remote_code=model_config.trust_remote_code,
         )
+    except ImportError as exc:
+        method = quantization_method(config) or "none"
+        raise UnsupportedModel(
+            architecture_name(config),
+            f"transformers needs a package to load it that is not installed (quantization: {method}): {exc}",
+        ) from exc
     except (OSError, ValueError, RuntimeError, SafetensorError) as exc:
         raise CheckpointError(f"model: the weights in {directory} cannot be loaded: {exc}") from exc
     model, report = loaded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 from transformers import (
     AutoModel,
@@ -10,6 +11,12 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     PretrainedConfig,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
 )
 
 from actors.model.multimodal.families import vision_family
@@ -57,8 +64,18 @@ def kind_of(config: PretrainedConfig) -> ModelKind:
     name = (getattr(config, "architectures", None) or [""])[0]
     if name.endswith(_CLASSIFIER_SUFFIX):
         return ModelKind.CLASSIFICATION
-    headless = AutoModel._model_mapping.get(type(config), None)
-    classes = headless if isinstance(headless, tuple) else (headless,)
-    if name and name in {one.__name__ for one in classes if one is not None}:
+    headless = MODEL_MAPPING_NAMES.get(str(config.model_type), ())
+    if name and name in ((headless,) if isinstance(headless, str) else headless):
         return ModelKind.EMBEDDING
     return ModelKind.GENERATION if vision_family(config) is None else ModelKind.GENERATION_FROM_IMAGES
+
+
+def has_class(config: PretrainedConfig) -> bool:
+    """Whether transformers has a class of the model's kind for it."""
+    names_by_kind: dict[ModelKind, Mapping[str, object]] = {
+        ModelKind.GENERATION: MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        ModelKind.GENERATION_FROM_IMAGES: MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        ModelKind.EMBEDDING: MODEL_MAPPING_NAMES,
+        ModelKind.CLASSIFICATION: MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    }
+    return config.model_type in names_by_kind[kind_of(config)]

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.model.attention.base import ATTENTION_NAME
+from actors.model.config_rules import architecture_name
 from actors.model.errors import CheckpointError, UnsupportedModel
 from actors.model.model_kind import kind_of
-from actors.model.support import architecture_name
 from actors.model.tensor_parallel_group import TensorParallelGroup
 from actors.model.tensor_parallel_layers import GatheredLinear, RowParallelLinear
 from actors.model.tensor_parallel_plan import LayerShard, Split, plan_shards, shard_heads

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from actors.model.config_rules import architecture_name, count_heads
 from actors.model.errors import UnsupportedModel
-from actors.model.support import architecture_name
 from kv_transfer.layout import rank_kv_heads
 
 _KEY_VALUE_PROJECTIONS = {"k_proj", "v_proj"}
@@ -73,7 +73,7 @@ class HeadShard:
 def shard_heads(config: PretrainedConfig, tp_size: int) -> HeadShard:
     """Every rank's share of the heads. Raises UnsupportedModel if they cannot be shared evenly."""
     text = config.get_text_config(decoder=True)
-    num_heads, total_num_kv_heads = _count_heads(text)
+    num_heads, total_num_kv_heads = count_heads(text)
     if num_heads % tp_size:
         raise UnsupportedModel(
             architecture_name(config), f"its {num_heads} attention heads cannot be shared evenly by {tp_size} ranks"
@@ -125,7 +125,7 @@ def _shard_layer(
         rows = range(min(rank * num_rows, layer.out_features), min((rank + 1) * num_rows, layer.out_features))
         return LayerShard(split, rows, num_rows)
     if name.rpartition(".")[2] in _KEY_VALUE_PROJECTIONS:
-        _, total_num_kv_heads = _count_heads(config.get_text_config(decoder=True))
+        _, total_num_kv_heads = count_heads(config.get_text_config(decoder=True))
         head_dim = layer.out_features // total_num_kv_heads
         heads = rank_kv_heads(total_num_kv_heads, size, rank)
         return LayerShard(split, range(heads.start * head_dim, heads.stop * head_dim), len(heads) * head_dim)
@@ -161,8 +161,3 @@ def _shard_experts(
 def _generic(name: str) -> str:
     """A module's name as plans have it: layers.*.mlp."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
-
-
-def _count_heads(text: PretrainedConfig) -> tuple[int, int]:
-    num_heads = int(text.num_attention_heads)
-    return num_heads, int(getattr(text, "num_key_value_heads", None) or num_heads)

@@ -12,7 +12,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import ray
@@ -286,8 +285,8 @@ class Controller:
         Raises InvalidConfig.
         """
         await self._settle()
-        sizes = self._config.tensor_parallel_sizes
-        if mistakes := await asyncio.to_thread(find_model_mistakes, Path(directory), sizes):
+        model = self._config.model.model_copy(update={"model": directory})
+        if mistakes := await asyncio.to_thread(find_model_mistakes, model, self._config.tensor_parallel_sizes):
             raise InvalidConfig("update", mistakes)
         version = self._models.add(directory)
         for history in self._fleet.histories.values():

@@ -92,7 +92,7 @@ def test_a_groups_own_kv_transfer_settings_replace_the_clusters() -> None:
 
 STORES = {"cpu_cache_gib": 1.0}
 NO_CACHE = {"enable_prefix_caching": False}
-HEADS = "the model's 4 attention heads cannot be shared evenly"
+HEADS = "LlamaForCausalLM cannot be served so: its 4 attention heads cannot be shared evenly"
 NEEDS = "kv_transfer.cpu_cache_gib and kv_transfer.stores need cache.enable_prefix_caching"
 
 

@@ -1,14 +1,35 @@
+"""What a model's files say before anything starts: every mistake is a line, and nothing is imported for it twice."""
+
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import CONFIG_MAPPING
 
+from actors.config import ModelConfig
 from actors.lora_config import LoraConfig
 from cluster.model_check import find_adapter_mistakes, find_model_mistakes
+from tests.actors.model.test_support import REFUSED
+from tests.checkpoints import train_tokenizer
 
 NAME = "parallel.tensor_parallel_size"
+
+
+def find(directory: Path, size: int = 1, **settings: object) -> list[str]:
+    model = ModelConfig.model_validate({"model": str(directory), "load_format": "dummy"} | settings)
+    return find_model_mistakes(model, {NAME: size})
+
+
+def write_config(directory: Path, **config: object) -> Path:
+    (directory / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
+    train_tokenizer().save(str(directory / "tokenizer.json"))
+    return directory
 
 
 @pytest.mark.parametrize(
@@ -17,31 +38,132 @@ NAME = "parallel.tensor_parallel_size"
         ({"num_attention_heads": 8, "num_key_value_heads": 2}, 2, None),
         ({"num_attention_heads": 8, "num_key_value_heads": 2}, 8, None),
         ({"num_attention_heads": 8}, 4, None),
-        ({"n_head": 12}, 8, "the model's 12 attention heads cannot be shared evenly by 8 ranks"),
-        ({"text_config": {"num_attention_heads": 6}}, 4, "the model's 6 attention heads cannot be shared evenly by 4"),
-        ({"num_attention_heads": 12, "num_key_value_heads": 3}, 4, "the model's 3 KV heads cannot be shared by 4"),
-        ({"num_attention_heads": 6}, 1, None),
-        ({"model_type": "says nothing"}, 3, None),
+        ({"num_attention_heads": 16}, 6, "its 16 attention heads cannot be shared evenly by 6 ranks"),
+        ({"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 24}, 3, "its 8 attention heads cannot"),
+        ({"num_attention_heads": 16, "num_key_value_heads": 3, "head_dim": 8}, 4, "its 3 KV heads cannot be shared by"),
+        ({"num_attention_heads": 8}, 1, None),
     ],
 )
 def test_heads_that_ranks_cannot_share_are_a_mistake(
     tmp_path: Path, config: dict[str, object], size: int, mistake: str | None
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    found = find_model_mistakes(tmp_path, {NAME: size})
+    found = find(write_config(tmp_path, hidden_size=4096, **config), size)
     if mistake is None:
         assert found == []
     else:
         assert len(found) == 1
-        assert found[0].startswith(f"{NAME} = {size}: {mistake}")
+        assert found[0].startswith(f"{NAME} = {size}: llama cannot be served so: {mistake}")
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "must be a JSON object, not a list"),
+        ('{"model_type": "llama", "text_config": "x"}', "text_config must be an object, not a string"),
+        ('{"hidden_size": 64}', "cannot be used: Unrecognized model"),
+        ('{"model_type": "nothing-like-it"}', "nothing-like-it"),
+        ('{"model_type": "llama", "hidden_size": "64"}', "Field 'hidden_size' expected int, got str"),
+        ('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 5}', "not a multiple of the number of att"),
+        ('{"model_type": "llama", "hidden_act": "frob"}', "an activation that transformers does not know .*'frob'"),
+        (
+            '{"model_type": "llama", "rope_parameters": {"rope_type": "frob", "rope_theta": 1e4}}',
+            "a rotary embedding that transformers does not know .*'frob'",
+        ),
+        (
+            '{"model_type": "llama", "architectures": ["LlamaForTokenClassification"]}',
+            "LlamaForTokenClassification cannot be served: a model with this head is not served",
+        ),
+        (
+            '{"model_type": "llama", "quantization_config": {"quant_method": "awq", "bits": 4}}',
+            r"quantized \(awq\), which transformers reads with gptqmodel: not installed",
+        ),
+        ('{"model_type": "dots3_note_text"}', "latent attention"),
+        ('{"model_type": "llama", "auto_map": {"AutoConfig": "x.Y"}, "architectures": ["Y"]}', None),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_one_line(tmp_path: Path, text: str, mistake: str | None) -> None:
+    write_config(tmp_path)
+    (tmp_path / "config.json").write_text(text)
+    found = find(tmp_path)
+    if mistake is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert found[0].startswith("model.model: ")
+        assert "\n" not in found[0]
+        assert re.search(mistake, found[0]), found[0]
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_what_an_engine_refuses_by_its_config_is_refused_before_anything_starts(
+    model_type: str, tmp_path: Path
+) -> None:
+    settings, reason = REFUSED[model_type]
+    CONFIG_MAPPING[model_type](**settings).save_pretrained(tmp_path)
+    train_tokenizer().save(str(tmp_path / "tokenizer.json"))
+
+    [mistake] = find(tmp_path)
+
+    assert mistake.startswith("model.model: ")
+    assert reason in mistake
+
+
+def test_quantized_weights_are_refused_on_several_ranks_only(tmp_path: Path) -> None:
+    fp8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    write_config(tmp_path, hidden_size=64, num_attention_heads=4, quantization_config=fp8)
+
+    assert find(tmp_path) == []
+    [mistake] = find(tmp_path, 2)
+    assert mistake.startswith(f"{NAME} = 2: llama cannot be served so: its weights are quantized (fp8)")
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
-    [mistake] = find_model_mistakes(tmp_path, {})
+    [mistake] = find(tmp_path / "nowhere")
+    assert (
+        mistake == f"model.model: '{tmp_path}/nowhere' does not exist; it must be a checkpoint in Hugging Face format"
+    )
+    [mistake] = find(tmp_path)
     assert mistake.startswith(f"model.model: {str(tmp_path)!r} is not a checkpoint")
-    (tmp_path / "config.json").write_text("{")
-    [mistake] = find_model_mistakes(tmp_path, {})
-    assert "is not JSON" in mistake
+    write_config(tmp_path)
+    [mistake] = find(tmp_path, load_format="auto")
+    assert "has no *.safetensors" in mistake
+    (tmp_path / "tokenizer.json").unlink()
+    [mistake] = find(tmp_path)
+    assert "has no tokenizer" in mistake
+
+
+def test_weights_that_are_cut_short_are_named(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    write_config(tmp_path)
+    whole = (checkpoint("llama") / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:-10])
+
+    [mistake] = find(tmp_path, load_format="auto")
+
+    assert "by its header it should have" in mistake
+
+
+def test_a_child_process_says_the_same_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CONFIG_MAPPING["mamba"]().save_pretrained(tmp_path)
+    expected = find(tmp_path)
+    monkeypatch.delitem(sys.modules, "transformers")
+
+    assert find(tmp_path) == expected != []
+
+
+def test_the_child_process_does_not_load_torch() -> None:
+    question = json.dumps({"model": {"model": str(Path(__file__).parent), "load_format": "dummy"}, "sizes": {}})
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "cluster.model_probe"],
+        input=question,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert json.loads(done.stdout)
+    assert not [line for line in done.stderr.splitlines() if line.endswith("| torch")]
 
 
 def test_an_adapter_is_looked_at_before_any_engine_starts(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from actors.config import EngineConfig
+from cluster.checkpoint_files import Weight
 from cluster.doctor.budget import GPU_MEMORY_GIB, plan_memory
-from cluster.doctor.checkpoint import Checkpoint, Weight
+from cluster.doctor.checkpoint import Checkpoint
 from cluster.doctor.findings import GIB
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()

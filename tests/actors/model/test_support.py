@@ -34,7 +34,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"vocab_size": 300, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4},
         "encoder-decoder",
     ),
-    "mamba": ({"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}, "linear_attention"),
+    "mamba": ({"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}, "recurrent state"),
     "rwkv": ({"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}, "recurrent state"),
     "jamba": (SMALL | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}, "linear_attention"),
     "qwen3_next": (SMALL | {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2}, "linear_attention"),
@@ -44,7 +44,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "falcon": (SMALL_OLD | {"alibi": True}, "ALiBi"),
     "mpt": ({"vocab_size": 300, "d_model": 32, "n_layers": 2, "n_heads": 4}, "AttentionInterface"),
     "bert": (SMALL | {"is_decoder": False}, "not causal"),
-    "llama4_text": (SMALL | {"head_dim": 8, "num_local_experts": 2}, "chunked_attention"),
     "gemma3": ({}, "more than text"),
     "gemma3_text": (SMALL | {"head_dim": 8, "use_bidirectional_attention": True}, "bidirectional"),
     "gemma3n_text": (SMALL | {"num_kv_shared_layers": 1, "activation_sparsity_pattern": [0.0, 0.0]}, "share the keys"),
@@ -53,6 +52,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "cross-attention",
     ),
     "diffllama": (SMALL, "attends more than once"),
+    "llama4_text": (
+        SMALL
+        | {"head_dim": 8, "num_local_experts": 2, "layer_types": ["full_attention"] * 2, "no_rope_layers": [1, 0]},
+        "attn_temperature_tuning",
+    ),
     "nemotron": (SMALL, "does not hand its keyword arguments down"),
 }
 
@@ -99,7 +103,7 @@ def test_other_causal_models_pass_the_self_check(model_type: str, tmp_path: Path
     assert loaded.max_model_len == 128
 
 
-def test_longrope_is_served_up_to_its_original_length_only(tmp_path: Path) -> None:
+def test_longrope_beyond_its_original_length_is_refused_with_the_setting_that_serves_it(tmp_path: Path) -> None:
     rope = {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
@@ -109,6 +113,14 @@ def test_longrope_is_served_up_to_its_original_length_only(tmp_path: Path) -> No
     }
     settings = SMALL | {"rope_parameters": rope, "original_max_position_embeddings": 64}
 
-    assert load_model(dummy("phi3", settings, tmp_path)).max_model_len == 64
-    with pytest.raises(UnsupportedModel, match="max_model_len is 100, but at most 64"):
-        load_model(dummy("phi3", settings, tmp_path, max_model_len=100))
+    for wanted in (None, 100):
+        with pytest.raises(UnsupportedModel, match=r"LongRoPE.*set model\.max_model_len to 64 or less"):
+            load_model(dummy("phi3", settings, tmp_path, max_model_len=wanted))
+    assert load_model(dummy("phi3", settings, tmp_path, max_model_len=64)).max_model_len == 64
+    assert load_model(dummy("phi3", settings | {"max_position_embeddings": 64}, tmp_path)).max_model_len == 64
+
+
+def test_a_hybrid_model_whose_layers_all_attend_is_served(tmp_path: Path) -> None:
+    hybrid = {"layer_types": ["full_attention"] * 2, "num_local_experts": 0, "mamba_n_heads": 8}
+
+    assert load_model(dummy("granitemoehybrid", SMALL | hybrid, tmp_path)).geometry.num_layers == 2

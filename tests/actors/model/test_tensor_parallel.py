@@ -197,6 +197,18 @@ def test_a_missing_expert_is_noticed(checkpoint: CheckpointOf, tmp_path: Path) -
         load(directory, 2)
 
 
+@pytest.mark.parametrize("method", ["fp8", "gptq", "compressed-tensors"])
+def test_quantized_weights_are_refused_whatever_their_method(
+    method: str, checkpoint: CheckpointOf, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(checkpoint("llama"), tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "bits": 8}
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match="quantized"):
+        load(directory, 2)
+
+
 def test_missing_weights_are_named(checkpoint: CheckpointOf, tmp_path: Path) -> None:
     directory = shutil.copytree(checkpoint("llama"), tmp_path / "model")
     weights = load_file(directory / "model.safetensors")

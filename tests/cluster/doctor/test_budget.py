@@ -11,8 +11,9 @@ import pytest
 
 from actors.config import EngineConfig
 from actors.model.model_runner import ModelRunner
+from cluster.checkpoint_files import Weight
 from cluster.doctor.budget import GPU_MEMORY_GIB, activation_bytes, check_budget, plan_memory, weight_bytes
-from cluster.doctor.checkpoint import Checkpoint, Weight, read_checkpoint
+from cluster.doctor.checkpoint import Checkpoint, read_checkpoint
 from cluster.doctor.findings import GIB, Verdict
 
 

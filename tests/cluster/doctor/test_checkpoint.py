@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.checkpoint_files import INDEX_FILE
 from cluster.config import DEMO_MODEL
-from cluster.doctor.checkpoint import INDEX_FILE, check_tokenizer, read_checkpoint
+from cluster.doctor.checkpoint import check_tokenizer, read_checkpoint
 from cluster.doctor.findings import Verdict
 
 
@@ -58,8 +59,13 @@ _SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda d: (d / "model.safetensors").write_bytes(b""), "is not a safetensors file"),
     "a shard missing": (_name_another_file, "names files that are not there: more.safetensors"),
     "no weights": (lambda d: (d / "model.safetensors").unlink(), "has no *.safetensors"),
-    "no config": (lambda d: (d / "config.json").unlink(), "config.json: No such file"),
-    "config is no JSON": (lambda d: (d / "config.json").write_text("{"), "Expecting property name"),
+    "no config": (lambda d: (d / "config.json").unlink(), "there is no config.json"),
+    "config is a list": (lambda d: (d / "config.json").write_text("[]"), "must be a JSON object, not a list"),
+    "text_config is a text": (
+        lambda d: (d / "config.json").write_text('{"text_config": "x"}'),
+        "text_config must be an object, not a string",
+    ),
+    "config is no JSON": (lambda d: (d / "config.json").write_text("{"), "is not JSON: Expecting property name"),
 }
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from transformers import CONFIG_MAPPING
 from typer.testing import CliRunner
 
 from cluster.cli import app
@@ -49,7 +51,20 @@ def test_heads_that_cannot_be_shared_are_said() -> None:
     result = CliRunner().invoke(app, ["doctor", "--tp", "3"])
 
     assert result.exit_code == 1
-    assert "the model's 4 attention heads cannot be shared evenly by 3 ranks" in result.output
+    assert "its 4 attention heads cannot be shared evenly by 3 ranks" in result.output
+
+
+def test_what_serve_refuses_is_a_failure_and_no_traceback(tmp_path: Path) -> None:
+    whole = tmp_path / "model"
+    shutil.copytree(DEMO_MODEL, whole)
+    for model_type, reason in (("mamba", "recurrent state"), ("gpt_oss", "attention sinks"), ("deepseek_v3", "MLA")):
+        CONFIG_MAPPING[model_type]().save_pretrained(whole)
+
+        result = CliRunner().invoke(app, ["doctor", "--model", str(whole)])
+
+        assert result.exit_code == 1
+        assert reason in result.output
+        assert not isinstance(result.exception, ZeroDivisionError)
 
 
 def test_a_gpu_that_is_not_known_is_refused() -> None:
