@@ -104,6 +104,9 @@ class SessionPool:
         except asyncio.CancelledError:
             await session.close()
             raise
+        # The membership may have changed meanwhile, and update() knows open sessions only.
+        newest = next((member for member in self._membership.engines if member.key == engine.key), engine)
+        session.set_descriptor(newest)
         self._sessions[engine.key] = session
         return True
 
