@@ -29,7 +29,12 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class IngressView:
-    """One ingress. state: starting, ready, or waiting for its next try; num_requests: in flight."""
+    """One ingress.
+
+    state:        starting, ready, busy, or waiting for its next try
+    num_requests: in flight
+    busy_s:       for how long its event loop has been busy with one thing
+    """
 
     number: int
     incarnation: int
@@ -39,6 +44,7 @@ class IngressView:
     last_error: str = ""
     num_requests: int = 0
     http_address: str = ""
+    busy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +88,16 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ControllerView:
-    """What the controller knows. error: why it did not answer, if it did not."""
+    """What the controller knows.
+
+    update: how far the rolling update is that is under way, and what holds it up
+    error:  why the controller did not answer, if it did not
+    """
 
     engines: tuple[EngineView, ...] = ()
     decisions: tuple[Decision, ...] = ()
     ingresses: tuple[IngressView, ...] = ()
+    update: str = ""
     error: str = ""
 
 

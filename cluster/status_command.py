@@ -50,13 +50,7 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
     head += f"  requests in flight {len(status.requests)}"
     if status.moves:
         head += f"  moved for lack of blocks {status.moves}"
-    parts: list[RenderableType] = [head, _engines(status.engines)]
-    if status.controller_error:
-        parts.append(f"[red]the controller does not answer: {status.controller_error}[/]")
-    parts += [f"[red]{engine.engine_id}: {engine.last_error}[/]" for engine in status.engines if engine.last_error]
-    parts += [
-        f"[red]model version {model.version}: {model.last_error}[/]" for model in status.models if model.last_error
-    ]
+    parts: list[RenderableType] = [head, _engines(status.engines), *_troubles(status)]
     if status.models:
         parts.append(_models(status.models))
     if status.refused_pairs:
@@ -80,6 +74,20 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
     if status.decisions:
         parts.append(_decisions(status.decisions))
     return Group(*parts)
+
+
+def _troubles(status: admin_pb2.GetStatusResponse) -> list[str]:
+    """What does not serve as it should, a line each."""
+    lines = []
+    if status.controller_error:
+        lines.append(f"[red]the controller does not answer: {status.controller_error}[/]")
+    if status.update:
+        lines.append(f"[yellow]update: {status.update}[/]")
+    lines += [f"[red]{engine.engine_id}: {engine.last_error}[/]" for engine in status.engines if engine.last_error]
+    lines += [
+        f"[red]model version {model.version}: {model.last_error}[/]" for model in status.models if model.last_error
+    ]
+    return lines
 
 
 class _Table:
@@ -295,13 +303,17 @@ def _adapters(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
 def _ingresses(ingresses: Iterable[admin_pb2.IngressStatus]) -> _Table:
     rows = [
         [
-            *(i.number, i.incarnation, i.state, i.address or "-", i.http_address or "-", i.node or "-"),
+            *(i.number, i.incarnation, _ingress_state(i), i.address or "-", i.http_address or "-", i.node or "-"),
             *(i.requests, i.last_error or "-"),
         ]
         for i in ingresses
     ]
     head = ("ingress", "life", " state", " address", " HTTP", " node", "requests", " last error")
     return _Table("ingresses", head, rows)
+
+
+def _ingress_state(ingress: admin_pb2.IngressStatus) -> str:
+    return f"{ingress.state} for {ingress.busy_seconds:.0f} s" if ingress.state == "busy" else ingress.state
 
 
 def _requests(requests: Sequence[admin_pb2.RequestInFlight]) -> _Table:

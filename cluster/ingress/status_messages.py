@@ -24,6 +24,7 @@ def status_to_proto(view: ClusterView) -> admin_pb2.GetStatusResponse:
             for decision in view.controller.decisions
         ],
         controller_error=view.controller.error,
+        update=view.controller.update,
         moves=view.num_moves,
         models=[_model(model) for model in view.models],
         ingresses=[_ingress(ingress) for ingress in view.controller.ingresses],
@@ -54,6 +55,7 @@ def _ingress(ingress: IngressView) -> admin_pb2.IngressStatus:
         last_error=ingress.last_error,
         requests=ingress.num_requests,
         http_address=ingress.http_address,
+        busy_seconds=ingress.busy_s,
     )
 
 

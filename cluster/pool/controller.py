@@ -33,9 +33,11 @@ from cluster.pool.models import Models
 from cluster.pool.names import engine_actor_name, ingress_actor_name, placement_group_name
 from cluster.pool.placement import alive_nodes
 from cluster.pool.ray_calls import HeadProbe
-from cluster.pool.reconciler import EngineState, RestartPolicy, reconcile, scaled_slots, wanted_slots
+from cluster.pool.reconciler import reconcile, scaled_slots, wanted_slots
+from cluster.pool.rolling_update import RollingUpdate, UpdateLog, find_update
 from cluster.pool.rounds import Rounds, begin_anew
 from cluster.pool.saved_state import SavedState, StateStore
+from cluster.pool.slots import EngineState, RestartPolicy
 from cluster.status import ControllerView
 
 logger = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ class Controller:
         self._policy = RestartPolicy(**config.restarts.model_dump())
         self._journal = Journal()
         self._models = Models(config)
+        self._obstacles = UpdateLog(self._journal)
         self._is_stopping = asyncio.Event()
         self._has_news = asyncio.Event()
         self._head = head = HeadProbe()
@@ -222,7 +225,10 @@ class Controller:
         """Every engine and ingress as of the last look at it, every slot in quarantine, and what was decided lately."""
         await self._settle()
         engines = await engine_views(self._fleet, self._wanted, self._policy, time.time())
-        return ControllerView(engines, self._journal.decisions, self._ingresses.views())
+        update = self._update_under_way()
+        return ControllerView(
+            engines, self._journal.decisions, self._ingresses.views(), "" if update is None else str(update)
+        )
 
     async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
         """Want so many engines of these roles from now on; returns the ids of all that are wanted then."""
@@ -290,7 +296,7 @@ class Controller:
             raise InvalidConfig("update", mistakes)
         version = self._models.add(directory)
         for history in self._fleet.histories.values():
-            history.deaths_s = []
+            history.forgive()
         self._journal.add(f"update to model version {version}, {directory}: asked for")
         await self._changed()
         return version
@@ -355,9 +361,14 @@ class Controller:
 
     async def _act(self) -> None:
         now_s, fleet = time.time(), self._fleet
+        self._obstacles.tell(self._update_under_way())
         newest = self._models.newest
         for action in reconcile(self._wanted, fleet.observed(), fleet.histories, self._policy, now_s, newest):
             await fleet.act(action)
+
+    def _update_under_way(self) -> RollingUpdate | None:
+        fleet, newest = self._fleet, self._models.newest
+        return find_update(self._wanted, fleet.observed(), fleet.histories, self._policy, time.time(), newest)
 
     async def _save(self) -> None:
         if self._is_stopping.is_set():

@@ -21,7 +21,7 @@ from cluster.errors import CannotStart, EngineRefused
 from cluster.pool.names import engine_actor_name, placement_group_name
 from cluster.pool.placement import EnginePlacement
 from cluster.pool.ray_calls import HeadProbe, call_if_alive, end_actor, find_by_name, remote_class
-from cluster.pool.reconciler import EngineState, Slot
+from cluster.pool.slots import EngineState, Slot
 from cluster.status import EngineView
 
 logger = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class EngineLife:
         self.descriptor: EngineDescriptor | None = None
         self.ready: EngineReady | None = None
         self.task: asyncio.Task[None] | None = None
+        self._begun_at_s = asyncio.get_running_loop().time()
         self.drain_until_s: float | None = None
         """On the event loop's clock, while it drains."""
         self._health: EngineHealth | None = None
@@ -91,6 +92,12 @@ class EngineLife:
     def node_id(self) -> str:
         """Ray's id of the node where it is, or, before it has loaded, where it would best be."""
         return self._wished_node_id if self.ready is None else self.ready.node_id
+
+    @property
+    def finds_no_room(self) -> bool:
+        """Whether it has waited for its resources for long."""
+        waited_s = asyncio.get_running_loop().time() - self._begun_at_s
+        return self.state is EngineState.PENDING and waited_s >= self._config.place_timeout_s
 
     async def bring_up(self, node_id: str | None, avoided: Iterable[str], say: Callable[[str], None]) -> None:
         """Reserve resources, start the actor, load the model. Raises CannotStart.

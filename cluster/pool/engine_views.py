@@ -9,7 +9,7 @@ from typing import Final
 from actors.ray_calls import RayCallFailed, ask_head
 from cluster.pool.engine_life import EngineLife
 from cluster.pool.fleet import Fleet
-from cluster.pool.reconciler import EngineState, RestartPolicy, Slot
+from cluster.pool.slots import EngineState, RestartPolicy, Slot
 from cluster.status import EngineView
 
 _MISSING_TIMEOUT_S: Final = 1.0

@@ -27,16 +27,8 @@ from cluster.pool.models import Models
 from cluster.pool.placement import alive_nodes, choose_node
 from cluster.pool.progress import ProgressLog
 from cluster.pool.ray_calls import HeadProbe, one_line
-from cluster.pool.reconciler import (
-    DrainEngine,
-    EngineState,
-    ObservedEngine,
-    RemoveEngine,
-    RestartPolicy,
-    Slot,
-    SlotHistory,
-    StartEngine,
-)
+from cluster.pool.reconciler import DrainEngine, RemoveEngine, StartEngine
+from cluster.pool.slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +83,7 @@ class Fleet:
 
     def observed(self) -> list[ObservedEngine]:
         """What the reconciler is told."""
-        return [ObservedEngine(e.slot, e.incarnation, e.state, e.model_version) for e in self]
+        return [ObservedEngine(e.slot, e.incarnation, e.state, e.model_version, e.finds_no_room) for e in self]
 
     def history(self, slot: Slot) -> SlotHistory:
         """What became of a slot's engines."""
@@ -122,6 +114,8 @@ class Fleet:
             case StartEngine():
                 await self._begin(action)
             case DrainEngine(slot):
+                if action.updates_to:
+                    self.histories.setdefault(slot, SlotHistory()).updated_to = action.updates_to
                 await self.drain(self._engines[slot], action.reason)
             case RemoveEngine():
                 await self._remove(action)
@@ -211,7 +205,7 @@ class Fleet:
         logger.error("an engine died", extra={"engine_id": engine.engine_id, "error": error})
         engine.state = EngineState.DEAD
         history, now_s = self.history(engine.slot), time.time()
-        history.add_death(now_s, error)
+        history.add_death(now_s, error, self._policy)
         if engine.is_silent:
             self._silent_until_s[engine.node_id] = asyncio.get_running_loop().time() + _SILENT_NODE_S
         self._journal.add(f"give up {engine.engine_id}, incarnation {engine.incarnation}: {error}")

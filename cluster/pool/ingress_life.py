@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.ingress.ports import IngressPorts
 from cluster.ingress_actor import IngressHealth
-from cluster.pool.reconciler import SlotHistory
+from cluster.pool.slots import SlotHistory
 
 
 @dataclass(frozen=True, slots=True)

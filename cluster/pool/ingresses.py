@@ -30,7 +30,7 @@ from cluster.pool.membership import Membership, ServedModel
 from cluster.pool.names import CONTROLLER_NAME, ingress_actor_name
 from cluster.pool.placement import alive_nodes
 from cluster.pool.ray_calls import HeadProbe, call_if_alive, end_actor, find_by_name, one_line, remote_class
-from cluster.pool.reconciler import RestartPolicy, SlotHistory
+from cluster.pool.slots import RestartPolicy, SlotHistory
 from cluster.status import IngressView
 
 logger = logging.getLogger(__name__)
@@ -403,7 +403,7 @@ class Ingresses:
 
     def _add_death(self, number: int, error: str) -> None:
         history = self._histories[number]
-        history.add_death(time.time(), error)
+        history.add_death(time.time(), error, self._policy)
         self._journal.add(f"give up ingress {number}, incarnation {history.last_incarnation}: {error}")
         logger.error("an ingress died", extra={"ingress": number, "error": error})
 

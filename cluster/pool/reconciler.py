@@ -1,53 +1,13 @@
-"""What is wanted and what is there, in; what to do about it and why, out. Pure: the clock is an argument.
-
-A slot is one wanted engine, named by its role and number; it outlives the engines that fill it one after the other. An
-engine that died leaves its slot, and the next one there gets a higher incarnation, which fences the old one's messages.
-"""
+"""What is wanted and what is there, in; what to do about it and why, out. Pure: the clock is an argument."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 
 from cluster.engine_connection import EngineRole
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Slot:
-    """A place for one engine. role: the one that its engines begin in."""
-
-    role: EngineRole
-    number: int
-
-    @property
-    def engine_id(self) -> str:
-        """The engine's name in logs, tickets and `raypd` output."""
-        return f"{self.role.value}-{self.number}"
-
-
-class EngineState(StrEnum):
-    """An engine as the controller sees it."""
-
-    PENDING = "pending"
-    """It waits for room in the Ray cluster."""
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-    """It gets no new work."""
-    DRAINED = "drained"
-    """It has no work left, or no time."""
-    DEAD = "dead"
-
-
-@dataclass(frozen=True, slots=True)
-class ObservedEngine:
-    """The engine in a slot, whatever state it is in."""
-
-    slot: Slot
-    incarnation: int
-    state: EngineState
-    model_version: int = 1
+from cluster.pool.rolling_update import find_update
+from cluster.pool.slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +21,12 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True)
 class DrainEngine:
-    """Give the engine no new work, and let what it has end."""
+    """Give the engine no new work, and let what it has end. updates_to: the model version that comes; 0: the same."""
 
     slot: Slot
     incarnation: int
     reason: str
+    updates_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,53 +39,6 @@ class RemoveEngine:
 
 
 Action = StartEngine | DrainEngine | RemoveEngine
-
-
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """How often a slot is tried again. Times are in seconds.
-
-    An engine's first death in window_s is followed by a start at once, each further one by a wait that doubles from
-    first_backoff_s up to max_backoff_s. After max_deaths within window_s the slot is quarantined for quarantine_s.
-    """
-
-    window_s: float = 600.0
-    first_backoff_s: float = 1.0
-    max_backoff_s: float = 60.0
-    max_deaths: int = 5
-    quarantine_s: float = 600.0
-
-
-@dataclass(slots=True)
-class SlotHistory:
-    """What became of a slot's engines. deaths_s: on the clock that the reconciler is given."""
-
-    last_incarnation: int = 0
-    deaths_s: list[float] = field(default_factory=list)
-    last_error: str = ""
-
-    def add_death(self, now_s: float, error: str) -> None:
-        """The slot's engine has died, or did not start."""
-        self.deaths_s.append(now_s)
-        self.last_error = error
-
-    def not_before_s(self, now_s: float, policy: RestartPolicy) -> float:
-        """When the slot may be filled again."""
-        recent = [death_s for death_s in self.deaths_s if death_s > now_s - policy.window_s]
-        self.deaths_s = recent or self.deaths_s[-1:]
-        if self.is_quarantined(now_s, policy):
-            return recent[-1] + policy.quarantine_s
-        if len(recent) < 2:
-            return 0.0
-        backoff_s: float = policy.first_backoff_s * 2.0 ** (len(recent) - 2)
-        return recent[-1] + min(policy.max_backoff_s, backoff_s)
-
-    def is_quarantined(self, now_s: float, policy: RestartPolicy) -> bool:
-        """Whether its engines have died too often to go on trying."""
-        if not self.deaths_s or now_s >= self.deaths_s[-1] + policy.quarantine_s:
-            return False
-        window_start_s = self.deaths_s[-1] - policy.window_s
-        return sum(death_s > window_start_s for death_s in self.deaths_s) >= policy.max_deaths
 
 
 def wanted_slots(counts: Mapping[EngineRole, int]) -> list[Slot]:
@@ -157,7 +71,8 @@ def reconcile(
     """The actions that bring what is observed closer to what is wanted.
 
     A slot is filled by a later round than the one that removed its last engine: once nothing is left of it.
-    model_version: the one that engines are to serve. Those of another one are replaced, one after the other.
+    model_version: the one that engines are to serve. Those of another one are replaced, one after the other; see
+    rolling_update.py.
     """
     wanted_set, observed_list = set(wanted), list(observed)
     occupied = {engine.slot for engine in observed_list}
@@ -167,6 +82,9 @@ def reconcile(
             actions.append(RemoveEngine(engine.slot, engine.incarnation, "it is dead"))
         elif engine.state is EngineState.DRAINED:
             actions.append(RemoveEngine(engine.slot, engine.incarnation, "it is drained"))
+        elif engine.state is EngineState.PENDING and engine.model_version != model_version:
+            reason = f"it has no room yet, and model version {model_version} replaces version {engine.model_version}"
+            actions.append(RemoveEngine(engine.slot, engine.incarnation, reason))
         elif engine.slot in wanted_set or engine.state is EngineState.DRAINING:
             continue
         elif engine.state is EngineState.READY:
@@ -177,24 +95,12 @@ def reconcile(
         history = histories.get(slot, SlotHistory())
         if now_s >= history.not_before_s(now_s, policy):
             actions.append(StartEngine(slot, history.last_incarnation + 1, _start_reason(history)))
-    if not actions and (outdated := _next_outdated(wanted_set, observed_list, model_version)) is not None:
-        reason = f"model version {model_version} replaces version {outdated.model_version}"
-        actions.append(DrainEngine(outdated.slot, outdated.incarnation, reason))
+    if not actions:
+        update = find_update(wanted_set, observed_list, histories, policy, now_s, model_version)
+        if update is not None and (outdated := update.next) is not None:
+            reason = f"model version {model_version} replaces version {outdated.model_version}"
+            actions.append(DrainEngine(outdated.slot, outdated.incarnation, reason, model_version))
     return actions
-
-
-def _next_outdated(wanted: set[Slot], observed: Iterable[ObservedEngine], model_version: int) -> ObservedEngine | None:
-    """The engine that is next to be replaced by one of the newest model version, while all serve that should.
-
-    Group by group: the prefill and the decode engine of a number follow each other, so that pairs of a version stay as
-    long, and come as early, as can be. If an engine of the new version does not come up, the rest stays as it is.
-    """
-    ready = [engine for engine in observed if engine.state is EngineState.READY]
-    if {engine.slot for engine in ready} != wanted:
-        return None
-    outdated = [engine for engine in ready if engine.model_version != model_version]
-    # prefill engines first: decode engines can do without them for a while.
-    return min(outdated, key=lambda engine: (engine.slot.number, engine.slot.role is EngineRole.DECODE), default=None)
 
 
 def _start_reason(history: SlotHistory) -> str:

@@ -19,7 +19,7 @@ from cluster.engine_connection import EngineRole
 from cluster.pool.engine_life import SavedEngine
 from cluster.pool.ingress_life import SavedIngress
 from cluster.pool.membership import Membership
-from cluster.pool.reconciler import Slot, SlotHistory
+from cluster.pool.slots import Slot, SlotHistory
 from cluster.status import Decision
 
 _KV_NAMESPACE = b"raypd"

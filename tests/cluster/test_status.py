@@ -16,7 +16,16 @@ from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.ingress.protos.raypd.v1 import admin_pb2
 from cluster.ingress.status_messages import status_to_proto
 from cluster.pairing import RefusedPair
-from cluster.status import ClusterView, ControllerView, Decision, EngineView, ModelView, RequestView, merge_engines
+from cluster.status import (
+    ClusterView,
+    ControllerView,
+    Decision,
+    EngineView,
+    IngressView,
+    ModelView,
+    RequestView,
+    merge_engines,
+)
 from cluster.status_command import render_status
 from kv_transfer.params import TransferRole
 from kv_transfer.stats import LinkState, LinkStats, TransferStats
@@ -86,6 +95,20 @@ def rendered(view: ClusterView, width: int = 250) -> str:
     console.print(render_status(status_to_proto(view)))
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
+
+
+def test_an_update_that_is_held_up_says_by_what() -> None:
+    said = "1 of 3 engines serve model version 2; the others stay as they are until this is solved: decode-1 (no room)"
+    view = replace(VIEW, controller=ControllerView(update=said))
+    assert f"update: {said}\n" in rendered(view)
+    assert "update:" not in rendered(VIEW)
+
+
+def test_an_ingress_whose_event_loop_is_busy_says_for_how_long() -> None:
+    ingress = IngressView(0, 1, "busy", "127.0.0.1:50051", busy_s=12.3)
+    view = replace(VIEW, controller=ControllerView(ingresses=(ingress,)))
+    assert status_to_proto(view).ingresses[0].busy_seconds == pytest.approx(12.3)
+    assert "busy for 12 s" in rendered(view)
 
 
 def test_every_number_has_its_place() -> None:

@@ -22,12 +22,13 @@ from cluster.pool.membership import Membership, ServedModel
 from cluster.pool.models import Models
 from cluster.pool.placement import EnginePlacement
 from cluster.pool.ray_calls import HeadProbe
-from cluster.pool.reconciler import EngineState, RestartPolicy, Slot, reconcile
+from cluster.pool.reconciler import reconcile
+from cluster.pool.slots import EngineState, RestartPolicy, Slot
 from tests.cluster.pool.fake_ray import CANNOT_START, FakeActor, FakeRay
 from tests.kv_transfer.connected_workers import LAYOUT
 
 P0, D0 = Slot(EngineRole.PREFILL, 0), Slot(EngineRole.DECODE, 0)
-CONFIG = ClusterConfig(heartbeat_interval_s=0.02, heartbeat_timeout_s=1.5, drain_timeout_s=0.5)
+CONFIG = ClusterConfig(heartbeat_interval_s=0.02, heartbeat_timeout_s=1.5, drain_timeout_s=0.5, place_timeout_s=0.05)
 
 
 @dataclass
@@ -172,6 +173,16 @@ class FakePlacement:
 
     async def release(self) -> None:
         return
+
+
+class FullPlacement(FakePlacement):
+    """Room for nobody."""
+
+    async def ready(self) -> None:
+        await asyncio.Event().wait()
+
+    def missing(self) -> str:
+        return "it needs more than there is"
 
 
 async def _place(*arguments: object) -> FakePlacement:
@@ -358,6 +369,29 @@ async def test_an_update_proves_engines_with_those_of_their_model(world: World) 
     assert world.ingresses.proven == [("", "prefill-0"), ("prefill-0", "decode-0")]
     assert [model.version for model in world.fleet.membership.models] == [version]
     assert {engine.model_version for engine in world.fleet.membership.engines} == {version}
+
+
+async def test_an_update_goes_on_without_an_engine_that_has_found_no_room(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.up()
+    unplaceable = Slot(EngineRole.DECODE, 1)
+    monkeypatch.setattr(EnginePlacement, "reserve", _no_room_for_decode_engines)
+    world.wanted = [P0, D0, unplaceable]
+    await world.rounds_until(lambda: any(engine.finds_no_room for engine in world.fleet))
+    monkeypatch.setattr(EnginePlacement, "reserve", _place_first_ones)
+    world.models.add("another-model")
+    await world.rounds_until(lambda: world.lives() == {"prefill-0": 2, "decode-0": 2})
+    assert "model version 2 replaces version 1" in world.decisions()
+    assert [engine.model_version for engine in world.fleet if engine.slot == unplaceable] == [2]
+
+
+async def _no_room_for_decode_engines(*arguments: object) -> FakePlacement:
+    return FullPlacement()
+
+
+async def _place_first_ones(config: object, role: object, name: str, *arguments: object) -> FakePlacement:
+    return FullPlacement() if "decode-1" in name else FakePlacement()
 
 
 async def test_an_update_to_a_model_that_no_door_can_read_ends_with_its_first_engine(world: World) -> None:

@@ -21,7 +21,7 @@ from cluster.pool.journal import Journal
 from cluster.pool.membership import Membership
 from cluster.pool.names import ingress_actor_name
 from cluster.pool.ray_calls import HeadProbe
-from cluster.pool.reconciler import RestartPolicy
+from cluster.pool.slots import RestartPolicy
 from tests.cluster.pool.fake_ray import CANNOT_START, UNAVAILABLE, FakeRay
 from tests.kv_transfer.connected_workers import LAYOUT
 

@@ -1,24 +1,23 @@
 from __future__ import annotations
 
+import copy
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from cluster.config import RestartConfig
 from cluster.engine_connection import EngineRole
 from cluster.pool.reconciler import (
     Action,
     DrainEngine,
-    EngineState,
-    ObservedEngine,
     RemoveEngine,
-    RestartPolicy,
-    Slot,
-    SlotHistory,
     StartEngine,
     reconcile,
     scaled_slots,
     wanted_slots,
 )
+from cluster.pool.slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
 
 P0, P1, P2 = (Slot(EngineRole.PREFILL, number) for number in range(3))
 D0 = Slot(EngineRole.DECODE, 0)
@@ -78,7 +77,7 @@ def test_each_death_is_followed_by_a_longer_wait() -> None:
     history = SlotHistory()
     waits = []
     for _ in range(3):
-        history.add_death(1000.0, "boom")
+        history.add_death(1000.0, "boom", POLICY)
         waits.append(history.not_before_s(1000.0, POLICY))
     assert waits == [0.0, 1001.0, 1002.0]
     assert not run([P0], [], {P0: history}, now_s=1001.9)
@@ -87,7 +86,7 @@ def test_each_death_is_followed_by_a_longer_wait() -> None:
 
 def test_an_engine_that_keeps_dying_is_quarantined_and_tried_again_later() -> None:
     history = SlotHistory(4, [960.0, 970.0, 980.0], "boom")
-    history.add_death(990.0, "boom")
+    history.add_death(990.0, "boom", POLICY)
     assert history.is_quarantined(1000.0, POLICY)
     assert not run([P0, D0], [ObservedEngine(D0, 1, EngineState.READY)], {P0: history}, now_s=1039.0)
     assert not history.is_quarantined(1040.0, POLICY)
@@ -97,8 +96,71 @@ def test_an_engine_that_keeps_dying_is_quarantined_and_tried_again_later() -> No
 def test_deaths_of_long_ago_are_forgotten() -> None:
     history = SlotHistory(9, [10.0, 20.0, 30.0, 40.0], "boom")
     assert history.not_before_s(1000.0, POLICY) == 0.0
-    history.add_death(1000.0, "again")
+    history.add_death(1000.0, "again", POLICY)
     assert not history.is_quarantined(1000.0, POLICY)
+
+
+def policies() -> st.SearchStrategy[RestartPolicy]:
+    """Every policy that the settings allow."""
+    legal = st.builds(
+        RestartConfig,
+        window_s=st.floats(1e-3, 1e6),
+        first_backoff_s=st.floats(0, 1e6),
+        max_backoff_s=st.floats(0, 1e6),
+        max_deaths=st.integers(1, 3000) | st.just(1),
+        quarantine_s=st.floats(0, 1e6),
+    )
+    return legal.map(lambda config: RestartPolicy(**config.model_dump()))
+
+
+@given(
+    policy=policies(),
+    steps=st.lists(st.tuples(st.booleans(), st.floats(-10.0, 10.0) | st.floats(0.0, 1e6)), max_size=30),
+    num_at_once=st.sampled_from([1, 1, 1, 1100]),
+)
+def test_whatever_the_settings_and_the_clock_a_history_answers_and_a_slot_is_tried_again(
+    policy: RestartPolicy, steps: list[tuple[bool, float]], num_at_once: int
+) -> None:
+    history, all_deaths_s, now_s = SlotHistory(), list[float](), 1e6
+    for has_died, passed_s in steps:
+        now_s += passed_s
+        if has_died:
+            for _ in range(num_at_once):
+                history.add_death(now_s, "boom", policy)
+            all_deaths_s += [now_s] * num_at_once
+        before = copy.deepcopy(history)
+        actions = reconcile([P0], [], {P0: history}, policy, now_s)
+        assert history == before, "a question changed the answer"
+        known_s = [death_s for death_s in all_deaths_s if death_s <= now_s]
+        if not known_s:
+            continue
+        not_before_s = history.not_before_s(now_s, policy)
+        assert bool(actions) == (now_s >= not_before_s)
+        assert not_before_s <= now_s + max(policy.quarantine_s, policy.max_backoff_s)
+        if passed_s >= 0 and has_died and policy.max_deaths == 1:
+            assert max(not_before_s, now_s) == now_s + policy.quarantine_s
+    never_back = now_s + 2e6 + 1
+    assert reconcile([P0], [], {P0: history}, policy, never_back), "it is tried again in the end"
+
+
+@pytest.mark.parametrize("max_deaths", [1, 2])
+def test_a_quarantine_that_is_longer_than_the_window_lasts_to_its_end(max_deaths: int) -> None:
+    policy = RestartPolicy(window_s=10.0, max_deaths=max_deaths, quarantine_s=1000.0)
+    history = SlotHistory()
+    for _ in range(max_deaths):
+        history.add_death(100.0, "boom", policy)
+    for now_s in (100.0, 111.0, 1099.0):
+        assert history.is_quarantined(now_s, policy)
+        assert not reconcile([P0], [], {P0: history}, policy, now_s)
+    assert reconcile([P0], [], {P0: history}, policy, 1100.0)
+
+
+def test_a_clock_that_is_set_back_keeps_no_slot_empty() -> None:
+    history = SlotHistory()
+    for _ in range(4):
+        history.add_death(10_000.0, "boom", POLICY)
+    assert not run([P0], [], {P0: history}, now_s=10_001.0)
+    assert run([P0], [], {P0: history}, now_s=6_400.0)
 
 
 def test_scaling_takes_the_lowest_free_numbers_and_gives_up_the_highest() -> None:

@@ -136,7 +136,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses", "moves", "models")
+    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses", "moves", "models", "update")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class GetStatusResponse(_message.Message):
     INGRESSES_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
     model: str
     server_version: str
     membership_version: int
@@ -159,7 +160,8 @@ class GetStatusResponse(_message.Message):
     ingresses: _containers.RepeatedCompositeFieldContainer[IngressStatus]
     moves: int
     models: _containers.RepeatedCompositeFieldContainer[ModelVersionStatus]
-    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ..., moves: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelVersionStatus, _Mapping]]] = ...) -> None: ...
+    update: str
+    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ..., moves: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelVersionStatus, _Mapping]]] = ..., update: _Optional[str] = ...) -> None: ...
 
 class ModelVersionStatus(_message.Message):
     __slots__ = ("version", "directory", "engines", "requests", "last_error")
@@ -176,7 +178,7 @@ class ModelVersionStatus(_message.Message):
     def __init__(self, version: _Optional[int] = ..., directory: _Optional[str] = ..., engines: _Optional[int] = ..., requests: _Optional[int] = ..., last_error: _Optional[str] = ...) -> None: ...
 
 class IngressStatus(_message.Message):
-    __slots__ = ("number", "incarnation", "state", "address", "node", "last_error", "requests", "http_address")
+    __slots__ = ("number", "incarnation", "state", "address", "node", "last_error", "requests", "http_address", "busy_seconds")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -185,6 +187,7 @@ class IngressStatus(_message.Message):
     LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     number: int
     incarnation: int
     state: str
@@ -193,7 +196,8 @@ class IngressStatus(_message.Message):
     last_error: str
     requests: int
     http_address: str
-    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., node: _Optional[str] = ..., last_error: _Optional[str] = ..., requests: _Optional[int] = ..., http_address: _Optional[str] = ...) -> None: ...
+    busy_seconds: float
+    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., node: _Optional[str] = ..., last_error: _Optional[str] = ..., requests: _Optional[int] = ..., http_address: _Optional[str] = ..., busy_seconds: _Optional[float] = ...) -> None: ...
 
 class RefusedPair(_message.Message):
     __slots__ = ("prefill_engine", "decode_engine", "reason")
