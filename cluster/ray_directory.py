@@ -28,13 +28,11 @@ class RayDirectory:
     """A new directory for one Ray cluster. path: what Ray is given."""
 
     def __init__(self, parent: Path | None = None) -> None:
-        """parent: where it is made; default: RAY_TMPDIR, or the system's temporary directory.
+        """parent: where it is made; default: RAY_TMPDIR, or the system's temporary directory, or /tmp.
 
-        In both cases it is /tmp where the path of a Unix socket would be too long.
+        It is /tmp where in the others the path of a Unix socket would be too long.
         """
-        parent = parent or Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
-        if len(os.fsencode(parent)) + len(f"/{_PREFIX}xxxxxxxx/r") + _LONGEST_SOCKET > _MAX_SOCKET_PATH:
-            parent = Path("/tmp")
+        parent = parent or _parent()
         _remove_old(parent)
         self._own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mode 0700
         self._lock = os.open(self._own / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -54,6 +52,12 @@ class RayDirectory:
     def keep(self) -> None:
         """Leave it for whoever looks for the cause of a failure; a later start removes it, after a day."""
         os.close(self._lock)
+
+
+def _parent() -> Path:
+    parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    longest = len(os.fsencode(parent)) + len(f"/{_PREFIX}xxxxxxxx/r") + _LONGEST_SOCKET
+    return Path(parent if longest <= _MAX_SOCKET_PATH else "/tmp")
 
 
 def _remove_old(parent: Path) -> None:
