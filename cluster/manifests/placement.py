@@ -35,6 +35,8 @@ OPERATOR_FILE: Final = "operator"
 _PLACE_TIMEOUT_S: Final = 900.0
 """Pods have to pull an image of several GB first, and an autoscaler has to find machines for them."""
 _START_TIMEOUT_S: Final = 2400.0
+_ADMIN_PORT_DISTANCE: Final = 100
+"""From the clients' port to the operators': more than there can be ingresses, each of which may take the next one."""
 _GIB: Final = 2**30
 _OBJECT_STORE_GIB: Final = 0.25
 """Nothing of raypd goes through Ray's object store."""
@@ -130,8 +132,17 @@ def client_ports(config: ClusterConfig) -> dict[str, int]:
 
 
 def admin_ports(config: ClusterConfig) -> dict[str, int]:
-    """Of each ingress, by name: those that only operators are to reach; none if AdminService is where clients are."""
-    return {} if config.ingress.admin_port is None else {"admin": config.ingress.admin_port}
+    """Of each ingress, by name: those that only operators are to reach; none if AdminService is where clients are.
+
+    AdminService has a port of its own, unless the settings say otherwise in so many words (`admin_port: null`): every
+    pod of Kubernetes may reach the clients' ports.
+    """
+    ingress = config.ingress
+    if ingress.admin_port is not None:
+        return {"admin": ingress.admin_port}
+    if "admin_port" in ingress.model_fields_set:
+        return {}
+    return {"admin": ingress.port + _ADMIN_PORT_DISTANCE}
 
 
 def _ingress(config: ClusterConfig) -> IngressConfig:
@@ -142,6 +153,8 @@ def _ingress(config: ClusterConfig) -> IngressConfig:
         "per_node": True,
         "resources": {**config.ingress.resources, INGRESS_RESOURCE: 1.0},
     }
+    if admin := admin_ports(config):
+        updates["admin_port"] = admin["admin"]
     if kubernetes.tls is None:
         # Within the cluster's network, which its policies are to guard, unless there is TLS (docs/security.md).
         updates["insecure"] = True

@@ -72,7 +72,7 @@ class TlsSecretConfig(_Settings):
 
     secret: str = Field(
         "raypd-tls",
-        description="Its certificate is also for NAME-grpc.NAMESPACE.svc, and NAME-admin with an admin_port.",
+        description="Its certificate is also for NAME-grpc.NAMESPACE.svc and NAME-admin.NAMESPACE.svc.",
     )
     mutual: bool = Field(
         False, description="Clients must show a certificate of ca.crt; raypd's own commands show this one."
@@ -128,7 +128,11 @@ class KubernetesConfig(_Settings):
     idle_timeout_s: int = Field(600, ge=0, description="After which it takes a pod without an engine away.")
     redis: RedisConfig | None = Field(None, description="GCS fault tolerance; default: none.")
     tls: TlsSecretConfig | None = Field(None, description="Default: plain text, kept inside by the NetworkPolicies.")
-    tokens: TokensSecretConfig | None = Field(None, description="Default: none are asked for.")
+    tokens: TokensSecretConfig | None = Field(
+        None,
+        description="Default: none are asked for: whoever reaches the port that operators have for themselves, "
+        "ingress.admin_port, is one.",
+    )
     nccl: dict[str, str] = Field(
         default_factory=dict, description="Environment of GPU pods, over the defaults for NCCL on their network."
     )

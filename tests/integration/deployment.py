@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from cluster.access.tokens import hash_token, make_token
 from cluster.client import Credentials, GenerateClient
 from cluster.config import DEMO_MODEL, ClusterConfig
-from cluster.manifests.placement import CONFIG_FILE, TLS_DIRECTORY, TOKENS_DIRECTORY
+from cluster.manifests.placement import CONFIG_FILE, TLS_DIRECTORY, TOKENS_DIRECTORY, admin_ports
 from cluster.manifests.pods import admin_address
 from cluster.manifests.render import render
 from tests.cluster.access.certificates import Authority
@@ -45,7 +45,7 @@ class Deployment:
 
     def __init__(self, overlay: str, pods: Pods, directory: Path, max_ranks: int = MAX_RANKS) -> None:
         chosen = settings(overlay).model_dump(exclude_unset=True, exclude={"model"})
-        ports = {"port": free_port(), "http": {"port": free_port()}}
+        ports = {"port": free_port(), "http": {"port": free_port()}, **_admin_port(overlay)}
         ingress = {**chosen.get("ingress", {}), **ports, "count": 1}
         chosen |= {"cache": {"kv_cache_memory_gib": 0.05}, "ingress": ingress, "drain_timeout_s": 10.0}
         chosen |= {"model": {"model": str(DEMO_MODEL), "dtype": "float32", "device": "cpu"}}
@@ -67,6 +67,8 @@ class Deployment:
         [ingress_pod] = pods.of_group("ingress")
         self.address = f"{ingress_pod.address}:{self.config.ingress.port}"
         """Where its ingress is to listen."""
+        self.admin_address = f"{ingress_pod.address}:{admin_address(self.config).rpartition(':')[2]}"
+        """Where its ingress is to listen to operators."""
         self.config_file.write_text(of_kind(self.objects, "ConfigMap", "raypd-config")["data"]["cluster.yaml"])
         _make_secrets(tls, tokens, ingress_pod.address)
         self.credentials = Credentials.from_environment(ingress_pod.environment)
@@ -159,12 +161,21 @@ class Deployment:
         assert responses[-1].timings.transfer.kv_bytes > 0
 
     def client(self) -> GenerateClient:
-        """Of an operator."""
+        """With an operator's token, if tokens are asked for."""
         return GenerateClient(self.address, credentials=self.credentials)
+
+    def operator(self) -> GenerateClient:
+        """Where operators call."""
+        return GenerateClient(self.admin_address, credentials=self.credentials)
 
     def _run_at_the_ingress(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
         service = admin_address(self.config)
-        return self.run(*(part.replace(service, self.address) for part in command), environment=environment)
+        return self.run(*(part.replace(service, self.admin_address) for part in command), environment=environment)
+
+
+def _admin_port(overlay: str) -> dict[str, int]:
+    """A free one, if the overlay has one at all."""
+    return {"admin_port": free_port()} if admin_ports(settings(overlay)) else {}
 
 
 def _make_secrets(tls: Path, tokens: Path, address: str) -> None:

@@ -45,7 +45,7 @@ def test_the_checkpoint_comes_from_a_claim_that_every_pod_mounts() -> None:
 def test_a_checkpoint_that_no_volume_holds_is_said() -> None:
     result = CliRunner().invoke(app, [*_ENGINES, "--check"])
 
-    assert (result.exit_code, result.stdout) == (0, "15 objects, nothing wrong\n")
+    assert (result.exit_code, result.stdout) == (0, "17 objects, nothing wrong\n")
     assert result.stderr == (
         "# no volume holds /models/m, so the image has to: or give kubernetes.models, --models-claim\n"
     )
@@ -63,7 +63,7 @@ def test_engines_for_images_are_rendered_too() -> None:
 def test_checking_says_how_much_there_is() -> None:
     result = CliRunner().invoke(app, [*_ISSUE, "--check"])
 
-    assert (result.exit_code, result.output) == (0, "15 objects, nothing wrong\n")
+    assert (result.exit_code, result.output) == (0, "17 objects, nothing wrong\n")
 
 
 def test_files_of_others_are_checked_too(tmp_path: Path) -> None:

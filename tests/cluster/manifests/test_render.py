@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from cluster.doctor.findings import Verdict
 from cluster.doctor.node import judge_shm
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
+from cluster.manifests.objects import to_yaml
 from cluster.manifests.placement import settle
 from cluster.manifests.render import image_of, render
 from cluster.manifests.settings import RAY_VERSION, VERSION
@@ -31,7 +33,11 @@ def _node(group: Any) -> Node:
 
 def _served(overlay: str) -> ClusterConfig:
     """What `raypd serve` reads in the cluster."""
-    text = of_kind(rendered(overlay), "ConfigMap", "raypd-config")["data"]["cluster.yaml"]
+    return _serve_config(rendered(overlay))
+
+
+def _serve_config(objects: Sequence[Any]) -> ClusterConfig:
+    text = of_kind(objects, "ConfigMap", "raypd-config")["data"]["cluster.yaml"]
     return ClusterConfig.model_validate(yaml.safe_load(text))
 
 
@@ -228,8 +234,11 @@ def test_every_ingress_pod_gets_its_ingress_however_many_there_come_to_be() -> N
     assert all(_served(overlay).ingress.per_node for overlay in OVERLAYS)
 
 
-def test_operators_have_a_port_of_their_own_that_clients_do_not_reach() -> None:
-    objects = render(ClusterConfig.model_validate({"ingress": {"admin_port": 50061, "count": 2}}))
+@pytest.mark.parametrize(
+    "settings", [{"admin_port": 50061, "count": 2}, {"port": 49961, "count": 2}], ids=["told", "by-default"]
+)
+def test_operators_have_a_port_of_their_own_that_clients_do_not_reach(settings: dict[str, int]) -> None:
+    objects = render(ClusterConfig.model_validate({"ingress": settings}))
     [ingress] = worker_groups(objects)["ingress"]["template"]["spec"]["containers"]
     address = "raypd-admin.raypd.svc:50061"
 
@@ -255,6 +264,18 @@ def test_operators_have_a_port_of_their_own_that_clients_do_not_reach() -> None:
     )
 
 
+def test_operators_call_where_clients_do_only_if_that_is_what_was_asked_for() -> None:
+    objects = render(ClusterConfig.model_validate({"ingress": {"admin_port": None}}))
+    assert "raypd-admin" not in to_yaml(objects)
+    assert _serve_config(objects).ingress.admin_port is None
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_no_pod_is_an_administrator_by_where_it_is(overlay: str) -> None:
+    ingress = _serve_config(rendered(overlay)).ingress
+    assert ingress.admin_port not in {None, ingress.port}
+
+
 def test_engines_that_encode_have_pods_with_settings_of_their_own() -> None:
     config = ClusterConfig.model_validate(
         {"encode": {"count": 2}, "kubernetes": {"encode": {"max_pods": 4}, "both": {"max_pods": 9}}}
@@ -271,6 +292,7 @@ def test_without_an_http_door_nothing_speaks_of_one() -> None:
 
     assert [one["metadata"]["name"] for one in objects if one["kind"] == "Service"] == [  # type: ignore[index, call-overload]
         "raypd-grpc",
+        "raypd-admin",
         "raypd-grpc-headless",
         "raypd-metrics",
     ]
