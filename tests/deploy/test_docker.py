@@ -118,7 +118,7 @@ def test_the_installation_works_in_an_empty_environment(tmp_path: Path, pytestco
     # Commands, protocol files and the demo model have come along, and run.
     raypd = environment / "bin" / "raypd"
     said = _run(raypd, "manifests", "--check", variables=variables, directory=tmp_path)
-    assert said == "14 objects, nothing wrong\n"
+    assert said == "16 objects, nothing wrong\n"
     said = _run(raypd, "doctor", "--gpu", "h200", variables=variables, directory=tmp_path)
     assert said.startswith("ok       model files: demo_model: 4 million parameters")
     allowed = json.loads(_run(python, "-c", _GRAMMAR, variables=variables, directory=tmp_path))
