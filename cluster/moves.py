@@ -106,9 +106,9 @@ class _Promise:
 class Moves:
     """Those of one ingress. Belongs to its event loop."""
 
-    def __init__(self, stats: Callable[[], EngineStats], wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, stats: Callable[[], EngineStats], clock: Callable[[], float] = time.monotonic) -> None:
         self._stats = stats
-        self._wall_clock = wall_clock
+        self._clock = clock
         self._promises: list[_Promise] = []
 
     def find_target(
@@ -118,7 +118,7 @@ class Moves:
 
         here: where it was preempted; engines: those that serve
         """
-        now_s = self._wall_clock()
+        now_s = self._clock()
         self._promises = [one for one in self._promises if now_s - one.at_s <= _MAX_STATS_AGE_S + _STATS_DELAY_S]
         stats = self._stats()
         others = {engine.descriptor.key: engine for engine in _others(here, engines)}

@@ -132,7 +132,8 @@ class IngressProcess:
                 controller = await self._admin.status()
         except (ControllerUnavailable, TimeoutError) as error:
             controller = ControllerView(error=str(error) or f"no answer within {_CONTROLLER_TIMEOUT_S:g} s")
-        membership, stats = self._sessions().membership, self._sessions().stats()
+        membership, epoch_s = self._sessions().membership, time.time() - time.monotonic()
+        stats = {key: (newest, epoch_s + at_s) for key, (newest, at_s) in self._sessions().stats().items()}
         requests = serving.requests_in_flight()
         return ClusterView(
             model=self._config.model_name,

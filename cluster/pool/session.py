@@ -63,7 +63,7 @@ class EngineSession:
         self._tasks: list[asyncio.Task[None]] = []
         self._heard_s = 0.0
         self.last_stats: tuple[SchedulerStats, float] | None = None
-        """The engine's newest, and the Unix time at which it came."""
+        """The engine's newest counters, and the monotonic time at which they came, in seconds."""
 
     @property
     def descriptor(self) -> EngineDescriptor:
@@ -177,7 +177,7 @@ class EngineSession:
 
     def _distribute(self, batch: EngineCoreOutputs) -> None:
         if batch.scheduler_stats is not None:
-            self.last_stats = batch.scheduler_stats, time.time()
+            self.last_stats = batch.scheduler_stats, time.monotonic()
         for output in batch.outputs:
             stream = self._streams.get(output.request_id)
             if stream is None or stream.request.attempt != output.attempt:
