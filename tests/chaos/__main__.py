@@ -47,8 +47,8 @@ def run(
     with tempfile.TemporaryDirectory(prefix="raypd-chaos-") as directory:
         model_directory = DEMO_MODEL if demo_model else make_checkpoint("llama", Path(directory) / "llama")
         asked = learn_answers(draw_questions(seed, questions), model_directory)
-        with chaos_cluster(model_directory, Path(directory), fleet) as (address, processes):
-            report = asyncio.run(run_chaos(chaos, asked, address, processes, console.print))
+        with chaos_cluster(model_directory, Path(directory), fleet) as cluster:
+            report = asyncio.run(run_chaos(chaos, asked, cluster, console.print))
             report_file.parent.mkdir(parents=True, exist_ok=True)
             report.write(report_file)
             report.show(console)

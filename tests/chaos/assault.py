@@ -16,12 +16,14 @@ from cluster.ingress.protos.raypd.v1 import admin_pb2
 from tests.chaos.cuts import cut_local_links, cut_tcp
 from tests.chaos.faults import DEATHS, HEARTBEAT_TIMEOUT_S, Fault, FaultKind
 from tests.chaos.processes import CONTROLLER, INGRESS, MarkedProcesses
+from tests.chaos.reach import Reach
 from tests.chaos.watch import StatusWatch
 
 _CALM_TIMEOUT_S: Final = 90.0
 _BUSY_TIMEOUT_S: Final = 3.0
 """How long a fault waits for somebody whom it disturbs."""
 _FENCED_TIMEOUT_S: Final = 15.0
+_NUM_FAILED_STARTS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,12 @@ class FaultRecord:
 class Assault:
     """Carries out one fault after the other."""
 
-    def __init__(self, processes: MarkedProcesses, watch: StatusWatch, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, processes: MarkedProcesses, reach: Reach, watch: StatusWatch, say: Callable[[str], None]
+    ) -> None:
         """say: is told of every fault, in words."""
         self._processes = processes
+        self._reach = reach
         self._watch = watch
         self._say = say
         self._started_s = time.monotonic()
@@ -57,11 +62,40 @@ class Assault:
         await asyncio.sleep(fault.delay_s)
         if fault.needs_calm or self._watch.latest is None:
             await self._watch.until_calm(_CALM_TIMEOUT_S)
-        record = await (self._hit_an_engine(fault) if fault.engine_id else self._kill(fault))
+        record = await (self._hit_an_engine(fault) if fault.engine_id else self._hit_another(fault))
         self.records.append(record)
         whom = f" of {record.engine_id}, incarnation {record.incarnation}" if record.engine_id else ""
         what = f"{fault.kind}{whom}" if record.num_hit else f"{fault.kind}: found nothing to hit"
         self._say(f"{record.at_s - self._started_s:6.1f} s  {what}")
+
+    async def _hit_another(self, fault: Fault) -> FaultRecord:
+        match fault.kind:
+            case FaultKind.STEP_CLOCK:
+                self._reach.step_clock(fault.step_s)
+                return FaultRecord(fault, time.monotonic(), 1)
+            case FaultKind.BUSY_INGRESS:
+                return await self._keep_ingresses_busy(fault)
+            case FaultKind.KILL_UNSTARTABLE_INGRESS:
+                self._reach.fail_ingresses(_NUM_FAILED_STARTS)
+                record = await self._kill(fault)
+                await self._watch.until_calm(_CALM_TIMEOUT_S)
+                assert not self._reach.num_ingresses_to_fail, "an ingress is there that Ray could not have started"
+                return record
+            case _:
+                return await self._kill(fault)
+
+    async def _keep_ingresses_busy(self, fault: Fault) -> FaultRecord:
+        """An ingress whose event loop is busy is no dead one: its process has to be the same afterwards."""
+        busy, at_s = await asyncio.to_thread(self._processes.titled, INGRESS), time.monotonic()
+        for process in busy:
+            self._reach.keep_busy(process.pid, fault.stopped_s)
+        await asyncio.sleep(fault.stopped_s + 1.0)
+        not_taken = [process.pid for process in busy if not self._reach.is_taken(process.pid)]
+        assert not not_taken, f"these ingresses did not do as they were told: {not_taken}"
+        await self._watch.until_calm(_CALM_TIMEOUT_S)
+        given_up = [process.pid for process in busy if not process.is_running()]
+        assert not given_up, f"an ingress was ended because its event loop was busy: {given_up}"
+        return FaultRecord(fault, at_s, len(busy))
 
     async def _kill(self, fault: Fault) -> FaultRecord:
         title = CONTROLLER if fault.kind is FaultKind.KILL_CONTROLLER else INGRESS

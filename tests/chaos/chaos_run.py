@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import psutil
 
@@ -20,10 +20,13 @@ from tests.chaos.cuts import CannotCut, check_can_cut
 from tests.chaos.faults import CUTS, ENGINE_TIMEOUT_S, HEARTBEAT_TIMEOUT_S, TWO_AND_TWO, FaultKind, Fleet, draw_faults
 from tests.chaos.processes import CONTROLLER, ENGINE, INGRESS, MarkedProcesses
 from tests.chaos.ray_head import RayHead
+from tests.chaos.reach import Reach
 from tests.chaos.report import ChaosReport, make_report
 from tests.chaos.visits import PATIENCE_S, draw_visits
 from tests.chaos.watch import StatusWatch
 from tests.integration.served import ServeProcess
+
+ChaosCluster: TypeAlias = tuple[str, MarkedProcesses, Reach]
 
 _CALM_TIMEOUT_S: Final = 90.0
 _IDLE_TIMEOUT_S: Final = PATIENCE_S + 30.0
@@ -47,25 +50,25 @@ class Chaos:
 
 
 @contextmanager
-def chaos_cluster(
-    model_directory: Path, directory: Path, fleet: Fleet = TWO_AND_TWO
-) -> Iterator[tuple[str, MarkedProcesses]]:
-    """A cluster's address, and its processes. At the end nothing may be left of it. Raises AssertionError.
+def chaos_cluster(model_directory: Path, directory: Path, fleet: Fleet = TWO_AND_TWO) -> Iterator[ChaosCluster]:
+    """A cluster's address, its processes, and what reaches into them. At the end nothing may be left of it.
+
+    The cluster ends by a SIGTERM to the process group of `raypd serve`. Raises AssertionError.
 
     directory: for its configuration
     """
-    processes = MarkedProcesses()
+    processes, reach = MarkedProcesses(), Reach(directory / "reach")
     memory_files: set[Path] = set()
-    head, has_gone_well = RayHead(4, processes.environment), False
+    head, has_gone_well = RayHead(4, processes.environment | reach.environment), False
     try:
         head.wait_until_up()
         serve = ServeProcess(_config(model_directory, head.address, fleet), directory, environment=head.environment)
         try:
             address = serve.wait_until_ready()
             memory_files |= processes.memory_files()
-            yield address, processes
+            yield address, processes, reach
             memory_files |= processes.memory_files()
-            assert serve.stop() == 0, "\n".join(serve.lines)
+            assert serve.stop_group() == 0, "\n".join(serve.lines)
         finally:
             serve.kill_if_alive()
         assert not (left := head.leftovers()), f"after serve has stopped, Ray still has {left}"
@@ -85,16 +88,18 @@ def chaos_cluster(
 
 
 async def run_chaos(
-    chaos: Chaos, asked: Sequence[Asked], address: str, processes: MarkedProcesses, say: Callable[[str], None]
+    chaos: Chaos, asked: Sequence[Asked], cluster: ChaosCluster, say: Callable[[str], None]
 ) -> ChaosReport:
     """Let clients and faults come, and wait until the cluster is whole and at rest. Raises AssertionError.
 
+    cluster: as chaos_cluster() gives it
     say: is told of every fault, in words
     """
     faults = draw_faults(chaos.seed, chaos.num_faults, chaos.mean_delay_s, chaos.kinds, chaos.fleet.engine_ids)
     visits = draw_visits(chaos.seed, chaos.requests_per_s, len(asked))
+    address, processes, reach = cluster
     watch, is_over = StatusWatch(address, chaos.fleet.engine_ids), asyncio.Event()
-    assault = Assault(processes, watch, say)
+    assault = Assault(processes, reach, watch, say)
     async with watch.watching(), GenerateClient(address) as client:
         started_s = time.monotonic()
         clients = Clients(client, asked, f"chaos-{chaos.seed}")

@@ -36,13 +36,20 @@ class FaultKind(StrEnum):
     """The ingress's session with an engine."""
     KILL_CONTROLLER = "kill controller"
     KILL_INGRESS = "kill ingress"
+    KILL_UNSTARTABLE_INGRESS = "kill ingress that cannot start"
+    """Its next two lives cannot be started by Ray, whose environment for them fails."""
+    BUSY_INGRESS = "busy ingress"
+    """The ingress's event loop does one thing for longer than a heartbeat may take. It has to live on."""
+    STEP_CLOCK = "step clock"
+    """The wall clock of every process steps by an hour, forward or back."""
 
 
 DEATHS: Final = frozenset({FaultKind.KILL_PREFILL, FaultKind.KILL_DECODE, FaultKind.STOP_UNTIL_REPLACED})
 CUTS: Final = frozenset({FaultKind.CUT_CONTROL, FaultKind.CUT_DATA, FaultKind.CUT_SESSION})
 ENDS_ATTEMPTS: Final = DEATHS | {FaultKind.LONG_STOP, FaultKind.CUT_SESSION}
 """After these, what was on the engine goes on elsewhere."""
-NEED_CALM: Final = DEATHS | {FaultKind.LONG_STOP, FaultKind.KILL_INGRESS}
+OF_INGRESS: Final = frozenset({FaultKind.KILL_INGRESS, FaultKind.KILL_UNSTARTABLE_INGRESS, FaultKind.BUSY_INGRESS})
+NEED_CALM: Final = DEATHS | OF_INGRESS | {FaultKind.LONG_STOP}
 """Come only while every engine serves: a request that loses two engines is given up, by design."""
 
 _WEIGHTS: Final = {
@@ -55,7 +62,10 @@ _WEIGHTS: Final = {
     FaultKind.CUT_DATA: 18,
     FaultKind.CUT_SESSION: 8,
     FaultKind.KILL_CONTROLLER: 5,
-    FaultKind.KILL_INGRESS: 5,
+    FaultKind.KILL_INGRESS: 4,
+    FaultKind.KILL_UNSTARTABLE_INGRESS: 1,
+    FaultKind.BUSY_INGRESS: 2,
+    FaultKind.STEP_CLOCK: 6,
 }
 
 
@@ -85,13 +95,15 @@ class Fault:
 
     engine_id: empty if it is none of an engine's
     delay_s:   after the fault before it
-    stopped_s: how long an engine stays stopped, if that is the fault and nothing else ends it
+    stopped_s: how long an engine stays stopped, or an event loop busy, if that is the fault and nothing else ends it
+    step_s:    how far the wall clock is from the true one from then on, if that is the fault
     """
 
     kind: FaultKind
     engine_id: str
     delay_s: float
     stopped_s: float = 0.0
+    step_s: float = 0.0
 
     @property
     def needs_calm(self) -> bool:
@@ -113,7 +125,11 @@ def draw_faults(
 
 def _draw_fault(rng: random.Random, kind: FaultKind, mean_delay_s: float, engine_ids: Sequence[str]) -> Fault:
     delay_s = rng.uniform(0.5, 1.5) * mean_delay_s
-    if kind in {FaultKind.KILL_CONTROLLER, FaultKind.KILL_INGRESS}:
+    if kind is FaultKind.STEP_CLOCK:
+        return Fault(kind, "", delay_s, step_s=rng.choice([-3600.0, 3600.0, -40.0, 40.0, 0.0]))
+    if kind is FaultKind.BUSY_INGRESS:
+        return Fault(kind, "", delay_s, HEARTBEAT_TIMEOUT_S + rng.uniform(1.0, 3.0))
+    if kind is FaultKind.KILL_CONTROLLER or kind in OF_INGRESS:
         return Fault(kind, "", delay_s)
     role = {FaultKind.KILL_PREFILL: "prefill", FaultKind.KILL_DECODE: "decode"}.get(kind, "")
     engine_id = rng.choice([engine_id for engine_id in engine_ids if engine_id.startswith(role)])

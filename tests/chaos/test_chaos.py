@@ -24,8 +24,8 @@ SEED = int(os.environ.get("RAYPD_CHAOS_SEED", "1"))
 
 async def run_and_check(chaos: Chaos, num_questions: int, model_directory: Path, directory: Path) -> ChaosReport:
     asked = learn_answers(draw_questions(chaos.seed, num_questions), model_directory)
-    with chaos_cluster(model_directory, directory, chaos.fleet) as (address, processes):
-        report = await run_chaos(chaos, asked, address, processes, print)
+    with chaos_cluster(model_directory, directory, chaos.fleet) as cluster:
+        report = await run_chaos(chaos, asked, cluster, print)
         report.show(Console())
         check_report(report)
     return report

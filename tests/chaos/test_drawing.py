@@ -11,7 +11,7 @@ import torch
 
 from tests.chaos import answers
 from tests.chaos.answers import draw_by, learn_answers, least_logit_margin
-from tests.chaos.faults import TWO_AND_TWO, FaultKind, Fleet, draw_faults
+from tests.chaos.faults import OF_INGRESS, TWO_AND_TWO, FaultKind, Fleet, draw_faults
 from tests.chaos.visits import TEMPERATURE, draw_questions, draw_visits
 from tests.reference import load_model
 
@@ -35,7 +35,8 @@ def test_every_kind_of_fault_comes_to_whom_it_may_come(seed: int, fleet: Fleet) 
     targets = {fault.kind: fault.engine_id for fault in faults}
     assert targets[FaultKind.KILL_PREFILL].startswith("prefill-")
     assert targets[FaultKind.KILL_DECODE].startswith("decode-")
-    assert targets[FaultKind.KILL_CONTROLLER] == targets[FaultKind.KILL_INGRESS] == ""
+    nobodys = OF_INGRESS | {FaultKind.KILL_CONTROLLER, FaultKind.STEP_CLOCK}
+    assert {targets[kind] for kind in nobodys} == {""}
     assert set(targets.values()) <= {"", *fleet.engine_ids}
 
 

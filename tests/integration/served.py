@@ -74,6 +74,12 @@ class ServeProcess:
                 os.kill(pid, signal.SIGTERM)
         return self._wait_until_gone(family)
 
+    def stop_group(self) -> int:
+        """Signal its process group, as a shell's job control and `timeout` do, and wait as stop() does."""
+        family = psutil.Process(self._process.pid).children(recursive=True)
+        os.killpg(self._process.pid, signal.SIGTERM)
+        return self._wait_until_gone(family)
+
     @property
     def is_alive(self) -> bool:
         """Whether nobody has stopped it yet."""
