@@ -54,7 +54,7 @@ class SessionPool:
         return self._membership
 
     def stats(self) -> dict[EngineKey, tuple[SchedulerStats, float]]:
-        """The newest counters of engines, by id and incarnation, and the monotonic time in seconds at which they came."""
+        """The newest counters of engines, by id and incarnation, and when they came, in monotonic seconds."""
         return {key: session.last_stats for key, session in self._sessions.items() if session.last_stats is not None}
 
     async def update(self, membership: Membership) -> None:
