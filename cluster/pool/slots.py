@@ -53,6 +53,7 @@ class ObservedEngine:
     """Whether it has been PENDING for long."""
 
 
+_LONGEST_ROUND_S: Final = 60.0
 _MAX_DOUBLINGS: Final = 60
 """More make no difference to a wait that is bounded, and a float has no room for 1024."""
 
@@ -89,7 +90,7 @@ class SlotHistory:
 
     def add_death(self, now_s: float, error: str, policy: RestartPolicy) -> None:
         """The slot's engine has died, or did not start."""
-        self.deaths_s = [*_within(policy.window_s, self.deaths_s, now_s), now_s]
+        self.deaths_s = sorted([*_within(policy.window_s, _until(now_s, self.deaths_s), now_s), now_s])
         self.last_error = error
 
     def forgive(self) -> None:
@@ -116,9 +117,9 @@ class SlotHistory:
 
 
 def _within(window_s: float, deaths_s: Iterable[float], end_s: float) -> list[float]:
-    return [death_s for death_s in deaths_s if end_s - window_s < death_s <= end_s]
+    return [death_s for death_s in deaths_s if death_s > end_s - window_s]
 
 
 def _until(now_s: float, deaths_s: Iterable[float]) -> list[float]:
-    """The clock may have been set back: deaths in the future are not waited for."""
-    return [death_s for death_s in deaths_s if death_s <= now_s]
+    """Leave out deaths in the future: the clock has been set back. One that came after a round had begun counts."""
+    return [death_s for death_s in deaths_s if death_s <= now_s + _LONGEST_ROUND_S]
