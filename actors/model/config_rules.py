@@ -52,7 +52,7 @@ def read_config(directory: Path, *, trust_remote_code: bool) -> PretrainedConfig
         )
         text = config.get_text_config(decoder=True)
     except (*_CONFIG_ERRORS, StrictDataclassError) as error:
-        raise CheckpointError(f"model: {directory / 'config.json'} cannot be used: {_one_line(error)}") from error
+        raise CheckpointError(f"model: {directory / 'config.json'} cannot be used: {describe(error)}") from error
     if not isinstance(text, PretrainedConfig):
         raise CheckpointError(f"model: {directory / 'config.json'} cannot be used: its text_config is no object")
     return config
@@ -62,6 +62,11 @@ def architecture_name(config: PretrainedConfig) -> str:
     """The class name that the checkpoint gives, or its model type."""
     architectures = getattr(config, "architectures", None)
     return str(architectures[0]) if architectures else str(config.model_type)
+
+
+def describe(error: Exception) -> str:
+    """An error's message in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def refuse_by_config(config: PretrainedConfig, tp_size: int) -> None:
@@ -230,7 +235,3 @@ def _has_plan(config: PretrainedConfig) -> bool:
 
 def _is_bitsandbytes(settings: dict[str, Any]) -> bool:
     return bool(settings.get("load_in_4bit") or settings.get("load_in_8bit"))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -2,6 +2,7 @@
 
 ModelError
 |-- CheckpointError    the checkpoint is missing, incomplete or unreadable
+|-- LoadFailed         transformers failed in a way that nobody foresaw
 |-- UnsupportedModel   the architecture cannot be served by this engine, and why
 |   `-- SelfCheckFailed  the paged forward does not give the stock model's logits
 |-- DeviceUnavailable  the configured device is not on this machine
@@ -20,6 +21,10 @@ class ModelError(TravellingError):
 
 class CheckpointError(ModelError):
     """The checkpoint directory is missing, incomplete or unreadable; the message says which file and why."""
+
+
+class LoadFailed(ModelError):
+    """Something else went wrong while the model was loaded; the message is that of the error behind it."""
 
 
 class UnsupportedModel(ModelError):

@@ -84,6 +84,8 @@ class FlatForward:
 
 
 def _padding_idx(model: nn.Module) -> int | None:
-    positions = getattr(getattr(model, "embeddings", None), "position_embeddings", None)
+    # A language model's embeddings are below its base model, a headless one's its own.
+    base = getattr(model, "base_model", model)
+    positions = getattr(getattr(base, "embeddings", None), "position_embeddings", None)
     index: int | None = getattr(positions, "padding_idx", None)
     return index

@@ -16,8 +16,8 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from actors.config import ModelConfig
 from actors.model.attention.base import register_attention
 from actors.model.attention.probe import GeometryProbe, KVGeometry
-from actors.model.config_rules import architecture_name, quantization_method, read_config
-from actors.model.errors import CheckpointError, DeviceUnavailable, UnsupportedModel
+from actors.model.config_rules import architecture_name, describe, quantization_method, read_config
+from actors.model.errors import CheckpointError, DeviceUnavailable, LoadFailed, ModelError, RankLost, UnsupportedModel
 from actors.model.fingerprint import fingerprint_checkpoint
 from actors.model.forward import FlatForward
 from actors.model.limits import derive_max_model_len
@@ -31,6 +31,7 @@ from actors.model.tensor_parallel import ModelShard, SplitLinear, build_shard
 from actors.model.tensor_parallel_group import TensorParallelGroup
 from actors.model.tensor_parallel_plan import shard_heads
 from actors.model.tensor_parallel_weights import CheckpointWeights, DrawnWeights, MergedWeights
+from actors.model.weight_checks import ignored_patterns, refuse_nan, refuse_report, refuse_unread
 from actors.pooling_facts import PoolingFacts
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,17 @@ def load_model(model_config: ModelConfig, group: TensorParallelGroup | None = No
     group: the ranks that share the model; each reads its own slices and then takes part in the checks
     Raises CheckpointError if files are missing or unreadable, UnsupportedModel if it must not be served, RankLost.
     """
+    try:
+        return _load(model_config, group)
+    except ModelError:
+        raise
+    except Exception as error:
+        # Whatever transformers raises: some of its exceptions cannot be sent to another process.
+        logger.exception("the model could not be loaded")
+        raise LoadFailed(f"model: {model_config.model} cannot be loaded: {describe(error)}") from error
+
+
+def _load(model_config: ModelConfig, group: TensorParallelGroup | None) -> LoadedModel:
     directory = _checkpoint_directory(model_config)
     if group is None:
         with _BUILDING:
@@ -112,13 +124,16 @@ def _finish(
     started, model = time.monotonic(), shard.model
     model.train(False)
     model.to(choose_device(model_config))  # type: ignore[arg-type]  # transformers' decorator hides the signature
-    # A flattened batch has no padding: a token that happens to be the padding token is like any other.
-    model.config.pad_token_id = None
+    if model_config.load_format == "auto":
+        refuse_nan(directory, model)
+    # A flattened batch has no padding: a token that happens to be the padding token is like any other. Set past the
+    # config's own validation, which wants a number in some families.
+    object.__setattr__(model.config, "pad_token_id", None)
     kind = kind_of(config)
     forward = FlatForward(model, kind)
     max_model_len = derive_max_model_len(config, model_config.max_model_len, forward.first_position)
     architecture = architecture_name(config)
-    geometry, vocab_size = _probe(forward, architecture)
+    geometry, vocab_size = _probe(forward, architecture, 1 if group is None else group.size)
     if group is not None:
         geometry = _place(geometry, config, group)
     _check_direction(kind, geometry, architecture)
@@ -164,6 +179,8 @@ def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelCo
         loaded: tuple[PreTrainedModel, dict[str, set[object]]] = kind_of(config).auto_class.from_pretrained(  # type: ignore[assignment]  # the stubs ignore output_loading_info
             directory,
             output_loading_info=True,
+            # Refused below, with both shapes: transformers' own error names none.
+            ignore_mismatched_sizes=True,
             config=config,
             dtype=dtype,
             attn_implementation=attention_choice(config),
@@ -180,13 +197,7 @@ def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelCo
     except (OSError, ValueError, RuntimeError, SafetensorError) as exc:
         raise CheckpointError(f"model: the weights in {directory} cannot be loaded: {exc}") from exc
     model, report = loaded
-    # transformers draws weights that it misses at random and goes on.
-    # Encoders have a layer behind their hidden states, which nothing here looks at and many checkpoints lack.
-    missing = sorted(map(str, [*report["missing_keys"], *report["mismatched_keys"]]))
-    if kind_of(config) is ModelKind.EMBEDDING:
-        missing = [name for name in missing if not name.startswith("pooler.")]
-    if missing:
-        raise CheckpointError(f"model: {directory} lacks weights, or has them in another shape: {', '.join(missing)}")
+    refuse_report(directory, report, kind_of(config))
     return model
 
 
@@ -213,11 +224,20 @@ def _read_shard(
     if model_config.load_format == "dummy":
         whole = _make_dummy_model(config, model_config, _named_dtype(model_config) or "auto")
         drawn = DrawnWeights(whole.state_dict())
-        return build_shard(config, whole.dtype, drawn, group, trust_remote_code=trust_remote_code)
+        return build_shard(config, whole.dtype, lambda model: drawn, group, trust_remote_code=trust_remote_code)
     with CheckpointWeights(directory) as checkpoint:
         dtype = _named_dtype(model_config) or getattr(config, "dtype", None) or checkpoint.first_dtype()
-        weights = MergedWeights(checkpoint, config.model_type)
-        return build_shard(config, dtype, weights, group, trust_remote_code=trust_remote_code)
+        shard = build_shard(
+            config,
+            dtype,
+            lambda model: MergedWeights(checkpoint, model),
+            group,
+            trust_remote_code=trust_remote_code,
+        )
+    ignored = ignored_patterns(shard.model)
+    unread = [name for name in shard.unread if ignored is None or not ignored.search(name)]
+    refuse_unread(directory, unread, kind_of(config))
+    return shard
 
 
 def _named_dtype(model_config: ModelConfig) -> torch.dtype | None:
@@ -248,7 +268,7 @@ def choose_device(model_config: ModelConfig) -> torch.device:
 
 
 @torch.inference_mode()
-def _probe(forward: FlatForward, architecture: str) -> tuple[KVGeometry, int]:
+def _probe(forward: FlatForward, architecture: str, num_ranks: int) -> tuple[KVGeometry, int]:
     """Run a few tokens through the model to see what its layers ask of attention; also its vocabulary size."""
     probe = GeometryProbe(architecture)
     tokens = torch.arange(_NUM_PROBE_TOKENS, device=forward.model.device)
@@ -256,8 +276,11 @@ def _probe(forward: FlatForward, architecture: str) -> tuple[KVGeometry, int]:
         output = forward(tokens, tokens, probe, tokens[-1:])
     except UnsupportedModel as exc:
         raise UnsupportedModel(architecture, f"{exc.reason} (in {exc.architecture})") from exc
-    except (TypeError, ValueError, AttributeError, LookupError, NotImplementedError) as exc:
-        raise UnsupportedModel(architecture, f"its forward does not take a flattened batch: {exc!r}") from exc
+    except RankLost:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as exc:
+        split = f" on one of {num_ranks} ranks" if num_ranks > 1 else ""
+        raise UnsupportedModel(architecture, f"its forward does not take a flattened batch{split}: {exc!r}") from exc
     if forward.generates:
         return probe.geometry(), output.shape[-1]
     embeddings = forward.model.get_input_embeddings()

@@ -8,7 +8,7 @@ have the same bits on every rank, and every rank samples the same tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -48,22 +48,28 @@ class SplitLinear:
 
 @dataclass(frozen=True, slots=True)
 class ModelShard:
-    """One rank's part of a model. split: its linear layers that are split, by name."""
+    """One rank's part of a model.
+
+    split: its linear layers that are split, by name
+    unread: weights that the checkpoint has and the model does not
+    """
 
     model: PreTrainedModel
     split: Mapping[str, SplitLinear]
+    unread: tuple[str, ...] = ()
 
 
 def build_shard(
     config: PretrainedConfig,
     dtype: torch.dtype,
-    weights: WeightSource,
+    weights_for: Callable[[PreTrainedModel], WeightSource],
     group: TensorParallelGroup,
     *,
     trust_remote_code: bool,
 ) -> ModelShard:
     """This rank's part of the model, on the CPU, with its weights.
 
+    weights_for: opens the weights of a model that is on the meta device
     Raises UnsupportedModel, naming what cannot be split, or CheckpointError, naming the weights that are missing.
     """
     heads = shard_heads(config, group.size)
@@ -72,7 +78,9 @@ def build_shard(
             config, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=trust_remote_code
         )
     shards = plan_shards(model, config, group.rank, group.size)
+    weights = weights_for(model)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    saved_buffers = {name: tuple(model.get_buffer(name).shape) for name in model.state_dict() if name not in shapes}
     split = _split_linears(model, shards)
     _compute_buffers(model, config)
     for name, shard in shards.items():
@@ -80,8 +88,8 @@ def build_shard(
     for module in model.modules():
         if hasattr(module, "num_key_value_groups"):
             setattr(module, "num_key_value_groups", heads.num_heads // heads.num_kv_heads)  # noqa: B010  # untyped
-    _fill(model, shapes, shards, weights)
-    return ModelShard(model, split)
+    _fill(model, shapes | saved_buffers, shards, weights)
+    return ModelShard(model, split, tuple(weights.unread))
 
 
 def _split_linears(model: nn.Module, shards: Mapping[str, LayerShard]) -> dict[str, SplitLinear]:
@@ -146,6 +154,9 @@ def _fill(
         owner, _, attribute = name.rpartition(".")
         tensor = _read(weights, source, _part_of(attribute, shapes[name], shards.get(owner)))
         module = model.get_submodule(owner)
+        if attribute in module._buffers:
+            module._buffers[attribute] = tensor.to(module.get_buffer(attribute).dtype)
+            continue
         module.register_parameter(attribute, nn.Parameter(tensor.to(model.dtype), requires_grad=False))
 
 

@@ -6,8 +6,8 @@ model has one tensor for all experts). transformers says how the two belong toge
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,17 +17,21 @@ from typing import Any, Protocol
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
-from actors.model.errors import CheckpointError
+from actors.model.config_rules import architecture_name
+from actors.model.errors import CheckpointError, UnsupportedModel
 
 # Experts one after the other, or that for several matrices, which then lie one after the other within each expert.
 _KNOWN_MERGES = (["MergeModulelist"], ["MergeModulelist", "Concatenate"])
 
 
 class WeightSource(Protocol):
-    """Weights by name."""
+    """Weights by name. unread: those that the model has no place for"""
+
+    unread: list[str]
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The whole weight's shape; None if there is none of that name."""
@@ -55,6 +59,11 @@ class CheckpointWeights:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._files.__exit__(kind, error, at)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all weights, as the files have them."""
+        return self._file_of.keys()
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """See WeightSource."""
@@ -87,27 +96,49 @@ class _Experts:
 
 
 class MergedWeights:
-    """A checkpoint's weights under the names that transformers' models use."""
+    """A checkpoint's weights under the names that transformers' models use.
 
-    def __init__(self, checkpoint: CheckpointWeights, model_type: str) -> None:
+    unread: the checkpoint's weights, under the model's names, that the model has no place for
+    """
+
+    def __init__(self, checkpoint: CheckpointWeights, model: PreTrainedModel) -> None:
+        """Raises UnsupportedModel if weights have to be converted in a way that is not known here.
+
+        model: as transformers builds it; its weights are not looked at (the meta device will do)
+        """
         self._checkpoint = checkpoint
-        conversions = get_checkpoint_conversion_mapping(model_type) or []  # type: ignore[no-untyped-call]  # left untyped
+        conversions = get_model_conversion_mapping(model)
         self._renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
         self._converters = [c for c in conversions if isinstance(c, WeightConverter)]
+        self._found: dict[str, str | _Experts] = {}
+        self.unread: list[str] = []
+        parts: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        known = model.state_dict()
+        for name in sorted(checkpoint.names, key=dot_natural_key):
+            target, pattern = self._rename(name, model.base_model_prefix, known)
+            if target not in known:
+                self.unread.append(target)
+            elif pattern is None:
+                self._found[target] = name
+            else:
+                parts[target][pattern].append(name)
+        for target, by_pattern in parts.items():
+            self._found[target] = self._merge(target, by_pattern, model)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """See WeightSource. A weight that is to be merged in a way that is not known here counts as missing."""
-        found = self._find(name)
+        """See WeightSource. A weight of which parts are missing counts as missing."""
+        found = self._found.get(name)
         if not isinstance(found, _Experts):
             return None if found is None else self._checkpoint.shape(found)
         counts = {len(experts) for experts in found.matrices}
-        shapes = [self._checkpoint.shape(experts[0]) or () for experts in found.matrices]
-        return (max(counts), sum(shape[0] for shape in shapes), *shapes[0][1:]) if len(counts) == 1 else None
+        shapes = [self._checkpoint.shape(experts[0]) or () for experts in found.matrices if experts]
+        if len(counts) != 1 or len(shapes) != len(found.matrices):
+            return None
+        return (max(counts), sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def read(self, name: str, dim: int = 0, rows: range | None = None) -> Tensor:
         """See WeightSource; rows lie within one of the matrices that are merged."""
-        found = self._find(name)
-        assert found is not None, "only what has a shape is read"
+        found = self._found[name]
         if not isinstance(found, _Experts):
             return self._checkpoint.read(found, dim, rows)
         if rows is None:
@@ -122,39 +153,22 @@ class MergedWeights:
     def _stack(self, experts: Sequence[str], dim: int, rows: range | None) -> Tensor:
         return torch.stack([self._checkpoint.read(expert, dim, rows) for expert in experts])
 
-    def _find(self, name: str) -> str | _Experts | None:
-        """The name, or the names, that a weight has in the checkpoint; None if it is not there."""
-        for candidate in self._names(name):
-            if self._checkpoint.shape(candidate) is not None:
-                return candidate
-            for converter in self._converters:
-                if (found := self._find_experts(candidate, converter)) is not None:
-                    return found
-        return None
+    def _rename(self, name: str, prefix: str, known: dict[str, Tensor]) -> tuple[str, str | None]:
+        """The name in the model, and the pattern of the converter that is to make it; as transformers' loader does."""
+        target, pattern = rename_source_key(name, self._renamings, self._converters, prefix, known)
+        if target not in known and name in known:
+            return name, None
+        return target, pattern
 
-    def _names(self, name: str) -> Iterator[str]:
-        yield name
-        for renaming in self._renamings:
-            for source, target in zip(renaming.source_patterns, renaming.target_patterns, strict=True):
-                if target in name:
-                    yield name.replace(target, source)
-
-    def _find_experts(self, name: str, converter: WeightConverter) -> _Experts | None:
+    def _merge(self, target: str, by_pattern: Mapping[str, Sequence[str]], model: PreTrainedModel) -> _Experts:
+        (converter,) = [c for c in self._converters if set(by_pattern) <= set(c.source_patterns)][:1]
         kinds = [type(operation).__name__ for operation in converter.operations]
-        (target, *others) = converter.target_patterns
-        if others or not name.endswith(target) or kinds not in _KNOWN_MERGES:
-            return None
-        prefix = name.removesuffix(target)
-        matrices = tuple(tuple(self._numbered(prefix + source)) for source in converter.source_patterns)
-        return _Experts(matrices) if all(matrices) else None
-
-    def _numbered(self, pattern: str) -> Iterator[str]:
-        """The names that there are for 0, 1, 2, … in the place of *."""
-        for number in itertools.count():
-            name = pattern.replace("*", str(number))
-            if self._checkpoint.shape(name) is None:
-                return
-            yield name
+        if kinds not in _KNOWN_MERGES or len(converter.target_patterns) != 1:
+            raise UnsupportedModel(
+                architecture_name(model.config),
+                f"transformers converts {target} when it loads it ({', '.join(kinds)}), which several ranks cannot",
+            )
+        return _Experts(tuple(tuple(by_pattern.get(pattern, ())) for pattern in converter.source_patterns))
 
 
 class DrawnWeights:
@@ -162,6 +176,7 @@ class DrawnWeights:
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         self._weights = weights
+        self.unread: list[str] = []
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """See WeightSource."""
