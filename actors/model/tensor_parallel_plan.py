@@ -99,8 +99,11 @@ def plan_shards(model: PreTrainedModel, config: PretrainedConfig, rank: int, siz
     for name, module in model.named_modules():
         style = styles.get(_generic(name))
         if style is None:
+            _refuse_rows_per_head(name, module, config)
             continue
         split = _SPLITS.get(style)
+        if split is None and style in _SPLITS:
+            _refuse_rows_per_head(name, module, config)
         if split is Split.EXPERTS:
             shards[name] = _shard_experts(name, module, config, styles, (rank, size))
         elif split is not None and isinstance(module, nn.Linear):
@@ -110,6 +113,19 @@ def plan_shards(model: PreTrainedModel, config: PretrainedConfig, rank: int, siz
                 architecture, f"{name} ({type(module).__name__}) cannot be split over ranks: its plan says {style!r}"
             )
     return shards
+
+
+def _refuse_rows_per_head(name: str, module: nn.Module, config: PretrainedConfig) -> None:
+    """A norm over all heads has weights of its own for each, and every rank would hold those of all."""
+    heads = set(count_heads(config.get_text_config(decoder=True)))
+    weight = getattr(module, "weight", None)
+    if "norm" not in name.rpartition(".")[2] or not isinstance(weight, nn.Parameter):
+        return
+    if weight.ndim == 2 and weight.shape[0] in heads:
+        raise UnsupportedModel(
+            architecture_name(config),
+            f"{name} has a row for each of {weight.shape[0]} heads, and its plan does not split it over ranks",
+        )
 
 
 def _shard_layer(

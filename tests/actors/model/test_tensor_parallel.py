@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from actors.config import ModelConfig
 from actors.model import loader
@@ -23,10 +23,12 @@ from actors.model.loader import LoadedModel, load_model
 from actors.model.tensor_parallel_group import Rendezvous, TensorParallelGroup, join_group
 from actors.model.tensor_parallel_mesh import MAX_SMALL_BYTES
 from tests.actors.model.ranks import on_each_rank
-from tests.checkpoints import VOCAB_SIZE, make_checkpoint
+from tests.actors.model.test_support import SMALL, dummy
+from tests.checkpoints import VOCAB_SIZE, draw_weights, make_checkpoint
 
 CheckpointOf = Callable[[str], Path]
 
+MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SPLIT_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "mixtral", "qwen3_moe")
 UNEVEN: dict[str, tuple[str, dict[str, Any]]] = {
     "one KV head for three ranks": (
@@ -82,6 +84,27 @@ def test_uneven_parts_give_the_same_logits(case: str, tmp_path: Path) -> None:
     family, overrides = UNEVEN[case]
     size = 3 if "three" in case else 2
     assert_equals_whole_model(make_checkpoint(family, tmp_path, **overrides), size)
+
+
+RENAMED: dict[str, dict[str, Any]] = {
+    "gpt_neox": {"num_key_value_heads": None},
+    "hy_v3": MOE | {"num_experts": 4, "head_dim": 8},
+    "glm4_moe": MOE | {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "head_dim": 8},
+}
+
+
+@pytest.mark.parametrize("model_type", RENAMED)
+def test_weights_that_transformers_renames_and_buffers_that_it_saves_are_read(model_type: str, tmp_path: Path) -> None:
+    settings = SMALL | {"vocab_size": VOCAB_SIZE} | RENAMED[model_type]
+    config = CONFIG_MAPPING[model_type](**settings)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]  # left untyped
+    generator = torch.Generator().manual_seed(0)
+    draw_weights(model, generator)
+    for name, buffer in model.named_buffers():
+        if name in model.state_dict():
+            buffer.copy_(torch.randn(buffer.shape, generator=generator))
+    model.save_pretrained(tmp_path)
+    assert_equals_whole_model(tmp_path, 2)
 
 
 def test_each_rank_holds_its_heads_and_its_share_of_the_weights(checkpoint: CheckpointOf) -> None:
@@ -207,6 +230,12 @@ def test_quantized_weights_are_refused_whatever_their_method(
     (directory / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModel, match="quantized"):
         load(directory, 2)
+
+
+def test_a_norm_with_a_row_for_each_head_is_refused_by_name(tmp_path: Path) -> None:
+    directory = Path(dummy("cohere", SMALL | {"use_qk_norm": True}, tmp_path).model)
+    with pytest.raises(UnsupportedModel, match=r"layers\.0\.self_attn\.q_norm has a row for each of 4 heads"):
+        load(directory, 2, load_format="dummy", dtype="float32")
 
 
 def test_missing_weights_are_named(checkpoint: CheckpointOf, tmp_path: Path) -> None:
