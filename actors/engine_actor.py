@@ -18,6 +18,7 @@ from actors.core.stats import SchedulerStats
 from actors.engine_profile import EngineProfile
 from actors.garbage_collection import leave_out_what_is_loaded, no_collection
 from actors.log_lines import write_log_lines
+from kv_transfer.trust.membership import Trust, TrustMaterial
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class EngineHealth:
     is_idle: whether no request was there, at this very moment
     error: why the engine thread died, if it did
     is_asked_to_end: whether its process has got a SIGTERM
+    trust_generation: which of the cluster's secrets it and its ranks accept (TrustMaterial.generation)
+    num_refused: connections that did not prove the cluster's secret
     """
 
     stats: SchedulerStats
@@ -51,6 +54,8 @@ class EngineHealth:
     is_idle: bool
     error: str | None
     is_asked_to_end: bool = False
+    trust_generation: int = 0
+    num_refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +78,24 @@ class EngineActor:
             from actors.engine_server import EngineServer
             from actors.ray_executor import RayRankLauncher
 
-        self._server = EngineServer(config, engine_id, incarnation, RayRankLauncher(resources))
+        self._trust = Trust()
+        self._server = EngineServer(config, engine_id, incarnation, self._trust, RayRankLauncher(resources))
         self._starting: asyncio.Task[EngineReady] | None = None
         self._is_asked_to_end = on_request_to_end()
+
+    @ray.method(concurrency_group="control")
+    async def use_trust(self, material: TrustMaterial) -> int:
+        """Accept these secrets from now on; returns which generation it and its ranks have. Comes before start().
+
+        Raises SecretUnusable.
+        """
+        self._trust.use(material)
+        return self._trust.settled_generation
+
+    @ray.method(concurrency_group="control")
+    async def reveal_trust(self) -> TrustMaterial | None:
+        """The secrets that it was given last, for a controller that has started anew."""
+        return self._trust.material
 
     async def start(self, host: str | None) -> EngineReady:
         """Load the model, warm up, listen at `host` or at this node's address. Returns once it can take requests.
@@ -106,6 +126,8 @@ class EngineActor:
             is_idle=server.is_idle,
             error=server.error,
             is_asked_to_end=self._is_asked_to_end.is_set(),
+            trust_generation=self._trust.settled_generation,
+            num_refused=server.refusals.total,
         )
 
     @ray.method(concurrency_group="control")

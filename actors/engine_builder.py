@@ -30,6 +30,7 @@ from kv_transfer.prefix_sources import PrefixSources
 from kv_transfer.scheduler_connector import ConnectorScheduler
 from kv_transfer.stores.choice import ChosenStore, choose_stores
 from kv_transfer.stores.scheduler import StoreSet
+from kv_transfer.trust.membership import Trust
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ def build_engine_core(
     say: Callable[[str], None] = logger.info,
     launch_ranks: RankLauncher = ProcessRanks,
     shelf: EmbeddingShelf | None = None,
+    trust: Trust | None = None,
     *,
     hash_key: BlockHashKey = PUBLIC_KEY,
 ) -> EngineCore:
@@ -52,13 +54,15 @@ def build_engine_core(
     launch_ranks: starts the tensor-parallel ranks after the first, which is this process
     shelf: embeddings that others fetch are taken from there
     hash_key: of the block hashes, the same in all engines that exchange KV
+    trust: what the ranks prove themselves by; an engine of one rank has no use for it
     Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable, StoreUnavailable or RankLost.
     """
     group: RankGroup | None = None
     if config.parallel.tensor_parallel_size == 1:
         worker = build_worker(config, identity, control, on_progress, say)
     else:
-        group = gather_ranks(config, identity, control, on_progress, say, launch_ranks)
+        assert trust is not None, "ranks prove themselves to each other"
+        group = gather_ranks(config, identity, control, on_progress, say, launch_ranks, trust)
         worker = group.worker
     runner = worker.runner
     if not runner.is_causal:

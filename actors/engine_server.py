@@ -1,7 +1,9 @@
 """One engine as a process serves it: a gRPC server on an event loop, and the engine thread behind it.
 
-The server carries two services, both private to the cluster: sessions with ingresses (session_server.py) and control
-streams with other engines (kv_transfer.control). The core is built and stepped off the event loop.
+The server carries services that are private to the cluster: sessions with ingresses (session_server.py), control
+streams with other engines (kv_transfer.control), the encoding of images for other engines (remote_encoding.py), and
+challenges (kv_transfer.trust), without which nobody gets at the others. The core is built and stepped off the event
+loop.
 """
 
 from __future__ import annotations
@@ -33,6 +35,10 @@ from actors.session_messages import MAX_MESSAGE_BYTES
 from actors.session_server import SessionServer
 from kv_transfer.grpc_control import GrpcControl
 from kv_transfer.params import EngineAddress
+from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.membership import Member, Trust
+from kv_transfer.trust.refusals import Refusals
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +54,7 @@ _SERVER_OPTIONS = [
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),
+    *METADATA_LIMITS,
 ]
 
 
@@ -55,9 +62,18 @@ class EngineServer:
     """start() and stop() belong to one event loop; the properties may be read from any thread."""
 
     def __init__(
-        self, config: EngineConfig, engine_id: str, incarnation: int, launch_ranks: RankLauncher = ProcessRanks
+        self,
+        config: EngineConfig,
+        engine_id: str,
+        incarnation: int,
+        trust: Trust,
+        launch_ranks: RankLauncher = ProcessRanks,
     ) -> None:
+        """trust: holds the cluster's secret before start(), and follows it from then on."""
         self._config = config
+        self._trust = trust
+        self.refusals = Refusals()
+        """Who was refused because it did not prove the cluster's secret."""
         self._launch_ranks = launch_ranks
         self._engine_id = engine_id
         self._incarnation = incarnation
@@ -73,12 +89,14 @@ class EngineServer:
     async def start(self, host: str) -> str:
         """Load, warm up and listen on a free port of `host`; returns host:port."""
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
-        self._sessions = sessions = SessionServer(self, self._engine_id, self._incarnation)
-        self._control = GrpcControl(asyncio.get_running_loop())
+        acceptor = GrpcAcceptor(self._trust, self.refusals)
+        own = Party(self._engine_id, self._incarnation)
+        self._sessions = sessions = SessionServer(self, self._engine_id, self._incarnation, acceptor)
+        self._control = GrpcControl(asyncio.get_running_loop(), Member(self._first_rank(), self._trust), acceptor)
         shelf = EmbeddingShelf()
-        self._encoders = RemoteEncoders(self._config.scheduler.encode_timeout_s, self, shelf)
-        self.encode_service = EncodeService(self._encode, shelf)
-        handlers = (sessions.handler(), self._control.handler(), self.encode_service.handler())
+        self._encoders = RemoteEncoders(self._config.scheduler.encode_timeout_s, self, shelf, Member(own, self._trust))
+        self.encode_service = EncodeService(self._encode, shelf, own, acceptor)
+        handlers = (sessions.handler(), self._control.handler(), self.encode_service.handler(), acceptor.handler())
         self._server.add_generic_rpc_handlers(handlers)
         address = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
         identity = EngineAddress(self._engine_id, self._incarnation, address)
@@ -91,12 +109,18 @@ class EngineServer:
             self._say,
             self._launch_ranks,
             shelf,
+            self._trust,
         )
         self._thread = EngineThread(self._core, sessions.deliver, self._on_death, self._wake)
         self._thread.start()
         await self._server.start()
         self._say("serving")
         return address
+
+    def _first_rank(self) -> Party:
+        """The name of the KV links' end in this process."""
+        is_alone = self._config.parallel.tensor_parallel_size == 1
+        return Party(self._engine_id if is_alone else f"{self._engine_id}/0", self._incarnation)
 
     async def stop(self) -> None:
         """Hang up on every client, end the engine thread, release the core."""

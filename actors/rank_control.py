@@ -11,6 +11,8 @@ import threading
 import grpc.aio
 
 from kv_transfer.grpc_control import GrpcControl
+from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor
+from kv_transfer.trust.membership import Member
 
 _TIMEOUT_S = 10.0
 _SERVER_OPTIONS = [
@@ -19,13 +21,16 @@ _SERVER_OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    *METADATA_LIMITS,
 ]
 
 
 class RankControl:
     """Listens from its construction to close()."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, member: Member) -> None:
+        """member: the rank, as it dials and answers."""
+        self._member = member
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rank-control", daemon=True)
         self._thread.start()
@@ -40,8 +45,9 @@ class RankControl:
 
     async def _start(self, host: str) -> tuple[GrpcControl, str]:
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
-        control = GrpcControl(asyncio.get_running_loop())
-        self._server.add_generic_rpc_handlers((control.handler(),))
+        acceptor = GrpcAcceptor(self._member.trust)
+        control = GrpcControl(asyncio.get_running_loop(), self._member, acceptor)
+        self._server.add_generic_rpc_handlers((control.handler(), acceptor.handler()))
         port = self._server.add_insecure_port(f"{host}:0")
         await self._server.start()
         return control, f"{host}:{port}"

@@ -18,6 +18,8 @@ from actors.worker import Worker
 from actors.worker_builder import build_worker
 from kv_transfer.control import Control
 from kv_transfer.params import EngineAddress
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.membership import Member, Trust
 
 JOIN_TIMEOUT_S: Final = 30.0
 """For ranks that have all called to meet in their process group."""
@@ -45,22 +47,24 @@ def gather_ranks(
     on_progress: Callable[[], None],
     say: Callable[[str], None],
     launch: RankLauncher,
+    trust: Trust,
 ) -> RankGroup:
     """Start every further rank and build rank 0's worker beside theirs; blocks for as long as the weights take.
 
-    identity: the engine's; the rest as for build_worker
+    identity: the engine's; trust: what its ranks prove themselves by; the rest as for build_worker
     Raises what build_worker does, or RankLost with what a further rank said.
     """
     parallel = config.parallel
     size, host = parallel.tensor_parallel_size, identity.control_address.rpartition(":")[0]
     with ExitStack() as opened:
-        hub = RankHub(host, size - 1, parallel.rank_timeout_s, on_progress)
+        party = Party(identity.engine_id, identity.incarnation)
+        hub = RankHub(host, size - 1, parallel.rank_timeout_s, on_progress, Member(party, trust))
         opened.callback(hub.close)
         device = choose_device(config.model)
         rendezvous = Rendezvous(host, device, JOIN_TIMEOUT_S)
         opened.callback(rendezvous.close)
         say(f"starting {size - 1} further ranks")
-        ranks = launch(_tasks(config, identity, hub, rendezvous.address))
+        ranks = launch(_tasks(config, identity, hub, rendezvous.address, trust))
         opened.callback(ranks.stop, _STOP_TIMEOUT_S)
         # Again, and now before it: ranks that are ready end when their hub does.
         opened.callback(hub.close)
@@ -82,9 +86,10 @@ def gather_ranks(
 
 
 def _tasks(
-    config: EngineConfig, identity: EngineAddress, hub: RankHub, rendezvous: tuple[str, int]
+    config: EngineConfig, identity: EngineAddress, hub: RankHub, rendezvous: tuple[str, int], trust: Trust
 ) -> Sequence[RankTask]:
+    assert trust.material is not None, "an engine has the cluster's secret before it starts"
     return [
-        RankTask(config, identity.engine_id, identity.incarnation, rank, hub.address, rendezvous, hub.secret)
+        RankTask(config, identity.engine_id, identity.incarnation, rank, hub.address, rendezvous, trust.material)
         for rank in range(1, config.parallel.tensor_parallel_size)
     ]

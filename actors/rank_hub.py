@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import pickle
 import queue
-import secrets
 import socket
 import threading
 import time
@@ -24,13 +23,22 @@ from actors.rank_messages import (
     RankReady,
     RankStep,
     RankStop,
+    RankTrusts,
     RankWoke,
 )
+from kv_transfer.errors import OtherParty, Untrusted
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.membership import Member, TrustMaterial
+from kv_transfer.trust.refusals import Refusals
+from kv_transfer.trust.secret import Purpose
 
 logger = logging.getLogger(__name__)
 
-_ACCEPT_INTERVAL_S = 0.5
+_ACCEPT_INTERVAL_S = 0.1
 _EXPLANATION_TIMEOUT_S = 1.0
+_IDENTIFY_TIMEOUT_S = 10.0
+_MAX_CALLERS = 64
+"""Callers that are heard at the same time; a further one is cut off, and ranks call once."""
 
 
 class _Lost:
@@ -40,9 +48,16 @@ class _Lost:
 class RankHub:
     """on_progress: called on a reader's thread when a step is due, or when a rank is lost."""
 
-    def __init__(self, host: str, num_further_ranks: int, timeout_s: float, on_progress: Callable[[], None]) -> None:
-        """timeout_s: how long a rank may take for its part of a step after rank 0 has done its own."""
-        self.secret = secrets.token_bytes(32)
+    def __init__(
+        self, host: str, num_further_ranks: int, timeout_s: float, on_progress: Callable[[], None], member: Member
+    ) -> None:
+        """timeout_s: how long a rank may take for its part of a step after rank 0 has done its own
+
+        member: the engine, as it proves itself to its ranks. New secrets that it gets are passed on to them.
+        """
+        self._member = member
+        self._welcoming = threading.BoundedSemaphore(_MAX_CALLERS)
+        self._refusals = Refusals()
         self._server = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._server.getsockname()[:2]
         self._num_further_ranks = num_further_ranks
@@ -53,7 +68,14 @@ class RankHub:
         self._readers: list[threading.Thread] = []
         self._failure: str | None = None
         self._has_failed = threading.Event()
+        self._lock = threading.Lock()
+        """Over what grows while ranks call."""
         self._is_closing = False
+        self._generation = member.trust.generation
+        """What ranks that are started from now on have, if not something newer."""
+        for rank in range(1, num_further_ranks + 1):
+            member.trust.note_other(f"rank {rank}", self._generation)
+        member.trust.follow(self._pass_on)
 
     def accept_all(self, timeout_s: float, find_lost: Callable[[], str | None]) -> None:
         """Wait until every further rank has called. find_lost: why one of them never will. Raises RankLost."""
@@ -66,10 +88,10 @@ class RankHub:
                 missing = sorted(set(range(1, self._num_further_ranks + 1)) - self._connections.keys())
                 raise RankLost(f"ranks {missing} did not start within {timeout_s:g} s")
             try:
-                peer, _ = self._server.accept()
+                peer, address = self._server.accept()
             except TimeoutError:
                 continue
-            self._welcome(peer)
+            self._begin_welcome(peer, f"{address[0]}:{address[1]}")
         self._server.close()
 
     def broadcast(self, scheduler_output: SchedulerOutput) -> None:
@@ -99,7 +121,8 @@ class RankHub:
 
     def close(self) -> None:
         """Tell every rank to end, and hang up."""
-        self._is_closing = True
+        with self._lock:
+            self._is_closing = True
         self._server.close()
         try:
             self._send_to_all(RankStop())
@@ -110,19 +133,59 @@ class RankHub:
         for reader in self._readers:
             reader.join(self._timeout_s)
 
-    def _welcome(self, peer: socket.socket) -> None:
-        connection = RankConnection(peer, self._timeout_s)
+    def _begin_welcome(self, peer: socket.socket, address: str) -> None:
+        """Hear a caller on a thread of its own: one who says nothing holds up nobody else."""
+        if not self._welcoming.acquire(blocking=False):
+            peer.close()
+            return
+        arguments = (RankConnection(peer, self._timeout_s), address)
+        threading.Thread(target=self._welcome, args=arguments, name="rank-caller", daemon=True).start()
+
+    def _welcome(self, connection: RankConnection, address: str) -> None:
         try:
-            rank = connection.identify(self.secret, self._timeout_s)
-        except RankLost:
-            logger.warning("a stranger called where only ranks of this engine do", exc_info=True)
+            caller = connection.identify(self._member, _IDENTIFY_TIMEOUT_S)
+            with self._lock:
+                rank = self._rank_of(caller)
+                reader = threading.Thread(target=self._read, args=(rank, connection), name=f"rank-{rank}", daemon=True)
+                self._answers[rank] = queue.SimpleQueue()
+                self._readers.append(reader)
+                self._connections[rank] = connection
+                reader.start()
+        except Untrusted as error:
+            self._refusals.add(Purpose.RANK, address, error)
             connection.close()
             return
-        self._connections[rank] = connection
-        self._answers[rank] = queue.SimpleQueue()
-        reader = threading.Thread(target=self._read, args=(rank, connection), name=f"rank-{rank}", daemon=True)
-        self._readers.append(reader)
-        reader.start()
+        finally:
+            self._welcoming.release()
+        material = self._member.trust.material
+        if material is not None and material.generation > self._generation:
+            self._pass_on_to(connection, material)
+
+    def _rank_of(self, caller: Party) -> int:
+        """Which rank this is; holds the lock. Raises OtherParty."""
+        engine_id, _, number = caller.name.rpartition("/")
+        own = self._member.party
+        expected = {str(rank): rank for rank in range(1, self._num_further_ranks + 1)}
+        rank = expected.get(number)
+        if rank is None or (engine_id, caller.incarnation) != (own.name, own.incarnation):
+            raise OtherParty(f"{caller} is no rank of {own}")
+        if self._is_closing or rank in self._connections:
+            raise OtherParty(f"{caller} is here already")
+        return rank
+
+    def _pass_on(self, material: TrustMaterial) -> None:
+        """Give the cluster's new secrets to every rank that is here; the others get them when they call."""
+        with self._lock:
+            connections = list(self._connections.values())
+        for connection in connections:
+            self._pass_on_to(connection, material)
+
+    @staticmethod
+    def _pass_on_to(connection: RankConnection, material: TrustMaterial) -> None:
+        try:
+            connection.send(material)
+        except RankLost as error:
+            logger.info("a rank was gone before it got new secrets", extra={"reason": str(error)})
 
     def _send_to_all(self, message: SchedulerOutput | RankStop) -> None:
         pickled = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
@@ -148,6 +211,8 @@ class RankHub:
                 message = connection.receive()
                 if isinstance(message, RankReady | RankStep):
                     self._answers[rank].put(message)
+                elif isinstance(message, RankTrusts):
+                    self._member.trust.note_other(f"rank {rank}", message.generation)
                 elif isinstance(message, RankWoke):
                     self._on_progress()
                 else:

@@ -14,10 +14,20 @@ from actors.model.loader import choose_device
 from actors.model.tensor_parallel_group import join_group
 from actors.rank_control import RankControl
 from actors.rank_group import JOIN_TIMEOUT_S
-from actors.rank_messages import RankConnection, RankFailed, RankReady, RankStep, RankStop, RankTask, RankWoke
+from actors.rank_messages import (
+    RankConnection,
+    RankFailed,
+    RankReady,
+    RankStep,
+    RankStop,
+    RankTask,
+    RankTrusts,
+    RankWoke,
+)
 from actors.worker import Worker
 from actors.worker_builder import build_worker
 from kv_transfer.params import EngineAddress
+from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +38,13 @@ def run_rank(task: RankTask, host: str) -> None:
     host: this rank's own address, as its peers reach it
     """
     timeout_s = task.config.parallel.rank_timeout_s
-    connection = _call(task, timeout_s)
+    trust = Trust(task.trust)
+    connection = _call(task, trust, timeout_s)
     with ExitStack() as opened:
         opened.callback(connection.close)
         try:
-            worker = _build(task, host, connection, opened)
-            _serve(connection, worker)
+            worker = _build(task, host, connection, opened, trust)
+            _serve(connection, worker, trust)
         except RankLost as error:
             logger.warning("rank %d ends: its engine is gone", task.tp_rank, extra={"reason": str(error)})
             _say_why(connection, error)
@@ -43,13 +54,13 @@ def run_rank(task: RankTask, host: str) -> None:
             _say_why(connection, error)
 
 
-def _call(task: RankTask, timeout_s: float) -> RankConnection:
+def _call(task: RankTask, trust: Trust, timeout_s: float) -> RankConnection:
     connection = RankConnection(socket.create_connection(task.hub, timeout_s), timeout_s)
-    connection.introduce(task.secret, task.tp_rank, timeout_s)
+    connection.introduce(Member(task.own_party, trust), task.hub_party, timeout_s)
     return connection
 
 
-def _build(task: RankTask, host: str, connection: RankConnection, opened: ExitStack) -> Worker:
+def _build(task: RankTask, host: str, connection: RankConnection, opened: ExitStack, trust: Trust) -> Worker:
     parallel = task.config.parallel
     device = choose_device(task.config.model)
     if device.type == "cuda":
@@ -64,9 +75,9 @@ def _build(task: RankTask, host: str, connection: RankConnection, opened: ExitSt
     )
     opened.callback(group.close)
     group.set_timeout(parallel.rank_start_timeout_s)
-    control = RankControl(host)
+    control = RankControl(host, Member(task.own_party, trust))
     opened.callback(control.close)
-    identity = EngineAddress(f"{task.engine_id}/{task.tp_rank}", task.incarnation, control.address)
+    identity = EngineAddress(task.own_party.name, task.incarnation, control.address)
     worker = build_worker(task.config, identity, control.control, on_progress=lambda: _wake(connection), group=group)
     opened.callback(worker.shutdown)
     # Again, and now first: if this rank fails, the others must not wait in a forward until its links are closed.
@@ -76,8 +87,12 @@ def _build(task: RankTask, host: str, connection: RankConnection, opened: ExitSt
     return worker
 
 
-def _serve(connection: RankConnection, worker: Worker) -> None:
+def _serve(connection: RankConnection, worker: Worker, trust: Trust) -> None:
     while not isinstance(step := connection.receive(), RankStop):
+        if isinstance(step, TrustMaterial):
+            trust.use(step)
+            connection.send(RankTrusts(trust.generation))
+            continue
         assert isinstance(step, SchedulerOutput), f"not rank 0's: {step}"
         output = worker.execute_model(step)
         connection.send(RankStep(output.token_ids, output.kv_connector_output, output.adapter_loads))

@@ -1,7 +1,7 @@
 """What rank 0 of an engine and its further ranks say to each other, and the connection on which they say it.
 
 Messages are pickled: both ends are one engine, of one version, and a connection counts only after both have proven that
-they know the engine's secret. Tensors never travel here; they go through the ranks' process group.
+they know the cluster's secret. Tensors never travel here; they go through the ranks' process group.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import pickle
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.connection import Connection
 from typing import Final
 
 import numpy as np
@@ -23,6 +23,11 @@ from actors.config import EngineConfig
 from actors.core.outputs import SchedulerOutput
 from actors.model.errors import RankLost
 from kv_transfer.connector import KVConnectorOutput
+from kv_transfer.errors import Untrusted
+from kv_transfer.trust.byte_stream import accept_proof, dial_proof
+from kv_transfer.trust.handshake import Acceptor, Dialer, Party
+from kv_transfer.trust.membership import Member, TrustMaterial
+from kv_transfer.trust.secret import Purpose
 
 # A peer whose host is gone says nothing: keepalive finds out within about this long.
 _KEEPALIVE_S: Final = 3
@@ -42,7 +47,17 @@ class RankTask:
     tp_rank: int
     hub: tuple[str, int]
     rendezvous: tuple[str, int]
-    secret: bytes
+    trust: TrustMaterial
+
+    @property
+    def hub_party(self) -> Party:
+        """The hub, as it proves itself."""
+        return Party(self.engine_id, self.incarnation)
+
+    @property
+    def own_party(self) -> Party:
+        """The rank, as it proves itself to the hub and to its peers on KV links."""
+        return Party(f"{self.engine_id}/{self.tp_rank}", self.incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +89,19 @@ class RankFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class RankTrusts:
+    """A further rank accepts the secrets of this generation, and no others."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankStop:
     """Rank 0: the engine ends."""
 
 
-_AuthenticationStep = Callable[[Connection, bytes], None]
-
-RankMessage = int | RankReady | RankWoke | RankStep | RankFailed
-"""The first is the rank's number."""
+RankMessage = RankReady | RankWoke | RankStep | RankTrusts | RankFailed
+HubMessage = SchedulerOutput | TrustMaterial | RankStop
 
 
 class RankConnection:
@@ -99,38 +119,22 @@ class RankConnection:
         self._connection = Connection(peer.detach())
         self._lock = threading.Lock()
 
-    def introduce(self, secret: bytes, rank: int, timeout_s: float) -> None:
-        """A rank: prove to the hub that it knows the secret, have it prove the same, say which rank it is.
-
-        Raises RankLost.
-        """
-        self._authenticate(secret, (answer_challenge, deliver_challenge), timeout_s)
-        self.send(rank)
-
-    def identify(self, secret: bytes, timeout_s: float) -> int:
-        """The hub: which rank is this? Nothing is unpickled before it has proven itself. Raises RankLost."""
-        self._authenticate(secret, (deliver_challenge, answer_challenge), timeout_s)
-        self._limit_silence(timeout_s)
-        rank = self.receive()
-        self._limit_silence(0.0)
-        assert isinstance(rank, int), "a rank's first word is its number"
-        return rank
-
-    def _authenticate(self, secret: bytes, steps: Sequence[_AuthenticationStep], timeout_s: float) -> None:
-        self._limit_silence(timeout_s)
+    def introduce(self, own: Member, hub: Party, timeout_s: float) -> None:
+        """Prove a rank to its hub, and have the hub prove itself. Raises RankLost."""
         try:
-            for step in steps:
-                step(self._connection, secret)
-        except (AuthenticationError, OSError, EOFError) as error:
-            raise RankLost(f"a rank's connection was refused: {error!r}") from error
-        self._limit_silence(0.0)
+            dialer = Dialer(own.trust, Purpose.RANK, own.party, hub)
+            with self._socket() as borrowed:
+                dial_proof(borrowed, dialer, time.monotonic() + timeout_s)
+        except Untrusted as error:
+            raise RankLost(f"the hub did not prove itself: {error}") from error
 
-    def _limit_silence(self, timeout_s: float) -> None:
-        """How long a receive may wait; 0 is for as long as the other end lives."""
+    def identify(self, hub: Member, timeout_s: float) -> Party:
+        """Let a caller prove itself, and prove the hub to it; nothing is unpickled before. Raises Untrusted."""
+        acceptor = Acceptor(hub.trust, Purpose.RANK, hub.party)
         with self._socket() as borrowed:
-            borrowed.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(timeout_s))
+            return accept_proof(borrowed, acceptor, time.monotonic() + timeout_s).dialer
 
-    def send(self, message: RankMessage | RankStop | SchedulerOutput) -> None:
+    def send(self, message: RankMessage | HubMessage) -> None:
         """Send one message. Raises RankLost."""
         self.send_pickled(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -27,7 +27,12 @@ from actors.core.embedding_transfers import EmbeddingFetch, Fetched
 from actors.core.multimodal import EMBEDDINGS, EncoderInput, PackedArray
 from actors.core.request import EngineCoreRequest
 from actors.session_messages import MAX_MESSAGE_BYTES
+from kv_transfer.errors import Untrusted
 from kv_transfer.params import EngineAddress
+from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor, prove
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.membership import Member
+from kv_transfer.trust.secret import Purpose
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +44,7 @@ _OPTIONS: Final = (
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.use_local_subchannel_pool", 1),
+    *METADATA_LIMITS,
 )
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_input: Final = msgspec.msgpack.Decoder(EncoderInput).decode
@@ -59,8 +65,19 @@ _decode_encoded: Final = msgspec.msgpack.Decoder(EncodedImage).decode
 class EncodeService:
     """The end that encodes. Each image once for all who ask at a time, or soon after. Lives on one event loop."""
 
-    def __init__(self, encode: Callable[[EncoderInput], Awaitable[PackedArray]], shelf: EmbeddingShelf) -> None:
-        """encode: makes an image's embeddings, [num_embeds, hidden_size]; shelf: where they are fetched from"""
+    def __init__(
+        self,
+        encode: Callable[[EncoderInput], Awaitable[PackedArray]],
+        shelf: EmbeddingShelf,
+        own: Party,
+        acceptor: GrpcAcceptor,
+    ) -> None:
+        """encode: makes an image's embeddings, [num_embeds, hidden_size]; shelf: where they are fetched from
+
+        own: this engine; acceptor: the server's, which refuses who does not prove the cluster's secret
+        """
+        self._acceptor = acceptor
+        acceptor.register(Purpose.ENCODE, own)
         self._encode = encode
         self._shelf = shelf
         self._under_way: dict[str, asyncio.Task[PackedArray]] = {}
@@ -70,14 +87,21 @@ class EncodeService:
     def handler(self) -> grpc.GenericRpcHandler:
         """The gRPC handler for those who ask."""
         service, method = ENCODE_METHOD.strip("/").split("/")
-        serve = grpc.unary_unary_rpc_method_handler(
+        # A stream of one message, which is not read before the proof; a unary call's would be.
+        serve = grpc.stream_stream_rpc_method_handler(
             self._answer, request_deserializer=_decode_input, response_serializer=_encode
         )
         return grpc.method_handlers_generic_handler(service, {method: serve})
 
     async def _answer(
-        self, image: EncoderInput, context: grpc.aio.ServicerContext[EncoderInput, EncodedImage]
-    ) -> EncodedImage:
+        self, images: AsyncIterator[EncoderInput], context: grpc.aio.ServicerContext[EncoderInput, EncodedImage]
+    ) -> AsyncIterator[EncodedImage]:
+        await self._acceptor.check(context, Purpose.ENCODE)
+        async for image in images:
+            yield await self._encoded(image)
+            return
+
+    async def _encoded(self, image: EncoderInput) -> EncodedImage:
         if (known := self._shelf.get(image.mm_hash)) is not None:
             return _describe(known)
         task = self._under_way.get(image.mm_hash)
@@ -109,8 +133,12 @@ class EmbeddingFetches(Protocol):
 class RemoteEncoders:
     """The end that asks. Lives on one event loop."""
 
-    def __init__(self, timeout_s: float, fetches: EmbeddingFetches, shelf: EmbeddingShelf) -> None:
-        """shelf: where what was fetched is kept, so that an image is fetched once for those who show it later."""
+    def __init__(self, timeout_s: float, fetches: EmbeddingFetches, shelf: EmbeddingShelf, member: Member) -> None:
+        """shelf: where what was fetched is kept, so that an image is fetched once for those who show it later.
+
+        member: this engine
+        """
+        self._member = member
         self._timeout_s = timeout_s
         self._fetches = fetches
         self._shelf = shelf
@@ -157,13 +185,33 @@ class RemoteEncoders:
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
-        method = channel.unary_unary(ENCODE_METHOD, request_serializer=_encode, response_deserializer=_decode_encoded)
         try:
-            return await method(image, timeout=self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                return await self._ask_proven(channel, encoder, image)
+        except TimeoutError:
+            return "Deadline Exceeded"
+        except Untrusted as error:
+            return str(error)
         except grpc.aio.AioRpcError as error:
             return error.details() or str(error.code())
         except grpc.aio.UsageError as error:
             return f"the channel is closed: {error}"
+
+    async def _ask_proven(
+        self, channel: grpc.aio.Channel, encoder: EngineAddress, image: EncoderInput
+    ) -> EncodedImage | str:
+        peer = Party(encoder.engine_id, encoder.incarnation)
+        proof = await prove(channel, self._member, Purpose.ENCODE, peer, self._timeout_s, wait_for_ready=False)
+        method = channel.stream_stream(ENCODE_METHOD, request_serializer=_encode, response_deserializer=_decode_encoded)
+        call = method(metadata=proof.metadata, timeout=self._timeout_s)
+        try:
+            await proof.confirm(call)
+            await call.write(image)
+            await call.done_writing()
+            encoded = await call.read()
+        finally:
+            call.cancel()
+        return encoded if isinstance(encoded, EncodedImage) else "nothing came"
 
     async def _fetch(self, encoder: EngineAddress, mm_hash: str, num_bytes: int, deadline_s: float) -> Fetched:
         """Bring the embeddings here. Whoever gives up waiting ends the fetch with that."""

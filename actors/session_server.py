@@ -1,7 +1,8 @@
 """The engine's end of its sessions: a gRPC stream for each ingress.
 
 A session is one client of the scheduler (client_index). When it ends, for whatever reason, everything that it had
-submitted and that has not finished is aborted: nobody is left to read the answers.
+submitted and that has not finished is aborted: nobody is left to read the answers. Nothing is told to a client, or read
+from it, before it has proven the cluster's secret.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from actors.session_messages import (
     decode_client_message,
     encode,
 )
+from kv_transfer.trust.grpc_proof import GrpcAcceptor
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.secret import Purpose
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +101,11 @@ class _Session:
 class SessionServer:
     """Serves `/raypd.engine.v1.Engine/Session`. Lives on one event loop; `deliver` may be called from any thread."""
 
-    def __init__(self, engine: SessionEngine, engine_id: str, incarnation: int) -> None:
+    def __init__(self, engine: SessionEngine, engine_id: str, incarnation: int, acceptor: GrpcAcceptor) -> None:
+        """acceptor: the server's."""
         self._engine = engine
+        self._acceptor = acceptor
+        acceptor.register(Purpose.SESSION, Party(engine_id, incarnation))
         self._hello = Hello(engine_id, incarnation)
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[int, _Session] = {}
@@ -146,6 +153,7 @@ class SessionServer:
     async def _serve(
         self, messages: AsyncIterator[ClientMessage], context: grpc.aio.ServicerContext[ClientMessage, EngineMessage]
     ) -> AsyncIterator[EngineMessage]:
+        await self._acceptor.check(context, Purpose.SESSION)
         if self._death:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"the engine died: {self._death}")
         session = _Session(next(self._client_indices))

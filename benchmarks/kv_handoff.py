@@ -36,8 +36,12 @@ from cluster.pool.session import EngineSession
 from cluster.router.base import Route
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import PrefixSource
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 
 _HOST: Final = "127.0.0.1"
+_TRUST: Final = TrustMaterial.draw()
+"""Of this process, which gives it to the engines."""
 _CHUNK_TOKENS: Final = 256
 _NUM_BLOCKS: Final = 2048
 _BLOCK_SIZE: Final = 16
@@ -93,11 +97,13 @@ async def engine(
     )
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_run_engine, args=(theirs, config, engine_id), daemon=True)
+    process = context.Process(target=_run_engine, args=(theirs, config, engine_id, _TRUST), daemon=True)
     process.start()
     theirs.close()
     address: str = await asyncio.to_thread(ours.recv)
-    session = EngineSession(EngineDescriptor(engine_id, 1, EngineRole.BOTH, address))
+    session = EngineSession(
+        EngineDescriptor(engine_id, 1, EngineRole.BOTH, address), Member(Party("ingress-0", 1), Trust(_TRUST))
+    )
     await session.open()
     try:
         yield Engine(session, ours)
@@ -107,14 +113,14 @@ async def engine(
         await asyncio.to_thread(process.join)
 
 
-def _run_engine(pipe: Connection, config: EngineConfig, engine_id: str) -> None:
-    asyncio.run(_serve(pipe, config, engine_id))
+def _run_engine(pipe: Connection, config: EngineConfig, engine_id: str, trust: TrustMaterial) -> None:
+    asyncio.run(_serve(pipe, config, engine_id, trust))
 
 
-async def _serve(pipe: Connection, config: EngineConfig, engine_id: str) -> None:
+async def _serve(pipe: Connection, config: EngineConfig, engine_id: str, trust: TrustMaterial) -> None:
     from actors.engine_server import EngineServer
 
-    server = EngineServer(config, engine_id, 1)
+    server = EngineServer(config, engine_id, 1, Trust(trust))
     address = await server.start(_HOST)
     times: list[float] = []
     core: Any = server._core  # the benchmark looks inside

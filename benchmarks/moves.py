@@ -37,6 +37,8 @@ from cluster.pool.membership import Membership
 from cluster.pool.session_pool import SessionPool
 from cluster.router.least_loaded import LeastLoadedPair
 from cluster.serving import Serving
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 
 _HOST: Final = "127.0.0.1"
 _BLOCK_SIZE: Final = 16
@@ -163,20 +165,20 @@ def _make_serving(model: Path, facts: ModelFacts, pool: SessionPool, *, moves: b
 @asynccontextmanager
 async def running_engines(model: Path) -> AsyncIterator[tuple[SessionPool, ModelFacts]]:
     """Sessions with all engines, and what the model is."""
-    membership = Membership(0, ())
+    membership, trust = Membership(0, ()), TrustMaterial.draw()
     async with AsyncExitStack() as stack:
         for engine_id in _NUM_BLOCKS:
-            address, facts = await stack.enter_async_context(_engine(model, engine_id))
+            address, facts = await stack.enter_async_context(_engine(model, engine_id, trust))
             role = EngineRole(engine_id.partition("-")[0])
             membership = membership.with_engine(EngineDescriptor(engine_id, 1, role, address))
-        pool = SessionPool()
+        pool = SessionPool(Member(Party("ingress-0", 1), Trust(trust)))
         stack.push_async_callback(pool.close)
         await pool.update(membership)
         yield pool, facts
 
 
 @asynccontextmanager
-async def _engine(model: Path, engine_id: str) -> AsyncIterator[tuple[str, ModelFacts]]:
+async def _engine(model: Path, engine_id: str, trust: TrustMaterial) -> AsyncIterator[tuple[str, ModelFacts]]:
     config = EngineConfig(
         model=ModelConfig(model=str(model), dtype="float32", device="cpu"),
         cache=CacheConfig(block_size=_BLOCK_SIZE, num_blocks=_NUM_BLOCKS[engine_id]),
@@ -185,7 +187,7 @@ async def _engine(model: Path, engine_id: str) -> AsyncIterator[tuple[str, Model
     )
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_run_engine, args=(theirs, config, engine_id), daemon=True)
+    process = context.Process(target=_run_engine, args=(theirs, config, engine_id, trust), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -196,14 +198,14 @@ async def _engine(model: Path, engine_id: str) -> AsyncIterator[tuple[str, Model
         await asyncio.to_thread(process.join)
 
 
-def _run_engine(pipe: Connection, config: EngineConfig, engine_id: str) -> None:
-    asyncio.run(_serve_engine(pipe, config, engine_id))
+def _run_engine(pipe: Connection, config: EngineConfig, engine_id: str, trust: TrustMaterial) -> None:
+    asyncio.run(_serve_engine(pipe, config, engine_id, trust))
 
 
-async def _serve_engine(pipe: Connection, config: EngineConfig, engine_id: str) -> None:
+async def _serve_engine(pipe: Connection, config: EngineConfig, engine_id: str, trust: TrustMaterial) -> None:
     from actors.engine_server import EngineServer
 
-    server = EngineServer(config, engine_id, 1)
+    server = EngineServer(config, engine_id, 1, Trust(trust))
     address = await server.start(_HOST)
     pipe.send((address, server.facts))
     with suppress(EOFError):

@@ -40,10 +40,13 @@ from actors.model.tensor_parallel_group import Rendezvous, join_group
 from actors.rank_hub import RankHub
 from actors.rank_messages import RankConnection, RankStep, RankStop
 from cluster.config import DEMO_MODEL
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 
 _Addresses = Any  # a queue of multiprocessing's, which is generic in its stubs only
 
 _HOST = "127.0.0.1"
+_HUB = Party("engine", 1)
 _TIMEOUT_S = 120.0
 _BATCHES = {"decode, 1 token": 1, "decode, 16 tokens": 16, "prefill, 256 tokens": 256}
 
@@ -178,8 +181,9 @@ def _answer(step: SchedulerOutput) -> RankStep:
 
 def _hub_round_trip_s(step: SchedulerOutput, repeats: int) -> float:
     context = multiprocessing.get_context("spawn")
-    hub = RankHub(_HOST, 1, _TIMEOUT_S, lambda: None)
-    rank = context.Process(target=_answer_hub, args=(hub.address, hub.secret))
+    trust = TrustMaterial.draw()
+    hub = RankHub(_HOST, 1, _TIMEOUT_S, lambda: None, Member(_HUB, Trust(trust)))
+    rank = context.Process(target=_answer_hub, args=(hub.address, trust))
     rank.start()
     hub.accept_all(_TIMEOUT_S, lambda: None)
 
@@ -193,9 +197,9 @@ def _hub_round_trip_s(step: SchedulerOutput, repeats: int) -> float:
     return median_s
 
 
-def _answer_hub(address: tuple[str, int], secret: bytes) -> None:
+def _answer_hub(address: tuple[str, int], trust: TrustMaterial) -> None:
     connection = RankConnection(socket.create_connection(address), _TIMEOUT_S)
-    connection.introduce(secret, 1, _TIMEOUT_S)
+    connection.introduce(Member(Party(f"{_HUB.name}/1", 1), Trust(trust)), _HUB, _TIMEOUT_S)
     while not isinstance(step := connection.receive(), RankStop):
         assert isinstance(step, SchedulerOutput)
         connection.send(_answer(step))

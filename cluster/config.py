@@ -198,6 +198,12 @@ class ClusterConfig(_Settings):
         description="Address that engines listen on, for ingresses and each other; default: their node's as Ray knows "
         "it, and loopback in a Ray cluster that raypd starts itself.",
     )
+    cluster_secret_file: Path | None = Field(
+        None,
+        description="File with the secret by which engines, their ranks and ingresses prove themselves to each other, "
+        "at the same path on every node: 64 hexadecimal digits a line; all lines are accepted. Only its owner and "
+        "group may read it. Default: the controller draws a secret and hands it out through Ray.",
+    )
     ray: RayConfig = RayConfig()
     start_timeout_s: float = Field(600, gt=0, description="Until every engine has loaded its weights and is warm.")
     place_timeout_s: float = Field(

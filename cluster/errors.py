@@ -21,6 +21,7 @@ ClusterError
 |-- UnknownEngine         no engine of that name serves
 |-- EngineRefused         an engine could not do what an operator asked of it
 |-- UnknownNode           no node, or more than one, is called so
+|-- SecretIsInFile        the cluster's secret is replaced in its file, not by an operator's call
 |-- NotDoneInTime         a change goes on, but was not done in the time that there was
 |-- TokenizerUnusable     the model's tokenizer cannot be served; the ingress does not start
 |-- AddressUnavailable    the ingress cannot listen where it was told to
@@ -229,6 +230,16 @@ class UnknownNode(ClusterError):
 
     def __init__(self, name: str, nodes: list[str]) -> None:
         super().__init__(f"{name!r} does not name one node of the Ray cluster; there are: {', '.join(nodes)}")
+
+
+class SecretIsInFile(ClusterError):
+    """The cluster's secret comes from a file, and is replaced there."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the cluster's secret is in cluster_secret_file, {path}: put a new one above it on every node, and take "
+            "the old one out once every node has both; raypd follows the file"
+        )
 
 
 class NotDoneInTime(ClusterError):

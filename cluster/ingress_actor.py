@@ -23,6 +23,8 @@ from cluster.pool.membership import Membership, ServedModel
 from cluster.startup_checks import refuse_bad_node
 from cluster.status import ControllerView
 from cluster.torch_free import without_torch
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 
 _CONTROLLER_TIMEOUT_S = 30.0
 
@@ -99,10 +101,16 @@ class RemoteController:
 
 @dataclass(frozen=True, slots=True)
 class IngressHealth:
-    """How an ingress is. membership_version: of the snapshot that it follows; num_requests: in flight."""
+    """How an ingress is.
+
+    membership_version: of the snapshot that it follows
+    num_requests: in flight
+    trust_generation: which of the cluster's secrets it accepts (TrustMaterial.generation)
+    """
 
     membership_version: int = 0
     num_requests: int = 0
+    trust_generation: int = 0
 
 
 def _outward_address() -> str:
@@ -118,8 +126,10 @@ def _outward_address() -> str:
 class IngressActor:
     """One ingress. Stateless: everything that it knows comes from the controller and from its clients."""
 
-    def __init__(self, config: ClusterConfig, controller_name: str) -> None:
+    def __init__(self, config: ClusterConfig, controller_name: str, number: int, incarnation: int) -> None:
         """controller_name: of the controller's actor, in this actor's namespace."""
+        self._trust = Trust()
+        self._member = Member(Party(f"ingress-{number}", incarnation), self._trust)
         write_log_lines()
         self._config = config
         self._controller_name = controller_name
@@ -130,6 +140,18 @@ class IngressActor:
         address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # ray
         # In a local cluster Ray only knows loopback, where clients on other hosts find nothing.
         return node_id, _outward_address() if is_loopback(address) else address
+
+    async def use_trust(self, material: TrustMaterial) -> int:
+        """Prove itself to engines with these secrets from now on; returns which generation it has.
+
+        Comes before use_ports(). Raises SecretUnusable.
+        """
+        self._trust.use(material)
+        return self._trust.generation
+
+    async def reveal_trust(self) -> TrustMaterial | None:
+        """The secrets that it was given last, for a controller that has started anew."""
+        return self._trust.material
 
     async def use_ports(self, ports: IngressPorts) -> None:
         """Take in which ports it will listen on; comes before everything that follows.
@@ -142,11 +164,12 @@ class IngressActor:
 
         config = self._config.model_copy(update={"ingress": ports.applied_to(self._config.ingress)})
         await refuse_bad_node(config.ingress)
-        self._process = IngressProcess(config, RemoteController(self._controller_name))
+        self._process = IngressProcess(config, RemoteController(self._controller_name), self._member)
 
     async def health(self) -> IngressHealth:
         """How it is."""
-        return IngressHealth(self._process.membership_version, self._process.num_requests_in_flight)
+        process = self._process
+        return IngressHealth(process.membership_version, process.num_requests_in_flight, self._trust.generation)
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
         """Send a canary request through this pair. Raises CanaryFailed."""

@@ -9,11 +9,16 @@ from __future__ import annotations
 from typing import Protocol
 
 from kv_transfer.params import EngineAddress
+from kv_transfer.trust.handshake import Proven
 from kv_transfer.wire import ControlMessage
 
 
 class ControlStream(Protocol):
     """One end of a stream."""
+
+    @property
+    def proven(self) -> Proven | None:
+        """Who is at the two ends, and a key that only they have; None until the handshake is over."""
 
     def send(self, message: ControlMessage) -> None:
         """Queue a message; a closed stream drops it."""

@@ -1,6 +1,7 @@
 """Control streams over gRPC: one bidirectional call each, on the engine's own server, with msgspec's messages.
 
-Everything gRPC lives on one event loop; send() and close() may come from any thread.
+Who dials, and who is dialled, prove the cluster's secret to each other before a message is sent or read. Everything
+gRPC lives on one event loop; send() and close() may come from any thread.
 """
 
 from __future__ import annotations
@@ -14,7 +15,12 @@ import grpc.aio
 import msgspec
 
 from kv_transfer.control import StreamEvents
+from kv_transfer.errors import OtherParty, Untrusted
 from kv_transfer.params import EngineAddress
+from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor, GrpcProof, prove
+from kv_transfer.trust.handshake import Party, Proven
+from kv_transfer.trust.membership import Member
+from kv_transfer.trust.secret import Purpose
 from kv_transfer.wire import ControlMessage, decode, encode
 
 CONTROL_METHOD: Final = "/raypd.kv.v1.Control/Stream"
@@ -27,14 +33,17 @@ _CHANNEL_OPTIONS: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),
+    *METADATA_LIMITS,
 )
+_PROOF_TIMEOUT_S: Final = 10.0
 
 
 class GrpcStream:
     """One end of a stream. None in the queue hangs up."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, proven: Proven | None = None) -> None:
         self._loop = loop
+        self.proven = proven
         self._outgoing: asyncio.Queue[ControlMessage | None] = asyncio.Queue()
 
     def send(self, message: ControlMessage) -> None:
@@ -45,8 +54,10 @@ class GrpcStream:
         """Hang up after what is queued."""
         self._put(None)
 
-    async def outgoing(self) -> AsyncIterator[ControlMessage]:
-        """What is to be sent, until close()."""
+    async def outgoing(self, may_begin: asyncio.Event | None = None) -> AsyncIterator[ControlMessage]:
+        """What is to be sent, until close(). may_begin: when the first message may go."""
+        if may_begin is not None:
+            await may_begin.wait()
         while (message := await self._outgoing.get()) is not None:
             yield message
 
@@ -58,8 +69,12 @@ class GrpcStream:
 class GrpcControl:
     """A Control on an event loop. The server that handler() is registered on is the engine's."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, member: Member, acceptor: GrpcAcceptor) -> None:
+        """member: this end, as it dials and as it answers; acceptor: the server's."""
         self._loop = loop
+        self._member = member
+        self._acceptor = acceptor
+        acceptor.register(Purpose.CONTROL, member.party)
         self._events: StreamEvents | None = None
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -98,28 +113,55 @@ class GrpcControl:
         reason = "closed by the peer"
         try:
             async with grpc.aio.insecure_channel(peer.control_address, options=_CHANNEL_OPTIONS) as channel:
-                method: grpc.aio.StreamStreamMultiCallable[ControlMessage, bytes] = channel.stream_stream(
-                    CONTROL_METHOD, request_serializer=encode
+                proof = await prove(
+                    channel,
+                    self._member,
+                    Purpose.CONTROL,
+                    Party(peer.engine_id, peer.incarnation),
+                    _PROOF_TIMEOUT_S,
+                    wait_for_ready=False,
                 )
-                if not await _hand_over(method(stream.outgoing()), stream, events):
+                if not await self._exchange(channel, proof, stream, events):
                     reason = f"{peer.control_address}: malformed message"
         except grpc.aio.AioRpcError as error:
             reason = f"{peer.control_address}: {error.details()}"
+        except OtherParty as error:
+            reason = f"{peer.control_address}: {error}"
+        except Untrusted as error:
+            self._acceptor.refusals.add(Purpose.CONTROL, peer.control_address, error)
+            reason = f"{peer.control_address}: {error}"
+        except TimeoutError:
+            reason = f"{peer.control_address}: it did not confirm the handshake in time"
         except asyncio.CancelledError:
             reason = "closed here"
         finally:
             stream.close()
             events.on_closed(stream, reason)
 
+    async def _exchange(
+        self, channel: grpc.aio.Channel, proof: GrpcProof, stream: GrpcStream, events: StreamEvents
+    ) -> bool:
+        """Hand what comes to `events` until the stream ends; returns False if it ends by a malformed message."""
+        is_confirmed = asyncio.Event()
+        method: grpc.aio.StreamStreamMultiCallable[ControlMessage, bytes] = channel.stream_stream(
+            CONTROL_METHOD, request_serializer=encode
+        )
+        call = method(stream.outgoing(is_confirmed), metadata=proof.metadata)
+        async with asyncio.timeout(_PROOF_TIMEOUT_S):
+            stream.proven = await proof.confirm(call)
+        is_confirmed.set()
+        return await _hand_over(call, stream, events)
+
     async def _answer(
         self,
         messages: AsyncIterator[bytes],
         context: grpc.aio.ServicerContext[bytes, ControlMessage],
     ) -> AsyncIterator[ControlMessage]:
+        proven = await self._acceptor.check(context, Purpose.CONTROL)
         events = self._events
         if events is None:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "this engine is still starting")
-        stream = GrpcStream(self._loop)
+        stream = GrpcStream(self._loop, proven)
         reader = asyncio.create_task(self._read(messages, stream, events))
         try:
             async for message in stream.outgoing():

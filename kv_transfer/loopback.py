@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
 
 from kv_transfer.control import ControlStream, StreamEvents
 from kv_transfer.params import EngineAddress
 from kv_transfer.transports.loopback import Pipe
+from kv_transfer.trust.handshake import Party, Proven
+from kv_transfer.trust.secret import Purpose, SessionKey
 from kv_transfer.wire import ControlMessage
 
 
@@ -22,7 +25,7 @@ class LoopbackHub:
 
     def control(self, address: EngineAddress) -> LoopbackControl:
         """The control of one engine."""
-        return LoopbackControl(self, address.engine_id)
+        return LoopbackControl(self, address)
 
     def register(self, engine_id: str, events: StreamEvents) -> None:
         """Make an engine reachable."""
@@ -50,13 +53,13 @@ class LoopbackHub:
 class LoopbackControl:
     """One engine's control streams through a hub."""
 
-    def __init__(self, hub: LoopbackHub, engine_id: str) -> None:
+    def __init__(self, hub: LoopbackHub, address: EngineAddress) -> None:
         self.hub = hub
-        self._engine_id = engine_id
+        self._address = address
 
     def serve(self, events: StreamEvents) -> None:
         """Make this engine reachable."""
-        self.hub.register(self._engine_id, events)
+        self.hub.register(self._address.engine_id, events)
 
     def dial(self, peer: EngineAddress, events: StreamEvents) -> ControlStream:
         """Open a stream to another engine of this process."""
@@ -67,7 +70,14 @@ class LoopbackControl:
             return near
         far = _LoopbackStream(listener)
         near.peer, far.peer = far, near
+        near.proven = far.proven = self._prove(peer)
         return near
+
+    def _prove(self, peer: EngineAddress) -> Proven:
+        """Ends in one process need no handshake."""
+        dialer = Party(self._address.engine_id, self._address.incarnation)
+        acceptor = Party(peer.engine_id, peer.incarnation)
+        return Proven(Purpose.CONTROL, dialer, acceptor, SessionKey(secrets.token_bytes(32)))
 
 
 class _LoopbackStream:
@@ -76,6 +86,7 @@ class _LoopbackStream:
     def __init__(self, events: StreamEvents) -> None:
         self.events = events
         self.peer: _LoopbackStream | None = None
+        self.proven: Proven | None = None
 
     def send(self, message: ControlMessage) -> None:
         peer = self.peer

@@ -31,6 +31,7 @@ from cluster.pool.session_pool import SessionPool
 from cluster.recovery import RecoveryPolicy
 from cluster.serving import Serving
 from cluster.status import ClusterView, ControllerView, ModelView, RequestView, merge_engines
+from kv_transfer.trust.membership import Member
 
 _CANARY_TIMEOUT_S = 60.0
 _CONTROLLER_TIMEOUT_S = 2.0
@@ -39,9 +40,10 @@ _CONTROLLER_TIMEOUT_S = 2.0
 class IngressProcess:
     """Lives on one event loop. prepare(), prove() and update_membership() work before start() opens the door."""
 
-    def __init__(self, config: ClusterConfig, admin: ClusterAdmin) -> None:
-        """admin: the controller."""
+    def __init__(self, config: ClusterConfig, admin: ClusterAdmin, member: Member) -> None:
+        """admin: the controller; member: this ingress, as it proves itself to engines."""
         self._config = config
+        self._member = member
         self._admin = admin
         self._versions = ModelVersions()
         self._adapters = AdapterDirectory(config.lora)
@@ -53,7 +55,7 @@ class IngressProcess:
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
         """Send a canary request through sessions of its own. Raises CanaryFailed."""
-        sessions = [EngineSession(engine) for engine in (prefill, decode) if engine is not None]
+        sessions = [EngineSession(engine, self._member) for engine in (prefill, decode) if engine is not None]
         try:
             for session in sessions:
                 await session.open()
@@ -172,7 +174,7 @@ class IngressProcess:
     def _sessions(self) -> SessionPool:
         if self._pool is None:
             # Made here and not before: it belongs to the running event loop.
-            self._pool = SessionPool(self._config.ingress.engine_timeout_s)
+            self._pool = SessionPool(self._member, self._config.ingress.engine_timeout_s)
         return self._pool
 
 

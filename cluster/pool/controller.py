@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import ray
 
@@ -24,6 +24,7 @@ from cluster.engine_connection import EngineRole
 from cluster.errors import CannotPlace, CannotStart, InvalidConfig, UnknownNode
 from cluster.model_check import find_model_mistakes
 from cluster.pool.adapters import Adapters
+from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.engine_views import engine_views
 from cluster.pool.fleet import Fleet
 from cluster.pool.ingresses import Ingresses
@@ -38,6 +39,7 @@ from cluster.pool.rolling_update import RollingUpdate, UpdateLog, find_update
 from cluster.pool.rounds import Rounds, begin_anew
 from cluster.pool.saved_state import SavedState, StateStore
 from cluster.pool.slots import EngineState, RestartPolicy
+from cluster.pool.trust_calls import find_trust, spread_trust
 from cluster.status import ControllerView
 
 logger = logging.getLogger(__name__)
@@ -63,9 +65,18 @@ class Controller:
         self._is_stopping = asyncio.Event()
         self._has_news = asyncio.Event()
         self._head = head = HeadProbe()
-        self._ingresses = Ingresses(config, self._journal, self._policy, head, self._save)
+        self._trust = trust = ClusterTrust(config.cluster_secret_file)
+        self._ingresses = Ingresses(config, self._journal, self._policy, head, self._save, trust)
         self._fleet = Fleet(
-            config, self._models, self._ingresses, self._journal, self._policy, head, self._save, self._has_news.set
+            config,
+            self._models,
+            self._ingresses,
+            self._journal,
+            self._policy,
+            head,
+            self._save,
+            self._has_news.set,
+            trust,
         )
         self._adapters = Adapters(config.lora, self._fleet, self._journal)
         self._is_open = False
@@ -85,6 +96,7 @@ class Controller:
         Engines that have no room in the Ray cluster are waited for, unless the others can serve without them.
         """
         await asyncio.to_thread(sweep, self._config.ray.namespace)
+        self._trust.begin()
         await self._adapters.begin()
         await self._ingresses.find_places()
         self._ingresses.begin(time.time())
@@ -163,6 +175,7 @@ class Controller:
         self._fleet.cordoned = set(state.cordoned)
         self._fleet.may_prove.set()
         await self._fleet.restore(state.engines, state.histories, state.roles, state.membership)
+        self._trust.restore(await find_trust(self._actors, self._config.heartbeat_timeout_s), state.trust_generation)
         await self._ingresses.publish(self._fleet.membership)
         kept = [engine.key for engine in self._fleet]
         actors = {engine_actor_name(key) for key in kept}
@@ -311,6 +324,27 @@ class Controller:
         await self._settle()
         await self._adapters.unload(name)
 
+    async def rotate_secret(self) -> bool:
+        """Replace the cluster's secret; connections that are open stay. Raises SecretIsInFile.
+
+        Returns whether the older one is refused by now. While a process does not answer the older one stays accepted.
+        """
+        await self._settle()
+        self._trust.rotate()
+        self._journal.add("replace the cluster's secret: asked for")
+        await self._save()
+        return await self._spread_trust()
+
+    async def _spread_trust(self) -> bool:
+        is_done = await spread_trust(self._actors(), self._trust)
+        if is_done:
+            self._journal.add("the cluster's older secrets are refused: everybody has the new one")
+            await self._save()
+        return is_done
+
+    def _actors(self) -> list[Any]:
+        return [*self._fleet.actors(), *self._ingresses.actors()]
+
     async def _changed(self) -> None:
         await self._save()
         self._has_news.set()
@@ -356,6 +390,8 @@ class Controller:
     async def _look_after_ingresses(self) -> None:
         version = await self._ingresses.look(time.time(), self._fleet.cordoned)
         await self._fleet.catch_up_with(version)
+        if self._trust.is_rotating:
+            await self._spread_trust()
         if not self._is_open and any(engine.state is EngineState.READY for engine in self._fleet):
             await self._open()
 
@@ -392,4 +428,5 @@ class Controller:
             facts=self._ingresses.facts,
             cordoned=frozenset(self._fleet.cordoned),
             decisions=self._journal.decisions,
+            trust_generation=self._trust.generation,
         )

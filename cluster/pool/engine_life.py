@@ -18,10 +18,12 @@ from actors.ray_calls import FailureKind, RayCallFailed, call
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineKey, EngineRole
 from cluster.errors import CannotStart, EngineRefused
+from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.names import engine_actor_name, placement_group_name
 from cluster.pool.placement import EnginePlacement
 from cluster.pool.ray_calls import HeadProbe, call_if_alive, end_actor, find_by_name, remote_class
 from cluster.pool.slots import EngineState, Slot
+from cluster.pool.trust_calls import give_trust
 from cluster.status import EngineView
 
 logger = logging.getLogger(__name__)
@@ -55,10 +57,17 @@ class EngineLife:
     """
 
     def __init__(
-        self, config: ClusterConfig, slot: Slot, incarnation: int, role: EngineRole, model_version: int
+        self,
+        config: ClusterConfig,
+        slot: Slot,
+        incarnation: int,
+        role: EngineRole,
+        model_version: int,
+        trust: ClusterTrust,
     ) -> None:
-        """config: with the model of that version."""
+        """config: with the model of that version; trust: gives the engine the cluster's secret."""
         self._config = config
+        self._trust = trust
         self.slot = slot
         self.incarnation = incarnation
         self.role = role
@@ -87,6 +96,11 @@ class EngineLife:
     def key(self) -> EngineKey:
         """This life of it."""
         return self.engine_id, self.incarnation
+
+    @property
+    def actor(self) -> Any:
+        """Ray's handle; None before it has one."""
+        return self._actor
 
     @property
     def node_id(self) -> str:
@@ -147,6 +161,7 @@ class EngineLife:
         watch = asyncio.create_task(self._report_progress(say))
         timeout_s = self._config.start_timeout_s
         try:
+            await call(self._actor.use_trust, await self._trust.material(), timeout_s=timeout_s)
             ready: EngineReady = await call(self._actor.start, self._config.engine_host, timeout_s=timeout_s)
         except RayCallFailed as failed:
             is_late = failed.kind is FailureKind.TIMED_OUT
@@ -221,6 +236,8 @@ class EngineLife:
         self._health, self._health_at_s, self._first_silent_s = health, time.time(), None
         if health.error is not None:
             return health.error
+        if health.trust_generation < self._trust.generation:
+            await give_trust(self._actor, self._trust)
         deadline_s = self._config.step_deadline_s
         if health.seconds_in_step > deadline_s:
             return f"a step has taken {health.seconds_in_step:.0f} s (step_deadline_s is {deadline_s:g})"

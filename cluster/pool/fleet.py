@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from actors.config import ModelFacts
 from actors.core.adapter import Adapter
@@ -19,6 +19,7 @@ from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import CannotStart, UnknownEngine
 from cluster.pairing import find_refusal
+from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.engine_life import EngineLife, SavedEngine
 from cluster.pool.ingresses import Ingresses
 from cluster.pool.journal import Journal
@@ -53,9 +54,11 @@ class Fleet:
         head: HeadProbe,
         save: Callable[[], Awaitable[None]],
         on_change: Callable[[], None],
+        trust: ClusterTrust,
     ) -> None:
-        """save: keeps for a later controller what it has to know."""
+        """save: keeps for a later controller what it has to know; trust: the cluster's secret."""
         self._config = config
+        self._trust = trust
         self._models = models
         self._ingresses = ingresses
         self._journal = journal
@@ -84,6 +87,10 @@ class Fleet:
     def observed(self) -> list[ObservedEngine]:
         """What the reconciler is told."""
         return [ObservedEngine(e.slot, e.incarnation, e.state, e.model_version, e.finds_no_room) for e in self]
+
+    def actors(self) -> list[Any]:
+        """Ray's handle of every engine that has one."""
+        return [engine.actor for engine in self if engine.actor is not None]
 
     def history(self, slot: Slot) -> SlotHistory:
         """What became of a slot's engines."""
@@ -124,7 +131,7 @@ class Fleet:
         slot, incarnation = action.slot, action.incarnation
         role, version = self.roles.get(slot, slot.role), self._models.newest
         config = self._models.config(version)
-        engine = self._engines[slot] = EngineLife(config, slot, incarnation, role, version)
+        engine = self._engines[slot] = EngineLife(config, slot, incarnation, role, version, self._trust)
         self.histories.setdefault(slot, SlotHistory()).last_incarnation = incarnation
         self._journal.add(f"start {slot.engine_id}, incarnation {incarnation}: {action.reason}")
         # First of all: a later controller must not give this incarnation to another engine.
@@ -324,7 +331,12 @@ class Fleet:
         self.histories, self.roles, self.membership = dict(histories), dict(roles), membership
         for one in saved:
             engine = EngineLife(
-                self._models.config(one.model_version), one.slot, one.incarnation, one.role, one.model_version
+                self._models.config(one.model_version),
+                one.slot,
+                one.incarnation,
+                one.role,
+                one.model_version,
+                self._trust,
             )
             if one.state not in {EngineState.STARTING, EngineState.PENDING, *_WATCHED} or not await engine.find(one):
                 self.membership = self.membership.without_engine(*engine.key)

@@ -23,6 +23,7 @@ from cluster.engine_connection import EngineDescriptor
 from cluster.errors import CannotStart, InvalidConfig
 from cluster.ingress.ports import IngressPorts
 from cluster.ingress_actor import IngressActor
+from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.ingress_life import IngressLife, SavedIngress
 from cluster.pool.ingress_places import IngressPlaces
 from cluster.pool.journal import Journal
@@ -31,6 +32,7 @@ from cluster.pool.names import CONTROLLER_NAME, ingress_actor_name
 from cluster.pool.placement import alive_nodes
 from cluster.pool.ray_calls import HeadProbe, call_if_alive, end_actor, find_by_name, one_line, remote_class
 from cluster.pool.slots import RestartPolicy, SlotHistory
+from cluster.pool.trust_calls import give_trust
 from cluster.status import IngressView
 
 logger = logging.getLogger(__name__)
@@ -51,9 +53,11 @@ class Ingresses:
         policy: RestartPolicy,
         head: HeadProbe,
         save: Callable[[], Awaitable[None]],
+        trust: ClusterTrust,
     ) -> None:
-        """save: keeps for a later controller what it has to know."""
+        """save: keeps for a later controller what it has to know; trust: the cluster's secret."""
         self._config = config
+        self._trust = trust
         self._journal = journal
         self._policy = policy
         self._head = head
@@ -86,6 +90,10 @@ class Ingresses:
     def facts(self) -> ModelFacts | None:
         """The model's, as they were opened with."""
         return self._facts
+
+    def actors(self) -> list[Any]:
+        """Ray's handle of every one."""
+        return [life.actor for life in self._lives.values()]
 
     def missing(self) -> str:
         """What those that are not up need, if none is; empty if one is."""
@@ -306,12 +314,13 @@ class Ingresses:
             scheduling_strategy="SPREAD",
             max_concurrency=10_000,
         )
-        return actor.remote(self._config, CONTROLLER_NAME)
+        return actor.remote(self._config, CONTROLLER_NAME, number, incarnation)
 
     async def _begin_or_give_up(self, life: IngressLife) -> None:
         timeout_s = self._config.start_timeout_s
         try:
             life.node_id, life.node_address = await call(life.actor.place, timeout_s=timeout_s)
+            await call(life.actor.use_trust, await self._trust.material(), timeout_s=timeout_s)
             ports = self._ports.get(life.number) or self._free_ports(life)
             await call(life.actor.use_ports, ports, timeout_s=timeout_s)
         except RayCallFailed as failed:
@@ -369,6 +378,8 @@ class Ingresses:
                 await self._give_up(life, f"it has not answered for {silent_s:.0f} s")
             return
         life.silent_since_s = None
+        if life.health.trust_generation < self._trust.generation:
+            await give_trust(life.actor, self._trust)
         if life.is_behind or life.health.membership_version < self._membership.version:
             await self._send_membership(life)
 

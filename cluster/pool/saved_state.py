@@ -28,7 +28,10 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """facts: the model's, once the ingresses' doors were opened."""
+    """facts: the model's, once the ingresses' doors were opened
+
+    trust_generation: of the newest secrets that were given out (TrustMaterial.generation); the secrets are never here
+    """
 
     wanted: tuple[Slot, ...]
     histories: Mapping[Slot, SlotHistory]
@@ -40,6 +43,7 @@ class SavedState:
     facts: ModelFacts | None
     cordoned: frozenset[str]
     decisions: tuple[Decision, ...]
+    trust_generation: int = 0
 
 
 class StateStore:

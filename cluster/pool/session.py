@@ -35,6 +35,11 @@ from actors.session_messages import (
 from cluster.engine_connection import EngineDescriptor
 from cluster.errors import EngineLost
 from cluster.pool.request_stream import RequestStream
+from kv_transfer.errors import Untrusted
+from kv_transfer.trust.grpc_proof import METADATA_LIMITS, prove
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.membership import Member
+from kv_transfer.trust.secret import Purpose
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +47,20 @@ _CHANNEL_OPTIONS: Final = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
+    *METADATA_LIMITS,
 ]
 
 
 class EngineSession:
     """An EngineConnection over gRPC. Lives on one event loop."""
 
-    def __init__(self, descriptor: EngineDescriptor, timeout_s: float = 10.0) -> None:
-        """timeout_s: how long the engine may stay silent; it sends a heartbeat twice a second."""
+    def __init__(self, descriptor: EngineDescriptor, member: Member, timeout_s: float = 10.0) -> None:
+        """timeout_s: how long the engine may stay silent; it sends a heartbeat twice a second
+
+        member: the ingress, as it proves itself to the engine
+        """
         self._descriptor = descriptor
+        self._member = member
         self._timeout_s = timeout_s
         self._streams: dict[str, RequestStream] = {}
         self._submissions: list[RequestStream] = []
@@ -58,6 +68,7 @@ class EngineSession:
         """What was sent, message by message, and the engine has not yet said that it has."""
         self._aborts: list[tuple[str, int]] = []
         self._has_outgoing = asyncio.Event()
+        self._call: grpc.aio.StreamStreamCall[ClientMessage, EngineMessage] | None = None
         self._lost: EngineLost | None = None
         self._is_over = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -90,14 +101,14 @@ class EngineSession:
         return asyncio.get_running_loop().time() - self._heard_s
 
     async def open(self) -> None:
-        """Dial the engine and check that it is the incarnation that was meant. Raises EngineLost."""
+        """Dial the engine; it and this end prove themselves to each other. Raises EngineLost."""
         self._channel = grpc.aio.insecure_channel(self._descriptor.address, _CHANNEL_OPTIONS)
-        method = self._channel.stream_stream(
-            SESSION_METHOD, request_serializer=encode, response_deserializer=decode_engine_message
-        )
-        self._call: grpc.aio.StreamStreamCall[ClientMessage, EngineMessage] = method(wait_for_ready=True)
         try:
-            hello = await asyncio.wait_for(self._call.read(), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                hello = await self._begin_call()
+        except Untrusted as error:
+            await self.close()
+            raise EngineLost(self._descriptor.engine_id, f"{self._descriptor.address}: {error}") from error
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             await self.close()
             raise EngineLost(self._descriptor.engine_id, f"no answer from {self._descriptor.address}") from error
@@ -107,6 +118,17 @@ class EngineSession:
             raise EngineLost(self._descriptor.engine_id, f"expected {expected}, but {hello!r} answered")
         self._heard_s = asyncio.get_running_loop().time()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+
+    async def _begin_call(self) -> object:
+        """Make the call with a proof; returns the engine's first message. Raises Untrusted, AioRpcError."""
+        peer = Party(self._descriptor.engine_id, self._descriptor.incarnation)
+        proof = await prove(self._channel, self._member, Purpose.SESSION, peer, self._timeout_s)
+        method = self._channel.stream_stream(
+            SESSION_METHOD, request_serializer=encode, response_deserializer=decode_engine_message
+        )
+        self._call = method(metadata=proof.metadata)
+        await proof.confirm(self._call)
+        return await self._call.read()
 
     async def wait_lost(self) -> None:
         """Until the session is over."""
@@ -118,7 +140,8 @@ class EngineSession:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._call.cancel()
+        if self._call is not None:
+            self._call.cancel()
         await self._channel.close()
 
     def submit(self, request: EngineCoreRequest) -> RequestStream:
@@ -143,6 +166,8 @@ class EngineSession:
         self._has_outgoing.set()
 
     async def _write(self) -> None:
+        call = self._call
+        assert call is not None, "open() has made it"
         while True:
             await self._has_outgoing.wait()
             self._has_outgoing.clear()
@@ -151,17 +176,18 @@ class EngineSession:
             try:
                 for streams in _messages(submissions):
                     self._untaken.append(streams)
-                    await self._call.write(Submit([stream.request for stream in streams], time.monotonic()))
+                    await call.write(Submit([stream.request for stream in streams], time.monotonic()))
                 if aborts:
-                    await self._call.write(Abort(aborts))
+                    await call.write(Abort(aborts))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return  # The reader sees the same end of the stream and says so.
 
     async def _read(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, call = asyncio.get_running_loop(), self._call
+        assert call is not None, "open() has made it"
         try:
             async with asyncio.timeout(self._timeout_s) as silence:
-                while isinstance(message := await self._call.read(), Outputs | Taken):
+                while isinstance(message := await call.read(), Outputs | Taken):
                     self._heard_s = loop.time()
                     silence.reschedule(self._heard_s + self._timeout_s)
                     if isinstance(message, Outputs):

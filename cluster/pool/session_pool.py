@@ -17,6 +17,7 @@ from cluster.engine_connection import EngineConnection, EngineDescriptor, Engine
 from cluster.errors import EngineLost
 from cluster.pool.membership import Membership
 from cluster.pool.session import EngineSession
+from kv_transfer.trust.membership import Member
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,9 @@ _NOTICED_SILENCE_S: Final = 1.0
 class SessionPool:
     """An EnginePool that follows membership snapshots. Lives on one event loop."""
 
-    def __init__(self, timeout_s: float = 10.0) -> None:
-        """timeout_s: how long an engine may stay silent."""
+    def __init__(self, member: Member, timeout_s: float = 10.0) -> None:
+        """member: the ingress, as it proves itself to engines; timeout_s: how long an engine may stay silent."""
+        self._member = member
         self._timeout_s = timeout_s
         self._membership = Membership(0, ())
         self._sessions: dict[EngineKey, EngineSession] = {}
@@ -95,7 +97,7 @@ class SessionPool:
                 self._tell_of_change()
 
     async def _open(self, engine: EngineDescriptor) -> bool:
-        session = EngineSession(engine, self._timeout_s)
+        session = EngineSession(engine, self._member, self._timeout_s)
         try:
             await session.open()
         except EngineLost as error:

@@ -34,15 +34,16 @@ from kv_transfer.trust.handshake import (
     Party,
     Proven,
 )
+from kv_transfer.trust.membership import Member
 from kv_transfer.trust.refusals import Refusals
 from kv_transfer.trust.secret import KeySource, Purpose
 
 CHALLENGE_METHOD: Final = "/raypd.trust.v1.Trust/Challenge"
-SERVER_OPTIONS: Final = (
+METADATA_LIMITS: Final = (
     ("grpc.max_metadata_size", MAX_MESSAGE_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_MESSAGE_BYTES),
 )
-"""For servers and channels: what may come before a proof is bounded."""
+"""Options of servers and channels: they bound what may come before a proof."""
 
 _PURPOSE: Final = "raypd-purpose"
 _CHALLENGE: Final = "raypd-challenge-bin"
@@ -168,16 +169,22 @@ class GrpcProof:
 
 
 async def prove(
-    channel: grpc.aio.Channel, secrets_: KeySource, purpose: Purpose, own: Party, peer: Party, timeout_s: float
+    channel: grpc.aio.Channel,
+    member: Member,
+    purpose: Purpose,
+    peer: Party,
+    timeout_s: float,
+    *,
+    wait_for_ready: bool = True,
 ) -> GrpcProof:
     """Challenge the channel's other end and check its answer; returns what a call is to be made with.
 
-    Waits for the connection, if there is none, for as long as timeout_s. Raises Untrusted, AioRpcError.
+    wait_for_ready: whether to wait for somebody to listen there. Raises Untrusted, AioRpcError.
     """
-    dialer = Dialer(secrets_, purpose, own, peer)
+    dialer = Dialer(member.trust, purpose, member.party, peer)
     challenge: tuple[tuple[str, str | bytes], ...] = ((_PURPOSE, purpose.name), (_CHALLENGE, dialer.challenge))
     method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(CHALLENGE_METHOD)
-    call = method(metadata=challenge, timeout=timeout_s, wait_for_ready=True)
+    call = method(metadata=challenge, timeout=timeout_s, wait_for_ready=wait_for_ready)
     try:
         if await call.code() is not grpc.StatusCode.OK:
             await _raise_refusal(call)

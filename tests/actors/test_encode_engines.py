@@ -28,6 +28,7 @@ from tests.actors.test_images import Case
 from tests.engine_pair import engine_config
 from tests.integration.test_shared_memory import forbid_memory_files
 from tests.kv_transfer.faulty_transport import Faults
+from tests.trusted import TRUST, member
 from tests.vision import num_encoded_by
 
 CheckpointOf = Callable[[str], Path]
@@ -108,11 +109,14 @@ async def engines(
         scheduler = made.scheduler.model_copy(update={"encode_timeout_s": timeout_s})
         return made.model_copy(update={"scheduler": scheduler})
 
-    encoding, prefilling = EngineServer(config(encode), "encode-0", 1), EngineServer(config(prefill), "prefill-0", 1)
+    encoding, prefilling = (
+        EngineServer(config(encode), "encode-0", 1, TRUST),
+        EngineServer(config(prefill), "prefill-0", 1, TRUST),
+    )
     try:
         encoder = EngineAddress("encode-0", 1, await encoding.start("127.0.0.1"))
         address = await prefilling.start("127.0.0.1")
-        session = EngineSession(EngineDescriptor("prefill-0", 1, EngineRole.BOTH, address))
+        session = EngineSession(EngineDescriptor("prefill-0", 1, EngineRole.BOTH, address), member())
         await session.open()
         try:
             yield Engines(encoding, prefilling, encoder, session)

@@ -18,6 +18,7 @@ from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.pool.session import EngineSession
 from kv_transfer.config import KVTransferConfig
 from tests.engine_pair import engine_config
+from tests.trusted import TRUST, member
 
 PROMPT = list(range(1, 41))
 
@@ -33,9 +34,9 @@ async def generate(session: EngineSession, request_id: str) -> tuple[list[int], 
 
 async def test_a_running_engine_is_profiled_and_forgets_its_prefixes(checkpoint: Callable[[str], Path]) -> None:
     config = engine_config(checkpoint("llama"), transfer=KVTransferConfig(transport="tcp"))
-    engine = EngineServer(config, "decode-0", 1)
+    engine = EngineServer(config, "decode-0", 1, TRUST)
     address = await engine.start("127.0.0.1")
-    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address))
+    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address), member())
     await session.open()
     try:
         first, _ = await generate(session, "a")

@@ -38,6 +38,7 @@ from tests.engine_pair import engine_config
 from tests.fork_server import fork_server
 from tests.rank_threads import RankThreads
 from tests.reference import greedy_tokens, random_prompt
+from tests.trusted import TRUST, member
 
 CheckpointOf = Callable[[str], Path]
 TIMEOUT_S = 20.0
@@ -81,13 +82,13 @@ def running(
 ) -> Iterator[RunningEngine]:
     wake = threading.Event()
     with ExitStack() as opened:
-        control = RankControl("127.0.0.1")
+        control = RankControl("127.0.0.1", member("engine" if size == 1 else "engine/0"))
         opened.callback(control.close)
         address = EngineAddress("engine", 1, control.address)
         config = _config(directory, size, overlap, rank_timeout_s)
         scheduler = config.scheduler.model_copy(update={"speculative": speculative})
         config = config.model_copy(update={"scheduler": scheduler, "lora": lora})
-        core = build_engine_core(config, address, control.control, wake.set, launch_ranks=launch)
+        core = build_engine_core(config, address, control.control, wake.set, launch_ranks=launch, trust=TRUST)
         opened.callback(core.shutdown)
         yield RunningEngine(core, wake)
 

@@ -13,8 +13,11 @@ from actors.core.outputs import SchedulerOutput, StepBatch
 from actors.model.errors import RankLost
 from actors.rank_hub import RankHub
 from actors.rank_messages import RankConnection, RankFailed, RankReady, RankStep, RankStop, RankWoke
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 
 TIMEOUT_S = 5.0
+HUB = Party("decode-0", 1)
 
 
 class Engine:
@@ -22,7 +25,8 @@ class Engine:
 
     def __init__(self, num_further_ranks: int, timeout_s: float = TIMEOUT_S) -> None:
         self.woke = threading.Event()
-        self.hub = RankHub("127.0.0.1", num_further_ranks, timeout_s, self.woke.set)
+        self.member = Member(HUB, Trust(TrustMaterial.draw()))
+        self.hub = RankHub("127.0.0.1", num_further_ranks, timeout_s, self.woke.set, self.member)
         self.ranks: dict[int, RankConnection] = {}
 
     def dial(self, rank: int) -> RankConnection:
@@ -31,7 +35,7 @@ class Engine:
         return connection
 
     def call(self, rank: int) -> None:
-        self.dial(rank).introduce(self.hub.secret, rank, TIMEOUT_S)
+        self.dial(rank).introduce(Member(Party(f"decode-0/{rank}", 1), self.member.trust), HUB, TIMEOUT_S)
 
     def gather(self, *ranks: int) -> None:
         callers = [threading.Thread(target=self.call, args=(rank,)) for rank in ranks]
@@ -116,7 +120,7 @@ def test_strangers_are_turned_away_before_anything_of_theirs_is_unpickled(engine
 
     def intrude() -> None:
         try:
-            connection.introduce(b"guessed", 9, TIMEOUT_S)
+            connection.introduce(Member(Party("decode-0/1", 1), Trust(TrustMaterial.draw())), HUB, TIMEOUT_S)
         except RankLost as error:
             failures.append(str(error))
 
@@ -129,7 +133,7 @@ def test_strangers_are_turned_away_before_anything_of_theirs_is_unpickled(engine
     for thread in (stranger, *callers):
         thread.join(TIMEOUT_S)
     assert len(failures) == 1
-    assert "refused" in failures[0]
+    assert "does not know the cluster's secret" in failures[0]
     engine.hub.broadcast(step(1))
     assert isinstance(engine.ranks[1].receive(), SchedulerOutput)
 

@@ -17,6 +17,9 @@ from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
 from actors.remote_encoding import EncodeService, RemoteEncoders
 from kv_transfer.params import EngineAddress
+from kv_transfer.trust.grpc_proof import GrpcAcceptor
+from kv_transfer.trust.handshake import Party
+from tests.trusted import TRUST, member
 
 NUM_EMBEDS = 3
 
@@ -69,8 +72,9 @@ def shelf() -> EmbeddingShelf:
 async def encode_engine(
     encode: Callable[[EncoderInput], Awaitable[PackedArray]], shelf: EmbeddingShelf
 ) -> AsyncIterator[tuple[str, EncodeService]]:
-    service, server = EncodeService(encode, shelf), grpc.aio.server()
-    server.add_generic_rpc_handlers((service.handler(),))
+    acceptor = GrpcAcceptor(TRUST)
+    service, server = EncodeService(encode, shelf, Party("encode-0", 1), acceptor), grpc.aio.server()
+    server.add_generic_rpc_handlers((service.handler(), acceptor.handler()))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -87,8 +91,8 @@ async def test_an_image_is_encoded_once_for_all_who_ask(shelf: EmbeddingShelf) -
         return made_of(item.mm_hash)
 
     encoders, others = (
-        RemoteEncoders(30.0, Links(shelf), EmbeddingShelf()),
-        RemoteEncoders(30.0, Links(shelf), EmbeddingShelf()),
+        RemoteEncoders(30.0, Links(shelf), EmbeddingShelf(), member()),
+        RemoteEncoders(30.0, Links(shelf), EmbeddingShelf(), member()),
     )
     async with encode_engine(encode, shelf) as (address, service):
         asking = asyncio.gather(encoders.embed(request(address, "a", "b")), others.embed(request(address, "b", "a")))
@@ -127,7 +131,7 @@ async def test_what_does_not_come_is_encoded_by_who_asked(
     shelf: EmbeddingShelf,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    encoders = RemoteEncoders(0.3, Links(shelf), EmbeddingShelf())
+    encoders = RemoteEncoders(0.3, Links(shelf), EmbeddingShelf(), member())
     async with encode_engine(encode, shelf) as (address, service):
         asked = request(address, "a")
         assert await encoders.embed(asked) == asked
@@ -139,7 +143,7 @@ async def test_what_does_not_come_is_encoded_by_who_asked(
 
 
 async def test_an_encode_engine_that_is_gone_holds_nobody_up() -> None:
-    encoders = RemoteEncoders(30.0, Links(None), EmbeddingShelf())
+    encoders = RemoteEncoders(30.0, Links(None), EmbeddingShelf(), member())
     asked = request("127.0.0.1:1", "a")
     assert await asyncio.wait_for(encoders.embed(asked), 10.0) == asked
     await encoders.close()
@@ -150,7 +154,7 @@ async def made(item: EncoderInput) -> PackedArray:
 
 
 async def test_embeddings_that_were_forgotten_meanwhile_are_made_by_who_asked(shelf: EmbeddingShelf) -> None:
-    encoders = RemoteEncoders(30.0, Links(EmbeddingShelf()), EmbeddingShelf())
+    encoders = RemoteEncoders(30.0, Links(EmbeddingShelf()), EmbeddingShelf(), member())
     async with encode_engine(made, shelf) as (address, _):
         assert await encoders.embed(request(address, "a")) == request(address, "a")
     await encoders.close()
@@ -158,7 +162,7 @@ async def test_embeddings_that_were_forgotten_meanwhile_are_made_by_who_asked(sh
 
 async def test_a_fetch_that_is_not_over_in_time_is_cancelled(shelf: EmbeddingShelf) -> None:
     links = Links(None)
-    encoders = RemoteEncoders(0.3, links, EmbeddingShelf())
+    encoders = RemoteEncoders(0.3, links, EmbeddingShelf(), member())
     async with encode_engine(made, shelf) as (address, _):
         assert await encoders.embed(request(address, "a")) == request(address, "a")
     assert links.cancelled == links.begun
@@ -176,7 +180,7 @@ async def test_a_request_that_is_aborted_cancels_its_fetch(shelf: EmbeddingShelf
             begun.set()
 
     links = Telling(None)
-    encoders = RemoteEncoders(30.0, links, EmbeddingShelf())
+    encoders = RemoteEncoders(30.0, links, EmbeddingShelf(), member())
     async with encode_engine(made, shelf) as (address, _):
         embedding = asyncio.create_task(encoders.embed(request(address, "a")))
         await begun.wait()

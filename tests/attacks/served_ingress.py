@@ -21,6 +21,7 @@ from kv_transfer.layout import KVCacheLayout
 from tests.attacks.callback_times import CallbackTimes
 from tests.attacks.paced_engine import PacedEngine, PoolOfOne
 from tests.cluster.serving_setup import FakeAdmin
+from tests.trusted import member
 
 VOCAB_SIZE: Final = 4096
 EMBEDDING_SIZE: Final = 64
@@ -51,7 +52,7 @@ class _Process(IngressProcess):
     """An ingress whose engine is in its own process."""
 
     def __init__(self, config: ClusterConfig, pool: PoolOfOne) -> None:
-        super().__init__(config, FakeAdmin())
+        super().__init__(config, FakeAdmin(), member())
         self._pool_of_one: Any = pool
 
     def _sessions(self) -> SessionPool:

@@ -24,7 +24,7 @@ def middle_per_full_before() -> Iterator[int]:
 
 async def test_no_long_collection_stops_the_streams_of_an_open_ingress(middle_per_full_before: int) -> None:
     left_out_before = gc.get_freeze_count()
-    actor = IngressActor(ClusterConfig(ingress=IngressConfig(port=0)), "nobody")
+    actor = IngressActor(ClusterConfig(ingress=IngressConfig(port=0)), "nobody", 0, 1)
     await actor.use_ports(IngressPorts(0, 0))
     await actor.start(_DEMO_MODEL)
     try:

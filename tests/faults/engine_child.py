@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -31,8 +31,10 @@ from kv_transfer.stats import TransferStats
 from kv_transfer.transports import tcp
 from kv_transfer.transports.base import Transport
 from kv_transfer.transports.shared_pool import allocate_shared_pool
+from kv_transfer.trust.membership import Trust, TrustMaterial
 from tests.faults.fault_points import Fault, FaultPoints
 from tests.faults.faulty_parts import FaultyTransport, faulty_agent, faulty_control, faulty_streams, with_attribute
+from tests.trusted import material
 
 _TIMEOUT_S: Final = 60.0
 _CLONE_NEWNET: Final = 0x40000000
@@ -63,6 +65,7 @@ class Life:
     place: Place = Place()
     is_pool_shared: bool = False
     protocol_version: int | None = None
+    trust: TrustMaterial = field(default_factory=material)
 
 
 class EngineChild:
@@ -84,7 +87,7 @@ class EngineChild:
         threading.Thread(target=self._loop.run_forever, name="loop", daemon=True).start()
         with ExitStack() as patches:
             self._wrap(life, patches)
-            self._server = EngineServer(life.config, life.engine_id, life.incarnation)
+            self._server = EngineServer(life.config, life.engine_id, life.incarnation, Trust(life.trust))
             self._address = self._await(self._start(life))
         self._watch()
 

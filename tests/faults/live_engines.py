@@ -28,6 +28,7 @@ from tests.faults.engine_child import Life, Place
 from tests.faults.engine_house import EngineHouse
 from tests.faults.engine_process import EngineProcess
 from tests.reference import greedy_tokens, random_prompt
+from tests.trusted import member
 
 NUM_TOKENS: Final = 8
 NUM_PROMPT_TOKENS: Final = 96
@@ -125,7 +126,7 @@ class LiveEngines:
 
     async def _join(self, process: EngineProcess) -> EngineProcess:
         self._processes.append(process)
-        session = EngineSession(process.descriptor)
+        session = EngineSession(process.descriptor, member())
         await session.open()
         self._sessions[process.life.engine_id, process.life.incarnation] = session
         change, self._change = self._change, asyncio.Event()

@@ -14,6 +14,7 @@ from actors.core.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
 from actors.engine_thread import EngineThread
 from kv_transfer.params import EngineAddress, KVTransferParams
+from kv_transfer.trust.membership import TrustMaterial
 from tests.gpu.control_server import ControlServer
 
 _TIMEOUT_S = 50.0
@@ -31,10 +32,10 @@ class Tokens:
 
 
 class EnginePeer:
-    def __init__(self, device: str, engine_id: str, config: EngineConfig) -> None:
+    def __init__(self, device: str, engine_id: str, config: EngineConfig, material: TrustMaterial) -> None:
         """device: as EngineConfig knows no index, the process sees only this one, or computes on the CPU."""
         del device
-        self._server = ControlServer()
+        self._server = ControlServer(engine_id, material)
         self._address = EngineAddress(engine_id, 1, self._server.address)
         self._changed = threading.Condition()
         self._tokens: dict[str, Tokens] = defaultdict(Tokens)

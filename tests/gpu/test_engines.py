@@ -20,6 +20,7 @@ from tests.gpu.conftest import Say, Site, Spawn
 from tests.gpu.engine_peer import EnginePeer, Tokens
 from tests.gpu.process import Process
 from tests.reference import random_prompt
+from tests.trusted import material
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
@@ -55,7 +56,7 @@ def test_log_probabilities_are_the_references_through_two_engines_as_through_one
     directory = checkpoint("llama")
     prompts = {f"r{length}": random_prompt(length) for length in PROMPT_LENGTHS}
     prefill, decode, single = (
-        spawn(only_this_gpu(site), EnginePeer, name, make_config(directory, site, dtype))
+        spawn(only_this_gpu(site), EnginePeer, name, make_config(directory, site, dtype), material())
         for site, name in zip((sites[0], sites[1], sites[0]), ("prefill-0", "decode-0", "single"), strict=True)
     )
     answers = {"two engines": hand_over(prefill, decode, prompts), "one engine": generate(single, prompts)}

@@ -13,6 +13,7 @@ from tests.gpu.conftest import Say, Site, Spawn
 from tests.gpu.process import Process
 from tests.gpu.test_transfer import NUM_TOKENS, SOURCE, TARGET, make_layout
 from tests.gpu.transfer_peer import TransferPeer
+from tests.trusted import material
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -49,8 +50,8 @@ def hand_over(prefill: Process, decode: Process) -> None:
 
 def spawn_pair(sites: list[Site], spawn: Spawn) -> tuple[Process, Process]:
     return (
-        spawn(sites[0], TransferPeer, "prefill-0", LAYOUT, CONFIG),
-        spawn(sites[1], TransferPeer, "decode-0", LAYOUT, CONFIG),
+        spawn(sites[0], TransferPeer, "prefill-0", LAYOUT, CONFIG, material()),
+        spawn(sites[1], TransferPeer, "decode-0", LAYOUT, CONFIG, material()),
     )
 
 
@@ -65,7 +66,7 @@ def test_a_producer_that_is_killed_inside_a_chunk_frees_its_consumer(sites: list
     assert (received.outcome, received.num_valid_tokens) == (LoadOutcome.FAILED, 64)
     assert abort_s < MAX_ABORT_S
     assert decode.call("product_is_right")
-    hand_over(spawn(sites[0], TransferPeer, "prefill-1", LAYOUT, CONFIG), decode)
+    hand_over(spawn(sites[0], TransferPeer, "prefill-1", LAYOUT, CONFIG, material()), decode)
 
 
 def test_a_consumer_that_is_killed_inside_a_chunk_frees_its_producer(sites: list[Site], spawn: Spawn, say: Say) -> None:
@@ -81,7 +82,7 @@ def test_a_consumer_that_is_killed_inside_a_chunk_frees_its_producer(sites: list
     prefill.call("finish", "a", ProducerEnd.ABORTED)
     prefill.call("wait_finished_sending", "a")
     assert prefill.call("product_is_right")
-    hand_over(prefill, spawn(sites[1], TransferPeer, "decode-1", LAYOUT, CONFIG))
+    hand_over(prefill, spawn(sites[1], TransferPeer, "decode-1", LAYOUT, CONFIG, material()))
 
 
 def test_a_late_writer_does_not_touch_reused_blocks(sites: list[Site], spawn: Spawn) -> None:

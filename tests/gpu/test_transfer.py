@@ -9,6 +9,7 @@ from kv_transfer.connector import LoadOutcome, ProducerEnd
 from kv_transfer.layout import KVCacheLayout
 from tests.gpu.conftest import Site, Spawn
 from tests.gpu.transfer_peer import TransferPeer
+from tests.trusted import material
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
@@ -36,8 +37,8 @@ def test_scattered_blocks_arrive_bit_for_bit_and_nothing_else_is_written(
     sites: list[Site], spawn: Spawn, block_kib: int
 ) -> None:
     layout = make_layout(block_kib)
-    prefill = spawn(sites[0], TransferPeer, "prefill-0", layout, KVTransferConfig())
-    decode = spawn(sites[1], TransferPeer, "decode-0", layout, KVTransferConfig())
+    prefill = spawn(sites[0], TransferPeer, "prefill-0", layout, KVTransferConfig(), material())
+    decode = spawn(sites[1], TransferPeer, "decode-0", layout, KVTransferConfig(), material())
     untouched = decode.call("digests")
     prefill.call("produce", "a", decode.call("address"), NUM_TOKENS)
     decode.call("reserve", "a", prefill.call("address"), TARGET, NUM_TOKENS)
@@ -56,8 +57,8 @@ def test_scattered_blocks_arrive_bit_for_bit_and_nothing_else_is_written(
 def test_a_chunk_leaves_after_its_step_though_the_host_is_ahead_of_the_device(sites: list[Site], spawn: Spawn) -> None:
     """The device sleeps before it writes the blocks: without the step's event, the old content would leave."""
     layout = make_layout(512)
-    prefill = spawn(sites[0], TransferPeer, "prefill-0", layout, KVTransferConfig())
-    decode = spawn(sites[1], TransferPeer, "decode-0", layout, KVTransferConfig())
+    prefill = spawn(sites[0], TransferPeer, "prefill-0", layout, KVTransferConfig(), material())
+    decode = spawn(sites[1], TransferPeer, "decode-0", layout, KVTransferConfig(), material())
     prefill.call("produce", "a", decode.call("address"), NUM_TOKENS)
     decode.call("reserve", "a", prefill.call("address"), TARGET, NUM_TOKENS)
     prefill.call("wait_ready", "a")

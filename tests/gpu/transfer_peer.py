@@ -25,6 +25,7 @@ from kv_transfer.connector import (
 )
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+from kv_transfer.trust.membership import TrustMaterial
 from kv_transfer.worker_connector import ConnectorWorker
 from tests.gpu.control_server import ControlServer
 
@@ -38,13 +39,15 @@ _CYCLES_PER_S = 2e9
 class TransferPeer:
     """layout.num_blocks blocks of zeros. device: of torch; on the CPU, this file itself can be tried."""
 
-    def __init__(self, device: str, engine_id: str, layout: KVCacheLayout, config: KVTransferConfig) -> None:
+    def __init__(
+        self, device: str, engine_id: str, layout: KVCacheLayout, config: KVTransferConfig, material: TrustMaterial
+    ) -> None:
         self._device = torch.device(device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         self._layout = layout
         self._cache = torch.zeros(layout.shape, dtype=getattr(torch, layout.dtype), device=self._device)
-        self._server = ControlServer()  # gRPC stops a server that nobody holds
+        self._server = ControlServer(engine_id, material)  # gRPC stops a server that nobody holds
         self._address = EngineAddress(engine_id, 1, self._server.address)
         self._output = KVConnectorOutput()
         self._has_news = threading.Event()

@@ -18,6 +18,7 @@ from cluster.pool.membership import Membership
 from cluster.pool.session_pool import SessionPool
 from cluster.router.prefix_aware import PrefixAwarePair
 from cluster.serving import Serving
+from tests.trusted import TRUST, member
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +35,10 @@ async def local_cluster(
     config: EngineConfig, *decode_configs: EngineConfig, moves_preempted: bool = True
 ) -> AsyncIterator[LocalCluster]:
     """One prefill engine, and a decode engine of each of these configurations, or one of the same."""
-    engines = {"prefill-0": EngineServer(config, "prefill-0", 1)}
+    engines = {"prefill-0": EngineServer(config, "prefill-0", 1, TRUST)}
     for number, decode_config in enumerate(decode_configs or (config,)):
-        engines[f"decode-{number}"] = EngineServer(decode_config, f"decode-{number}", 1)
-    pool = SessionPool()
+        engines[f"decode-{number}"] = EngineServer(decode_config, f"decode-{number}", 1, TRUST)
+    pool = SessionPool(member())
     try:
         membership = Membership(0, ())
         for name, engine in engines.items():

@@ -36,6 +36,7 @@ from cluster.recovery import RecoveryPolicy
 from cluster.router.least_loaded import LeastLoadedPair
 from cluster.serving import Serving
 from tests.integration.idle_engines import until_all_idle
+from tests.trusted import TRUST, member
 
 _TIMEOUT_S: Final = 30.0
 
@@ -174,7 +175,7 @@ class RecoveringCluster:
         self.engines: dict[str, EngineServer] = {}
         self.gates: dict[str, StepGate] = {}
         self.tap = Tap()
-        self.pool = SessionPool()
+        self.pool = SessionPool(member())
         self.serving: Serving
 
     async def start(self, engine_ids: Iterable[str]) -> None:
@@ -195,7 +196,7 @@ class RecoveringCluster:
     @asynccontextmanager
     async def another_door(self) -> AsyncIterator[Serving]:
         """One with sessions of its own, with the engines that are members now, and without a tap."""
-        pool = SessionPool()
+        pool = SessionPool(member())
         await pool.update(self._membership)
         try:
             yield self._make_serving(pool)
@@ -203,7 +204,7 @@ class RecoveringCluster:
             await pool.close()
 
     async def _start(self, engine_id: str) -> None:
-        engine = self.engines[engine_id] = EngineServer(self._config, engine_id, 1)
+        engine = self.engines[engine_id] = EngineServer(self._config, engine_id, 1, TRUST)
         address = await engine.start("127.0.0.1")
         role = EngineRole(engine_id.partition("-")[0])
         self._descriptors[engine_id] = EngineDescriptor(engine_id, 1, role, address)

@@ -22,6 +22,7 @@ from tests.checkpoints import make_checkpoint
 from tests.cluster.serving_setup import FakeAdmin
 from tests.engine_pair import engine_config
 from tests.reference import greedy_tokens, random_prompt
+from tests.trusted import TRUST, member
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -45,7 +46,7 @@ class TwoModels:
         config = engine_config(self.directories[version], transfer=KVTransferConfig())
         for role in (EngineRole.PREFILL, EngineRole.DECODE):
             engine_id = f"{role}-{version}"
-            engine = EngineServer(config, engine_id, 1)
+            engine = EngineServer(config, engine_id, 1, TRUST)
             address = await engine.start("127.0.0.1")
             descriptor = EngineDescriptor(
                 engine_id, 1, role, address, pairing=engine.facts.pairing, model_version=version
@@ -107,7 +108,7 @@ class Stream:
 async def two_models(tmp_path: Path, checkpoint: Callable[[str], Path]) -> AsyncIterator[tuple[TwoModels, str]]:
     """The first model serves; the address of the door."""
     directories = {1: checkpoint("llama"), 2: make_checkpoint("llama", tmp_path / "new", seed=1)}
-    process = IngressProcess(ClusterConfig(ingress=IngressConfig(port=0)), FakeAdmin())
+    process = IngressProcess(ClusterConfig(ingress=IngressConfig(port=0)), FakeAdmin(), member())
     models = TwoModels(process, directories)
     try:
         await models.start(1)

@@ -20,6 +20,7 @@ from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from tests.engine_pair import engine_config
 from tests.kv_transfer.swallowing_proxy import SwallowingProxy
+from tests.trusted import TRUST, member
 
 _TIMEOUT_S = 4.0
 
@@ -30,10 +31,10 @@ async def test_what_a_swallowed_ingress_had_on_an_engine_is_aborted(
     impatient = {"grpc.keepalive_time_ms": 300, "grpc.http2.ping_timeout_ms": 300}
     monkeypatch.setattr(engine_server, "_SERVER_OPTIONS", [*(dict(engine_server._SERVER_OPTIONS) | impatient).items()])
     config = engine_config(checkpoint("llama"), transfer=KVTransferConfig(transport="tcp"))
-    engine = EngineServer(config, "decode-0", 1)
+    engine = EngineServer(config, "decode-0", 1, TRUST)
     address = await engine.start("127.0.0.1")
     with SwallowingProxy(int(address.rpartition(":")[2])) as proxy, socket.create_server(("127.0.0.1", 0)) as mute:
-        session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.DECODE, proxy.address))
+        session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.DECODE, proxy.address), member())
         await session.open()
         # It waits for a producer that never says a word, and for longer than this test does.
         producer = EngineAddress("prefill-0", 1, f"127.0.0.1:{mute.getsockname()[1]}")

@@ -23,6 +23,7 @@ from tests.checkpoints import make_checkpoint
 from tests.engine_pair import EnginePair, engine_config
 from tests.rank_threads import RankThreads
 from tests.reference import greedy_tokens, random_prompt
+from tests.trusted import TRUST, member
 
 NUM_TOKENS = 6
 LENGTHS = (1, 17, 40)
@@ -57,7 +58,8 @@ class Fleet:
         return EnginePair.of(cores, {name: engine.address for name, engine in engines.items()}, self.wake)
 
     def _start(self, role: str, tp_size: int, opened: ExitStack) -> Engine:
-        control = RankControl("127.0.0.1")
+        engine_id = f"{role}-tp{tp_size}"
+        control = RankControl("127.0.0.1", member(engine_id if tp_size == 1 else f"{engine_id}/0"))
         opened.callback(control.close)
         config = engine_config(
             self.directory,
@@ -69,13 +71,14 @@ class Fleet:
             transfer=KVTransferConfig(transport="tcp"),
         )
         parallel = config.parallel.model_copy(update={"tensor_parallel_size": tp_size})
-        address = EngineAddress(f"{role}-tp{tp_size}", 1, control.address)
+        address = EngineAddress(engine_id, 1, control.address)
         core = build_engine_core(
             config.model_copy(update={"parallel": parallel}),
             address,
             control.control,
             self.wake.set,
             launch_ranks=RankThreads,
+            trust=TRUST,
         )
         opened.callback(core.shutdown)
         return Engine(core, replace(address, further_rank_addresses=core.executor.facts.further_rank_addresses))

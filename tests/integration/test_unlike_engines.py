@@ -23,6 +23,7 @@ from tests.cluster.serving_setup import FakeAdmin
 from tests.engine_pair import engine_config
 from tests.integration.idle_engines import until_all_idle
 from tests.reference import greedy_tokens, random_prompt
+from tests.trusted import TRUST, member
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -42,7 +43,7 @@ class Fleet:
 
     async def start(self, engine_id: str, *, checksum: bool = False) -> None:
         config = engine_config(self.directory, transfer=KVTransferConfig(checksum=checksum))
-        engine = self.engines[engine_id] = EngineServer(config, engine_id, 1)
+        engine = self.engines[engine_id] = EngineServer(config, engine_id, 1, TRUST)
         address = await engine.start("127.0.0.1")
         role = EngineRole(engine_id.partition("-")[0])
         self.descriptors[engine_id] = EngineDescriptor(engine_id, 1, role, address, pairing=engine.facts.pairing)
@@ -56,7 +57,7 @@ class Fleet:
 @asynccontextmanager
 async def fleet(directory: Path, **checksums: bool) -> AsyncIterator[tuple[Fleet, GenerateClient]]:
     """Engines by name, with an underscore, and a client of the ingress. All of them serve."""
-    process = IngressProcess(ClusterConfig(ingress=IngressConfig(port=0)), FakeAdmin())
+    process = IngressProcess(ClusterConfig(ingress=IngressConfig(port=0)), FakeAdmin(), member())
     engines = Fleet(directory, process)
     try:
         for name, checksum in checksums.items():

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import grpc.aio
 import torch
@@ -31,13 +31,16 @@ from kv_transfer.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.stats import TransferStats
 from kv_transfer.transports.shared_pool import allocate_shared_pool
+from kv_transfer.trust.grpc_proof import GrpcAcceptor
 from kv_transfer.worker_connector import ConnectorWorker
+from tests.trusted import TRUST, member
 
 Join = Literal["loopback", "tcp", "shared memory"]
 """The last two are one transport, over pools that are not, or are, in memory files."""
 T = TypeVar("T")
 
 _TIMEOUT_S = 10.0
+_NAMES: Final = ("prefill-0", "decode-0")
 LAYOUT = KVCacheLayout(
     num_blocks=32,
     num_kv_heads=2,
@@ -229,7 +232,7 @@ _Ends = list[tuple[EngineAddress, Control]]
 @contextmanager
 def _loopback_controls() -> Iterator[_Ends]:
     hub = LoopbackHub()
-    addresses = [EngineAddress(name, 1, name) for name in ("prefill-0", "decode-0")]
+    addresses = [EngineAddress(name, 1, name) for name in _NAMES]
     yield [(address, hub.control(address)) for address in addresses]
 
 
@@ -239,11 +242,11 @@ def _grpc_controls() -> Iterator[_Ends]:
     thread = threading.Thread(target=loop.run_forever, name="test-loop")
     thread.start()
     try:
-        servers = [asyncio.run_coroutine_threadsafe(_serve(loop), loop).result(_TIMEOUT_S) for _ in range(2)]
+        servers = [asyncio.run_coroutine_threadsafe(_serve(loop, name), loop).result(_TIMEOUT_S) for name in _NAMES]
         try:
             yield [
                 (EngineAddress(name, 1, f"127.0.0.1:{port}"), control)
-                for name, (_, control, port) in zip(("prefill-0", "decode-0"), servers, strict=True)
+                for name, (_, control, port) in zip(_NAMES, servers, strict=True)
             ]
         finally:
             for server, control, _ in servers:
@@ -254,9 +257,10 @@ def _grpc_controls() -> Iterator[_Ends]:
         loop.close()
 
 
-async def _serve(loop: asyncio.AbstractEventLoop) -> tuple[grpc.aio.Server, GrpcControl, int]:
-    control, server = GrpcControl(loop), grpc.aio.server()
-    server.add_generic_rpc_handlers((control.handler(),))
+async def _serve(loop: asyncio.AbstractEventLoop, name: str) -> tuple[grpc.aio.Server, GrpcControl, int]:
+    acceptor = GrpcAcceptor(TRUST)
+    control, server = GrpcControl(loop, member(name), acceptor), grpc.aio.server()
+    server.add_generic_rpc_handlers((control.handler(), acceptor.handler()))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, control, port

@@ -9,6 +9,7 @@ from kv_transfer.link import ChunkJob, DataThread
 from kv_transfer.link_pulse import Lifeless, LinkPulse
 from kv_transfer.peer_link import LinkState, PeerLink
 from kv_transfer.transports.loopback import Pipe
+from kv_transfer.trust.handshake import Proven
 from kv_transfer.wire import ControlMessage, Ping
 
 TIMEOUT_S = 8.0
@@ -17,6 +18,8 @@ SILENT = "the peer has been silent for 8 s"
 
 
 class Stream:
+    proven: Proven | None = None
+
     def __init__(self) -> None:
         self.said: list[ControlMessage] = []
 

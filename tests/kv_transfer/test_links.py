@@ -15,6 +15,7 @@ from kv_transfer.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress
 from kv_transfer.peer_link import PeerLink
 from kv_transfer.transports.loopback import LoopbackTransport
+from kv_transfer.trust.handshake import Proven
 from kv_transfer.wire import PROTOCOL_VERSION, ControlMessage, Hello, Refused, Welcome
 from tests.kv_transfer.connected_workers import LAYOUT
 
@@ -29,6 +30,8 @@ class OnGpu(torch.Tensor):
 
 class Stream:
     """The consumer's end hears what is said on it."""
+
+    proven: Proven | None = None
 
     def __init__(self) -> None:
         self.said: list[ControlMessage] = []

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from kv_transfer.parked import ParkedMessages
 from kv_transfer.peer_link import LinkState, PeerLink
+from kv_transfer.trust.handshake import Proven
 from kv_transfer.wire import ControlMessage, Ready
 
 
 class Stream:
     """Says nothing."""
+
+    proven: Proven | None = None
 
     def send(self, message: ControlMessage) -> None:
         raise AssertionError(f"parked messages are not answered here: {message}")

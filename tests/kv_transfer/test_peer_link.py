@@ -11,6 +11,7 @@ from kv_transfer.link import DataThread
 from kv_transfer.pairing import PairingFacts
 from kv_transfer.peer_link import LinkState, PeerLink, find_disagreement
 from kv_transfer.transports.loopback import Pipe
+from kv_transfer.trust.handshake import Proven
 from kv_transfer.wire import PROTOCOL_VERSION, Cancel, ControlMessage, Hello
 from tests.kv_transfer.connected_workers import LAYOUT
 
@@ -20,6 +21,8 @@ FACTS = PairingFacts.of_rank(LAYOUT, "tcp", checksum=False, is_on_gpu=False)
 
 class Stream:
     """Keeps what is said."""
+
+    proven: Proven | None = None
 
     def __init__(self) -> None:
         self.said: list[ControlMessage] = []

@@ -22,6 +22,7 @@ from cluster.router.prefix_aware import PrefixAwarePair
 from tests.cluster.serving_setup import FakeAdmin
 from tests.cluster.tokenizer_kinds import tokenizer_of_kind
 from tests.kv_transfer.connected_workers import LAYOUT
+from tests.trusted import member
 
 FACTS = ModelFacts(max_model_len=64, vocab_size=257, eos_token_ids=(256,), layout=LAYOUT)
 FIRST = ServedModel(1, str(DEMO_MODEL), FACTS)
@@ -112,9 +113,8 @@ async def test_a_model_without_a_tokenizer_gets_no_requests_and_the_others_do(
 def make_process(model: Path = DEMO_MODEL) -> IngressProcess:
     ingress = IngressConfig(port=0)
     config = ClusterConfig(ingress=ingress)
-    return IngressProcess(
-        config.model_copy(update={"model": config.model.model_copy(update={"model": str(model)})}), FakeAdmin()
-    )
+    config = config.model_copy(update={"model": config.model.model_copy(update={"model": str(model)})})
+    return IngressProcess(config, FakeAdmin(), member())
 
 
 async def test_without_any_named_model_it_serves_the_configured_one() -> None:

@@ -18,6 +18,7 @@ from tests.cluster.access.certificates import Authority
 from tests.cluster.ingress.test_access import ALICE, access
 from tests.cluster.ingress.test_model_loader import FACTS
 from tests.cluster.serving_setup import FakeAdmin
+from tests.trusted import member
 
 
 async def test_tokens_and_certificates_of_the_settings_hold_at_every_door(tmp_path: Path) -> None:
@@ -32,7 +33,7 @@ async def test_tokens_and_certificates_of_the_settings_hold_at_every_door(tmp_pa
         "limits": {"max_prompt_chars": 10},
         "http": {"port": 0},
     }
-    process = IngressProcess(ClusterConfig(ingress=IngressConfig.model_validate(settings)), FakeAdmin())
+    process = IngressProcess(ClusterConfig(ingress=IngressConfig.model_validate(settings)), FakeAdmin(), member())
     ports = await process.start(FACTS)
     try:
         address = f"127.0.0.1:{ports.grpc}"
@@ -64,7 +65,7 @@ def _models_over_http(port: int | None, token: str, root: Path) -> int:
 
 async def test_an_ingress_whose_files_are_wrong_does_not_open(tmp_path: Path) -> None:
     settings = {"port": 0, "tokens": tmp_path / "nothing"}
-    process = IngressProcess(ClusterConfig(ingress=IngressConfig.model_validate(settings)), FakeAdmin())
+    process = IngressProcess(ClusterConfig(ingress=IngressConfig.model_validate(settings)), FakeAdmin(), member())
     with pytest.raises(InvalidConfig, match="nothing: cannot be read"):
         await process.start(FACTS)
     await process.drain(0)

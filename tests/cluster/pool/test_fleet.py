@@ -16,6 +16,7 @@ from actors.engine_actor import EngineHealth, EngineReady
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import CannotStart, UnknownEngine
+from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.fleet import Fleet
 from cluster.pool.journal import Journal
 from cluster.pool.membership import Membership, ServedModel
@@ -24,6 +25,7 @@ from cluster.pool.placement import EnginePlacement
 from cluster.pool.ray_calls import HeadProbe
 from cluster.pool.reconciler import reconcile
 from cluster.pool.slots import EngineState, RestartPolicy, Slot
+from kv_transfer.trust.membership import Trust, TrustMaterial
 from tests.cluster.pool.fake_ray import CANNOT_START, FakeActor, FakeRay
 from tests.kv_transfer.connected_workers import LAYOUT
 
@@ -48,11 +50,17 @@ class FakeEngine:
     """With a request that came after the look before this one; looks are counted by num_asked."""
     may_load: asyncio.Event = field(default_factory=asyncio.Event)
     has_stopped: bool = False
+    trust: Trust = field(default_factory=Trust)
 
     def __post_init__(self) -> None:
         self.may_load.set()
 
+    async def use_trust(self, material: TrustMaterial) -> int:
+        self.trust.use(material)
+        return self.trust.generation
+
     async def start(self, host: str | None) -> EngineReady:
+        assert self.trust.material is not None, "it was not given the cluster's secret first"
         await self.may_load.wait()
         address = f"{self.engine_id}:{self.incarnation}"
         return EngineReady(address, ModelFacts(64, 257, (256,), LAYOUT), "node-a", "10.0.0.1")
@@ -62,7 +70,14 @@ class FakeEngine:
         if self.num_asked == self.busy_from_look:
             self.num_running = 1
         stats = SchedulerStats(num_running_reqs=self.num_running)
-        return EngineHealth(stats, self.seconds_in_step, not self.num_running, self.error, self.is_asked_to_end)
+        return EngineHealth(
+            stats,
+            self.seconds_in_step,
+            not self.num_running,
+            self.error,
+            self.is_asked_to_end,
+            self.trust.generation,
+        )
 
     async def progress(self) -> str:
         return "loading"
@@ -110,6 +125,8 @@ class World:
         self.changed = asyncio.Event()
         self.started_when_saved: list[int] = []
         self.wanted = [P0, D0]
+        self.trust = ClusterTrust(None)
+        self.trust.begin()
         monkeypatch.setattr(EnginePlacement, "reserve", _place)
         monkeypatch.setattr(EnginePlacement, "find", _place)
         monkeypatch.setattr("cluster.pool.fleet.alive_nodes", _no_nodes)
@@ -118,7 +135,15 @@ class World:
     def make_fleet(self) -> Fleet:
         ingresses: Any = self.ingresses
         fleet = Fleet(
-            CONFIG, self.models, ingresses, self.journal, RestartPolicy(), HeadProbe(), self._save, self.changed.set
+            CONFIG,
+            self.models,
+            ingresses,
+            self.journal,
+            RestartPolicy(),
+            HeadProbe(),
+            self._save,
+            self.changed.set,
+            self.trust,
         )
         fleet.may_prove.set()
         return fleet

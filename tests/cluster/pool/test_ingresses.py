@@ -16,12 +16,14 @@ from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import AddressUnavailable, CannotStart, InvalidConfig
 from cluster.ingress.ports import IngressPorts
 from cluster.ingress_actor import IngressHealth
+from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.ingresses import Ingresses
 from cluster.pool.journal import Journal
 from cluster.pool.membership import Membership
 from cluster.pool.names import ingress_actor_name
 from cluster.pool.ray_calls import HeadProbe
 from cluster.pool.slots import RestartPolicy
+from kv_transfer.trust.membership import Trust, TrustMaterial
 from tests.cluster.pool.fake_ray import CANNOT_START, UNAVAILABLE, FakeRay
 from tests.kv_transfer.connected_workers import LAYOUT
 
@@ -39,6 +41,9 @@ class FakeIngress:
 
     config: ClusterConfig
     controller_name: str
+    number: int
+    incarnation: int
+    trust: Trust = field(default_factory=Trust)
     ports: IngressPorts | None = None
     is_open: bool = False
     versions: list[int] = field(default_factory=list)
@@ -48,14 +53,19 @@ class FakeIngress:
     async def place(self) -> tuple[str, str]:
         return "node-a", "10.0.0.1"
 
+    async def use_trust(self, material: TrustMaterial) -> int:
+        self.trust.use(material)
+        return self.trust.generation
+
     async def use_ports(self, ports: IngressPorts) -> None:
+        assert self.trust.material is not None, "it was not given the cluster's secret first"
         if ports.grpc == TAKEN_PORT:
             raise InvalidConfig("node a", [f"port {ports.grpc} is taken"])
         self.ports = IngressPorts(ports.grpc or 4242, None if ports.http is None else ports.http or 4243)
 
     async def health(self) -> IngressHealth:
         assert self.ports is not None, "it was asked before it could answer"
-        return IngressHealth(self.versions[-1] if self.versions else 0, 3)
+        return IngressHealth(self.versions[-1] if self.versions else 0, 3, self.trust.generation)
 
     async def update_membership(self, membership: Membership) -> None:
         assert self.ports is not None
@@ -86,7 +96,9 @@ class World:
         self.ray = FakeRay(monkeypatch, FakeIngress)
         self.journal = Journal()
         self.started_when_saved: list[int] = []
-        self.ingresses = Ingresses(config, self.journal, POLICY, HeadProbe(), self._save)
+        self.trust = ClusterTrust(None)
+        self.trust.begin()
+        self.ingresses = Ingresses(config, self.journal, POLICY, HeadProbe(), self._save, self.trust)
 
     async def _save(self) -> None:
         self.started_when_saved.append(len(self.ray.started))
@@ -317,6 +329,7 @@ async def test_a_later_controller_goes_on_with_those_that_are_open(
         POLICY,
         HeadProbe(),
         world._save,
+        world.trust,
     )
     await later.restore(saved, Membership(9, ()), FACTS)
     assert len(later.addresses) == 2
@@ -400,6 +413,7 @@ async def test_with_one_per_node_nodes_that_come_get_theirs_and_a_lost_nodes_is_
         POLICY,
         HeadProbe(),
         world._save,
+        world.trust,
     )
     monkeypatch.setattr(ray, "nodes", ray_nodes)
     await world.ingresses.find_places()
@@ -434,6 +448,7 @@ async def test_a_canary_waits_for_the_first_node_that_may_have_an_ingress(
         POLICY,
         HeadProbe(),
         world._save,
+        world.trust,
     )
     monkeypatch.setattr(ray, "nodes", lambda: there)
     await world.ingresses.find_places()

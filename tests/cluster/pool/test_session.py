@@ -25,6 +25,10 @@ from cluster.pool import session_pool
 from cluster.pool.membership import Membership
 from cluster.pool.session import EngineSession
 from cluster.pool.session_pool import SessionPool
+from kv_transfer.trust.grpc_proof import GrpcAcceptor, prove
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.secret import Purpose
+from tests.trusted import TRUST, member
 
 _TIMEOUT_S = 10.0
 
@@ -67,8 +71,9 @@ class Served:
 async def serving(engine_id: str = "decode-0") -> AsyncIterator[Served]:
     engine = RememberingEngine()
     grpc_server = grpc.aio.server()
-    server = SessionServer(engine, engine_id, 1)
-    grpc_server.add_generic_rpc_handlers((server.handler(),))
+    acceptor = GrpcAcceptor(TRUST)
+    server = SessionServer(engine, engine_id, 1, acceptor)
+    grpc_server.add_generic_rpc_handlers((server.handler(), acceptor.handler()))
     port = grpc_server.add_insecure_port("127.0.0.1:0")
     await grpc_server.start()
     try:
@@ -76,6 +81,11 @@ async def serving(engine_id: str = "decode-0") -> AsyncIterator[Served]:
         yield Served(engine, server, grpc_server, descriptor)
     finally:
         await grpc_server.stop(0)
+
+
+async def proof_for(channel: grpc.aio.Channel) -> tuple[tuple[str, str | bytes], ...]:
+    """The metadata of a call to decode-0."""
+    return (await prove(channel, member(), Purpose.SESSION, Party("decode-0", 1), _TIMEOUT_S)).metadata
 
 
 def request(request_id: str) -> EngineCoreRequest:
@@ -95,7 +105,7 @@ async def collect(stream: AsyncIterator[EngineCoreOutput]) -> list[int]:
 
 async def test_outputs_reach_the_stream_of_their_request_until_the_finished_one() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor)
+        session = EngineSession(served.descriptor, member())
         await session.open()
         stream_a, stream_b = session.submit(request("a")), session.submit(request("b"))
         _, _, client = await served.engine.next_command()
@@ -111,7 +121,7 @@ async def test_outputs_reach_the_stream_of_their_request_until_the_finished_one(
 
 async def test_large_requests_do_not_add_up_to_a_message_that_nobody_takes() -> None:
     async with serving() as served:  # It takes 4 MiB.
-        session = EngineSession(served.descriptor)
+        session = EngineSession(served.descriptor, member())
         await session.open()
         data = bytes(3 * 2**20)
         embeds = PromptEmbeds(data, num_tokens=1, hidden_size=3 * 2**18, dtype="float32", digest=b"")
@@ -126,7 +136,7 @@ async def test_large_requests_do_not_add_up_to_a_message_that_nobody_takes() -> 
 
 async def test_a_request_that_the_engine_lets_go_of_ends_silently() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor)
+        session = EngineSession(served.descriptor, member())
         await session.open()
         stream = session.submit(request("a"))
         _, _, client = await served.engine.next_command()
@@ -137,7 +147,7 @@ async def test_a_request_that_the_engine_lets_go_of_ends_silently() -> None:
 
 async def test_an_abort_ends_the_stream_here_and_the_request_there() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor)
+        session = EngineSession(served.descriptor, member())
         await session.open()
         stream = session.submit(request("a"))
         await served.engine.next_command()
@@ -150,7 +160,7 @@ async def test_an_abort_ends_the_stream_here_and_the_request_there() -> None:
 
 async def test_what_a_client_had_running_is_aborted_when_it_hangs_up() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor)
+        session = EngineSession(served.descriptor, member())
         await session.open()
         for name in ("done", "running"):
             session.submit(request(name))
@@ -165,7 +175,7 @@ async def test_what_a_client_had_running_is_aborted_when_it_hangs_up() -> None:
 
 async def test_every_open_stream_fails_when_the_engine_goes_away() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor)
+        session = EngineSession(served.descriptor, member())
         await session.open()
         stream = session.submit(request("a"))
         await served.engine.next_command()
@@ -188,7 +198,7 @@ async def test_an_engine_that_has_died_had_the_requests_that_it_said_it_had(
     if not reads:
         monkeypatch.setattr(SessionServer, "_read", never_read)
     async with serving() as served:
-        session = EngineSession(served.descriptor)
+        session = EngineSession(served.descriptor, member())
         await session.open()
         first = session.submit(request("a"))
         if reads:
@@ -209,7 +219,7 @@ async def test_the_time_that_is_left_travels_not_the_clock(skew_s: float) -> Non
         method = channel.stream_stream(
             SESSION_METHOD, request_serializer=encode, response_deserializer=decode_engine_message
         )
-        call = method()
+        call = method(metadata=await proof_for(channel))
         async with asyncio.timeout(_TIMEOUT_S):
             await call.read()
             now_s = time.monotonic() + skew_s
@@ -226,7 +236,7 @@ async def test_the_time_that_is_left_travels_not_the_clock(skew_s: float) -> Non
 
 async def test_a_dead_engine_hangs_up_at_once_and_for_good() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor, timeout_s=60.0)
+        session = EngineSession(served.descriptor, member(), timeout_s=60.0)
         await session.open()
         stream = session.submit(request("a"))
         await served.engine.next_command()
@@ -235,7 +245,7 @@ async def test_a_dead_engine_hangs_up_at_once_and_for_good() -> None:
             await collect(stream)
         await session.close()
         with pytest.raises(EngineLost, match="no answer"):
-            await EngineSession(served.descriptor, timeout_s=60.0).open()
+            await EngineSession(served.descriptor, member(), timeout_s=60.0).open()
 
 
 async def test_an_idle_engine_sends_a_heartbeat_with_its_counters() -> None:
@@ -243,7 +253,7 @@ async def test_an_idle_engine_sends_a_heartbeat_with_its_counters() -> None:
         method = channel.stream_stream(
             SESSION_METHOD, request_serializer=encode, response_deserializer=decode_engine_message
         )
-        call = method()
+        call = method(metadata=await proof_for(channel))
         async with asyncio.timeout(_TIMEOUT_S):
             assert await call.read() == Hello("decode-0", 1)
             heartbeat = await call.read()
@@ -259,7 +269,7 @@ async def test_a_busy_engine_tells_its_counters_too(monkeypatch: pytest.MonkeyPa
         method = channel.stream_stream(
             SESSION_METHOD, request_serializer=encode, response_deserializer=decode_engine_message
         )
-        call = method()
+        call = method(metadata=await proof_for(channel))
         num_told = 0
         async with asyncio.timeout(_TIMEOUT_S):
             assert await call.read() == Hello("decode-0", 1)
@@ -276,7 +286,7 @@ async def test_a_busy_engine_tells_its_counters_too(monkeypatch: pytest.MonkeyPa
 async def test_a_silent_engine_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_server, "_HEARTBEAT_S", 60.0)
     async with serving() as served:
-        session = EngineSession(served.descriptor, timeout_s=1.0)
+        session = EngineSession(served.descriptor, member(), timeout_s=1.0)
         await session.open()
         with pytest.raises(EngineLost, match=r"silent for 1\.0 s"):
             await collect(session.submit(request("a")))
@@ -287,7 +297,7 @@ async def test_a_silent_engine_gets_nothing_new_where_another_one_answers(monkey
     monkeypatch.setattr(session_server, "_HEARTBEAT_S", 60.0)
     monkeypatch.setattr(session_pool, "_NOTICED_SILENCE_S", 0.3)
     async with serving() as quiet, serving("decode-1") as talking:
-        pool = SessionPool()
+        pool = SessionPool(member())
         await pool.update(Membership(1, (quiet.descriptor, talking.descriptor)))
         [session] = [session for session in pool.snapshot() if session.descriptor == talking.descriptor]
         stream = session.submit(request("a"))
@@ -303,13 +313,13 @@ async def test_a_silent_engine_gets_nothing_new_where_another_one_answers(monkey
 async def test_another_incarnation_at_the_same_address_is_refused() -> None:
     async with serving() as served:
         old = EngineDescriptor("decode-0", 9, EngineRole.DECODE, served.descriptor.address)
-        with pytest.raises(EngineLost, match="expected"):
-            await EngineSession(old).open()
+        with pytest.raises(EngineLost, match="of this cluster, but not decode-0, incarnation 9"):
+            await EngineSession(old, member()).open()
 
 
 async def test_the_pool_follows_newer_memberships_and_ignores_older_ones() -> None:
     async with serving() as served:
-        pool = SessionPool()
+        pool = SessionPool(member())
         await pool.update(Membership(2, (served.descriptor,)))
         await pool.update(Membership(1, ()))
         assert [connection.descriptor for connection in pool.snapshot()] == [served.descriptor]
@@ -320,7 +330,7 @@ async def test_the_pool_follows_newer_memberships_and_ignores_older_ones() -> No
 
 async def test_an_engine_that_drains_gets_nothing_new_and_ends_what_it_has() -> None:
     async with serving() as served:
-        pool = SessionPool()
+        pool = SessionPool(member())
         members = Membership(1, (served.descriptor,))
         await pool.update(members)
         stream = pool.snapshot()[0].submit(request("a"))
@@ -335,7 +345,7 @@ async def test_an_engine_that_drains_gets_nothing_new_and_ends_what_it_has() -> 
 @pytest.mark.parametrize("is_drained", [True, False])
 async def test_what_a_drained_engine_could_not_end_is_no_sign_of_its_death(is_drained: bool) -> None:
     async with serving() as served:
-        pool = SessionPool()
+        pool = SessionPool(member())
         members = Membership(1, (served.descriptor,))
         await pool.update(members)
         stream = pool.snapshot()[0].submit(request("a"))
@@ -352,7 +362,7 @@ async def test_what_a_drained_engine_could_not_end_is_no_sign_of_its_death(is_dr
 
 async def test_a_lost_session_is_opened_again_while_its_engine_is_a_member() -> None:
     async with serving() as served:
-        pool = SessionPool(timeout_s=5.0)
+        pool = SessionPool(member(), timeout_s=5.0)
         await pool.update(Membership(1, (served.descriptor,)))
         [session] = pool.snapshot()
         assert isinstance(session, EngineSession)
@@ -372,7 +382,7 @@ async def test_a_lost_session_is_opened_again_while_its_engine_is_a_member() -> 
 
 async def test_a_change_of_role_keeps_the_session() -> None:
     async with serving() as served:
-        pool = SessionPool()
+        pool = SessionPool(member())
         members = Membership(1, (served.descriptor,))
         await pool.update(members)
         [before] = pool.snapshot()

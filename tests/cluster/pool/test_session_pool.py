@@ -12,6 +12,7 @@ from cluster.errors import EngineLost
 from cluster.pool import session_pool
 from cluster.pool.membership import Membership
 from cluster.pool.session_pool import SessionPool
+from tests.trusted import member
 
 ENGINE = EngineDescriptor("engine-0", 1, EngineRole.DECODE, "127.0.0.1:1")
 
@@ -69,7 +70,7 @@ async def network(monkeypatch: pytest.MonkeyPatch) -> Network:
 @pytest.fixture
 async def pool(network: Network) -> AsyncIterator[SessionPool]:
     """With a session to the one engine."""
-    pool = SessionPool()
+    pool = SessionPool(member())
     await pool.update(Membership(1, (ENGINE,)))
     yield pool
     await pool.close()

@@ -12,13 +12,18 @@ import grpc.aio
 import pytest
 
 from kv_transfer.errors import NotRaypd, OtherProtocol, Untrusted, WrongSecret
-from kv_transfer.trust.grpc_proof import CHALLENGE_METHOD, SERVER_OPTIONS, GrpcAcceptor, prove
+from kv_transfer.trust.grpc_proof import CHALLENGE_METHOD, METADATA_LIMITS, GrpcAcceptor, prove
 from kv_transfer.trust.handshake import Party
-from kv_transfer.trust.secret import ClusterSecret, ClusterSecrets, KeySource, Purpose
+from kv_transfer.trust.membership import Member, Trust, TrustMaterial
+from kv_transfer.trust.secret import ClusterSecret, ClusterSecrets, Purpose
 
 ECHO = "/test.Service/Echo"
 INGRESS, DECODE = Party("ingress-0", 3), Party("decode-0", 7)
 TIMEOUT_S = 20.0
+
+
+def ingress(secrets: ClusterSecrets) -> Member:
+    return Member(INGRESS, Trust(TrustMaterial(1, tuple(secret.reveal() for secret in secrets.accepted))))
 
 
 class Clock:
@@ -60,7 +65,7 @@ class Served:
 @asynccontextmanager
 async def served() -> AsyncIterator[Served]:
     it = Served()
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    server = grpc.aio.server(options=METADATA_LIMITS)
     echo = grpc.method_handlers_generic_handler(
         "test.Service", {"Echo": grpc.stream_stream_rpc_method_handler(it.echo)}
     )
@@ -72,8 +77,8 @@ async def served() -> AsyncIterator[Served]:
     await server.stop(0)
 
 
-async def prove_to(it: Served, secrets: KeySource | None = None, peer: Party = DECODE) -> Any:
-    return await prove(it.channel, secrets or it.secrets, Purpose.SESSION, INGRESS, peer, TIMEOUT_S)
+async def prove_to(it: Served, secrets: ClusterSecrets | None = None, peer: Party = DECODE) -> Any:
+    return await prove(it.channel, ingress(secrets or it.secrets), Purpose.SESSION, peer, TIMEOUT_S)
 
 
 async def test_a_call_with_a_proof_is_served_and_each_end_knows_the_other() -> None:
@@ -164,7 +169,7 @@ async def test_whoever_listens_without_a_handshake_is_told_from_a_wrong_secret()
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(NotRaypd, match="knows no handshake: an older raypd"):
-            await prove(channel, ClusterSecrets.draw(), Purpose.SESSION, INGRESS, DECODE, TIMEOUT_S)
+            await prove(channel, ingress(ClusterSecrets.draw()), Purpose.SESSION, DECODE, TIMEOUT_S)
     await server.stop(0)
 
 
@@ -244,5 +249,5 @@ async def test_a_newer_acceptor_is_told_from_a_wrong_secret() -> None:
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         with pytest.raises(OtherProtocol, match="here is 2"):
-            await prove(channel, ClusterSecrets.draw(), Purpose.SESSION, INGRESS, DECODE, TIMEOUT_S)
+            await prove(channel, ingress(ClusterSecrets.draw()), Purpose.SESSION, DECODE, TIMEOUT_S)
     await server.stop(0)

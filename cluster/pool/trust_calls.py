@@ -1,0 +1,64 @@
+"""How the controller gives the cluster's secrets to engines and ingresses, and gets them back after its own death.
+
+By calls of actors' methods, and never in what an actor is made with: Ray keeps that in its own store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from actors.ray_calls import RayCallFailed, call
+from cluster.pool.cluster_trust import ClusterTrust
+from kv_transfer.trust.membership import TrustMaterial
+
+logger = logging.getLogger(__name__)
+
+_CALL_TIMEOUT_S: Final = 5.0
+_REASK_DELAY_S: Final = 1.0
+
+
+async def give_trust(actor: Any, trust: ClusterTrust) -> int:
+    """Let an engine or an ingress accept what the cluster accepts now; returns which generation it has, 0: unknown."""
+    try:
+        generation: int = await call(actor.use_trust, await trust.material(), timeout_s=_CALL_TIMEOUT_S)
+    except RayCallFailed as failed:
+        logger.warning("a process did not take the cluster's secrets", extra={"error": str(failed)})
+        return 0
+    return generation
+
+
+async def spread_trust(actors: Iterable[Any], trust: ClusterTrust) -> bool:
+    """Give everybody what is new, and drop the older secrets if everybody has it. Returns whether none is left."""
+    everybody = list(actors)
+    if trust.settle(await asyncio.gather(*(give_trust(actor, trust) for actor in everybody))):
+        # Who misses this accepts the older ones for a little longer, and gets it with its next heartbeat.
+        await asyncio.gather(*(give_trust(actor, trust) for actor in everybody))
+    return not trust.is_rotating
+
+
+async def find_trust(actors: Callable[[], Sequence[Any]], timeout_s: float) -> list[TrustMaterial]:
+    """Ask living processes what they were given; empty if nobody has anything.
+
+    While all that live are silent they are asked again, for as long as timeout_s: without their secret they would be
+    strangers to whoever comes after.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_s = loop.time() + timeout_s
+    while True:
+        answers = await asyncio.gather(*(_reveal(actor) for actor in actors()))
+        found = [answer for answer in answers if isinstance(answer, TrustMaterial)]
+        is_one_silent = any(isinstance(answer, RayCallFailed) and answer.is_silence for answer in answers)
+        if found or not is_one_silent or loop.time() >= give_up_s:
+            return found
+        await asyncio.sleep(_REASK_DELAY_S)
+
+
+async def _reveal(actor: Any) -> TrustMaterial | RayCallFailed | None:
+    try:
+        material: TrustMaterial | None = await call(actor.reveal_trust, timeout_s=_CALL_TIMEOUT_S)
+    except RayCallFailed as failed:
+        return failed
+    return material

@@ -1,0 +1,22 @@
+"""The cluster's secret of one test process, and who proves it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.membership import Member, Trust, TrustMaterial
+
+TRUST: Final = Trust(TrustMaterial.draw())
+"""For everything that a test builds in this process."""
+
+
+def member(name: str = "ingress-0", incarnation: int = 1, trust: Trust = TRUST) -> Member:
+    """One that belongs to the cluster, unless its trust is another one."""
+    return Member(Party(name, incarnation), trust)
+
+
+def material() -> TrustMaterial:
+    """What another process of the cluster is given."""
+    assert TRUST.material is not None
+    return TRUST.material
