@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,7 +34,7 @@ class AllowanceLimits:
 
 
 class Allowance:
-    """Belongs to one token, for as long as the process lives."""
+    """Belongs to one token, for as long as the process lives; and, paid ahead, to one call with that token."""
 
     def __init__(
         self, name: str = "", limits: AllowanceLimits | None = None, clock: Callable[[], float] = time.monotonic
@@ -41,20 +42,27 @@ class Allowance:
         """name: the token's."""
         self._name = name
         self._clock = clock
-        self._num_running = 0
-        self.set_limits(limits or AllowanceLimits())
+        self._num_paid = 0
+        self._account = _Account(limits or AllowanceLimits(), clock())
 
     @property
     def num_running(self) -> int:
         """Requests that have begun and not ended."""
-        return self._num_running
+        return self._account.num_running
 
     def set_limits(self, limits: AllowanceLimits) -> None:
         """Hold it to these from now on; the buckets are full."""
-        self._limits = limits
-        now_s = self._clock()
-        self._requests = _bucket(limits.requests_per_s, limits.burst_s, now_s)
-        self._tokens = _bucket(limits.tokens_per_s, limits.burst_s, now_s)
+        self._account.set_limits(limits, self._clock())
+
+    def paid_ahead(self) -> Allowance:
+        """Take a request for a call that is not read yet; the first request that the returned one begins is that one.
+
+        Raises AllowanceSpent.
+        """
+        self.take_request()
+        of_call = copy(self)
+        of_call._num_paid = 1
+        return of_call
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -67,30 +75,47 @@ class Allowance:
 
     def begin(self) -> None:
         """A request comes; end() has to follow. Raises AllowanceSpent, and then it has not."""
-        limits = self._limits
-        if limits.concurrent is not None and self._num_running >= limits.concurrent:
-            raise AllowanceSpent(self._name, f"{limits.concurrent} requests at once", _BUSY_DELAY_S)
-        self.take_request()
-        self._num_running += 1
+        most = self._account.limits.concurrent
+        if most is not None and self._account.num_running >= most:
+            raise AllowanceSpent(self._name, f"{most} requests at once", _BUSY_DELAY_S)
+        if self._num_paid:
+            self._num_paid -= 1
+        else:
+            self.take_request()
+        self._account.num_running += 1
 
     def take_request(self) -> None:
         """A call comes that is over at once. Raises AllowanceSpent."""
-        now_s = self._clock()
-        if self._tokens is not None and (delay_s := self._tokens.delay_s(0.0, now_s)) > 0:
-            raise AllowanceSpent(self._name, f"{self._limits.tokens_per_s:g} tokens/s", delay_s)
-        if self._requests is not None:
-            if (delay_s := self._requests.delay_s(1.0, now_s)) > 0:
-                raise AllowanceSpent(self._name, f"{self._limits.requests_per_s:g} requests/s", delay_s)
-            self._requests.take(1.0, now_s)
+        now_s, account = self._clock(), self._account
+        limits, requests, tokens = account.limits, account.requests, account.tokens
+        if tokens is not None and (delay_s := tokens.delay_s(0.0, now_s)) > 0:
+            raise AllowanceSpent(self._name, f"{limits.tokens_per_s:g} tokens/s", delay_s)
+        if requests is not None:
+            if (delay_s := requests.delay_s(1.0, now_s)) > 0:
+                raise AllowanceSpent(self._name, f"{limits.requests_per_s:g} requests/s", delay_s)
+            requests.take(1.0, now_s)
 
     def end(self) -> None:
         """A request that had begun is over."""
-        self._num_running -= 1
+        self._account.num_running -= 1
 
     def charge(self, num_tokens: int) -> None:
         """So many tokens were used."""
-        if self._tokens is not None:
-            self._tokens.take(num_tokens, self._clock())
+        if self._account.tokens is not None:
+            self._account.tokens.take(num_tokens, self._clock())
+
+
+class _Account:
+    """What a token may, and what it uses."""
+
+    def __init__(self, limits: AllowanceLimits, now_s: float) -> None:
+        self.num_running = 0
+        self.set_limits(limits, now_s)
+
+    def set_limits(self, limits: AllowanceLimits, now_s: float) -> None:
+        self.limits = limits
+        self.requests = _bucket(limits.requests_per_s, limits.burst_s, now_s)
+        self.tokens = _bucket(limits.tokens_per_s, limits.burst_s, now_s)
 
 
 class _Bucket:
