@@ -22,6 +22,7 @@ from cluster.gateway.server import GatewayServer
 from cluster.status import ClusterView
 
 _NUM_CALLS = 100
+_HEAD = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
 def main() -> None:
@@ -71,7 +72,7 @@ async def _call(port: int) -> None:
     took_ms = []
     for _ in range(_NUM_CALLS):
         began_s = time.monotonic()
-        writer.write(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        writer.write(_HEAD % (b"/tokenize", len(body)) + body)
         head = await reader.readuntil(b"\r\n\r\n")
         [length] = [line.split()[1] for line in head.lower().splitlines() if line.startswith(b"content-length:")]
         await reader.readexactly(int(length))
@@ -89,7 +90,7 @@ async def _stream(port: int, num_streams: int, num_tokens: int) -> dict[str, lis
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         asked = {"prompt": f"prompt {number}", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
         body = json.dumps(asked | {"request_id": str(number)}).encode()
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+        writer.write(_HEAD % (b"/v1/completions", len(body)) + body)
         stream = events[f"cmpl-{number}"] = []
         length = 0
         while (line := await reader.readline()) and not line.startswith(b"data: [DONE]"):

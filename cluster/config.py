@@ -18,7 +18,7 @@ from actors.lora_config import LoraConfig
 from cluster.access.tls import TlsConfig, is_loopback
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
-from cluster.gateway.config import HttpConfig
+from cluster.gateway.config import HostName, HttpConfig
 from cluster.images.config import ImageConfig
 from cluster.input_limits import InputLimits
 from cluster.manifests.settings import KubernetesConfig
@@ -76,6 +76,11 @@ class IngressConfig(_Settings):
     insecure: bool = Field(False, description="Listen in plain text beyond loopback, for whoever can reach it.")
     tokens: Path | None = Field(
         None, description="File of bearer tokens, the same on every node (docs/security.md); default: none are needed."
+    )
+    allowed_hosts: tuple[HostName, ...] | None = Field(
+        None,
+        description="Host names by which HTTP clients may call, beside localhost and addresses: names, "
+        '"*.example.org", or "*" for any. Default: on loopback without tokens the host\'s own name, else any.',
     )
     limits: InputLimits = Field(InputLimits(), description="What one request may ask for at most.")
     max_message_bytes: int = Field(16 * 2**20, ge=4096, description="Of one gRPC message, in or out.")

@@ -8,10 +8,9 @@ import reprlib
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from dataclasses import dataclass
-from typing import Final, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
-from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -22,36 +21,40 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from cluster.access.caller import ANYBODY, calling_as
+from cluster.access.caller import Caller, calling_as
 from cluster.access.control import AccessControl
-from cluster.errors import ClusterError, FieldViolation, InvalidRequest
+from cluster.errors import ClusterError, Draining, FieldViolation, InvalidRequest
 from cluster.gateway.config import HttpConfig
-from cluster.gateway.errors import HttpError, error_of, internal_error, malformed, refused
-from cluster.gateway.requests import MAX_TIMEOUT_S, TIMEOUT_HEADER, Body
+from cluster.gateway.errors import HttpError, error_of, internal_error, refused
+from cluster.gateway.receiving.authentication import Authentication, EveryAnswer, caller_of
+from cluster.gateway.receiving.budget import BodyBudget, BodyShare
+from cluster.gateway.receiving.hosts import AllowedHosts, HostCheck
+from cluster.gateway.receiving.reading import BodyT, is_large, read_body
+from cluster.gateway.requests import MAX_TIMEOUT_S, TIMEOUT_HEADER
 from cluster.gateway.streams import ABORT, unless_client_leaves
 from cluster.ingress.gate import Gate
 
 logger = logging.getLogger(__name__)
 
-BodyT = TypeVar("BodyT", bound=Body)
-
 _ERROR_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 
 
-@dataclass(frozen=True, slots=True)
 class Call:
-    """One HTTP call, received. arrived_s: on the event loop's clock"""
+    """One HTTP call, received."""
 
-    request: Request
-    body: bytes
-    arrived_s: float
+    def __init__(self, request: Request, body: bytes | bytearray, door: Door, arrived_s: float) -> None:
+        """arrived_s: on the event loop's clock"""
+        self.request = request
+        self._body = body
+        self._door = door
+        self._arrived_s = arrived_s
 
-    def read(self, kind: type[BodyT]) -> BodyT:
-        """Its body. Raises InvalidRequest."""
-        try:
-            return kind.model_validate_json(self.body or b"{}")
-        except ValidationError as error:
-            raise malformed(error) from error
+    async def read(self, kind: type[BodyT]) -> BodyT:
+        """Its body, once. Raises InvalidRequest."""
+        body, self._body = self._body, b""
+        # One large body at a time: what it is made of while it is read takes more than its bytes.
+        async with self._door.reading if is_large(body) else nullcontext():
+            return await read_body(kind, body)
 
     def time_left_s(self, timeout_s: float | None) -> float | None:
         """What is left of the time that its client gives it, by its body or its header, whichever is less.
@@ -61,7 +64,7 @@ class Call:
         given = [one for one in (timeout_s, _timeout_in(self.request.headers)) if one is not None]
         if not given:
             return None
-        return max(0.0, self.arrived_s + min(given) - asyncio.get_running_loop().time())
+        return max(0.0, self._arrived_s + min(given) - asyncio.get_running_loop().time())
 
 
 Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
@@ -76,38 +79,25 @@ class Refused(Exception):
 
 
 class Endpoint:
-    """An ASGI application around one handler. A client that hangs up cancels it, and so aborts its requests."""
+    """An ASGI application around one handler. A client that hangs up cancels it, and so aborts its requests.
 
-    def __init__(self, handler: Handler, door: Door, *, needs_token: bool = True, is_work: bool = True) -> None:
-        """is_work: refused, and waited for, when the door closes"""
+    What a call's headers tell is looked at before its body is received: whether the ingress drains, the body's kind and
+    length, and what the caller may still ask for.
+    """
+
+    def __init__(self, handler: Handler, door: Door, *, has_body: bool = False, is_work: bool = True) -> None:
+        """has_body: whether calls have one, and are requests that count; is_work: refused, and waited for, when the
+        door closes
+        """
         self._handler = handler
         self._door = door
-        self._needs_token = needs_token
+        self._has_body = has_body
         self._gate: AbstractAsyncContextManager[object] = door.gate if is_work else nullcontext()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call."""
-        arrived_s = asyncio.get_running_loop().time()
-        request = Request(scope, receive)
-
-        def counted(message: Message) -> Awaitable[None]:
-            if message["type"] == "http.response.start":
-                self._door.on_answer(_path_of(request), message["status"])
-            return send(message)
-
         try:
-            body = await self._door.receive(request)
-        except ClientDisconnect:
-            return
-        except Refused as error:
-            await error.error.response()(scope, receive, counted)
-            return
-
-        async def answer() -> None:
-            await self._answer(Call(request, body, arrived_s), receive, counted)
-
-        try:
-            await unless_client_leaves(receive, answer)
+            await self._answered(Request(scope, receive), caller_of(scope), receive, send)
         except asyncio.CancelledError:
             if not self._door.gate.is_closed:
                 raise
@@ -115,12 +105,47 @@ class Endpoint:
             scope[ABORT]()
             await asyncio.sleep(0)
 
-    async def _answer(self, call: Call, receive: Receive, send: Send) -> None:
+    async def _answered(self, request: Request, caller: Caller, receive: Receive, send: Send) -> None:
+        arrived_s = asyncio.get_running_loop().time()
+        with self._door.bodies.share(caller.name) as share:
+
+            async def sent(message: Message) -> None:
+                share.release()
+                await send(message)
+
+            try:
+                if self._has_body:
+                    caller = self._admitted(request, caller)
+                # What comes with other calls is not looked at.
+                body = await self._door.receive(request, share) if self._has_body else bytearray()
+            except ClientDisconnect:
+                return
+            except Refused as error:
+                await error.error.response()(request.scope, receive, sent)
+                return
+            except ClusterError as error:
+                await error_of(error).response()(request.scope, receive, sent)
+                return
+            call = Call(request, body, self._door, arrived_s)
+            del body
+
+            async def answer() -> None:
+                await self._answer(call, caller, receive, sent)
+
+            await unless_client_leaves(receive, answer)
+
+    def _admitted(self, request: Request, caller: Caller) -> Caller:
+        """The caller, who has paid for the call. Raises Refused, Draining, AllowanceSpent."""
+        if self._door.gate.is_closed:
+            raise Draining
+        self._door.check_headers(request.headers)
+        return replace(caller, allowance=caller.allowance.paid_ahead())
+
+    async def _answer(self, call: Call, caller: Caller, receive: Receive, send: Send) -> None:
         request = call.request
         try:
-            caller = self._door.access.authenticate(request.headers.get("authorization")) if self._needs_token else None
             async with self._gate:
-                with calling_as(caller or ANYBODY):
+                with calling_as(caller):
                     response = await self._handled(call)
                     await response(request.scope, receive, send)
         except ClusterError as error:
@@ -138,30 +163,48 @@ class Endpoint:
             return internal_error(request_id).response()
 
 
-@dataclass(frozen=True, slots=True)
 class Door:
-    """What all endpoints share."""
+    """What all endpoints share. Belongs to one event loop."""
 
-    access: AccessControl
-    gate: Gate
-    config: HttpConfig
-    on_answer: Callable[[str, int], None]
-    """Told each answer's route and status."""
+    def __init__(self, gate: Gate, config: HttpConfig) -> None:
+        self.gate = gate
+        self.config = config
+        self.bodies = BodyBudget(config.max_bodies_mib << 20)
+        self.reading = asyncio.Lock()
 
-    async def receive(self, request: Request) -> bytes:
-        """A call's whole body. Raises Refused, ClientDisconnect."""
-        limit = self.config.max_body_bytes
+    def check_headers(self, headers: Headers) -> None:
+        """Look at what a call's headers tell of its body. Raises Refused."""
+        kind = headers.get("content-type", "")
+        if not _is_json(kind):
+            shown = f"content-type is {kind!r:.100}" if kind else "there is no content-type"
+            message = f"{shown}; send JSON, and the header `content-type: application/json` (curl: -H)"
+            raise Refused(refused(415, message, "unsupported_media_type"))
+        if int(headers.get("content-length", 0)) > self.config.max_body_bytes:
+            raise Refused(self._too_large())
+
+    async def receive(self, request: Request, share: BodyShare) -> bytearray:
+        """A call's whole body. Raises Refused, Overloaded, ClientDisconnect."""
         body = bytearray()
         try:
             async with asyncio.timeout(self.config.receive_timeout_s):
                 async for data in request.stream():
+                    if len(body) + len(data) > self.config.max_body_bytes:
+                        raise Refused(self._too_large())
+                    share.add(len(data))
                     body += data
-                    if len(body) > limit:
-                        raise Refused(refused(413, f"the body has more than {limit} bytes", "body_too_large"))
         except TimeoutError as error:
             message = f"the body did not come within {self.config.receive_timeout_s:g} s"
             raise Refused(refused(408, message, "timeout")) from error
-        return bytes(body)
+        return body
+
+    def _too_large(self) -> HttpError:
+        return refused(413, f"the body has more than {self.config.max_body_bytes} bytes", "body_too_large")
+
+
+def _is_json(content_type: str) -> bool:
+    """Whether it is JSON, or a kind of it, whatever its parameters are."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def _timeout_in(headers: Headers) -> float | None:
@@ -176,17 +219,28 @@ def _timeout_in(headers: Headers) -> float | None:
     raise InvalidRequest(FieldViolation(TIMEOUT_HEADER, reprlib.repr(text), allowed))
 
 
-def _path_of(request: Request) -> str:
-    """The route, of which there are few: paths are what clients make them."""
-    route = request.scope.get("route")
-    return route.path if isinstance(route, Route) else ""
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """What a call has to pass before it is routed.
+
+    open_paths:      that need no token
+    probed_paths:    that are answered whatever host a call is for
+    allowed_origins: of web pages whose browsers may call, and read the answers
+    """
+
+    access: AccessControl
+    hosts: AllowedHosts
+    open_paths: frozenset[str]
+    probed_paths: frozenset[str]
+    allowed_origins: Sequence[str] = ()
 
 
-def make_app(routes: list[Route], allowed_origins: Sequence[str] = ()) -> Starlette:
+def make_app(routes: list[Route], guards: Guards, on_answer: Callable[[str, int], None]) -> Starlette:
     """The application. What is no call of the API is an error in its shape, too.
 
-    allowed_origins: of web pages whose browsers may call it, and read its answers
+    on_answer: told each answer's route and status
     """
+    paths = frozenset(route.path for route in routes)
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -195,7 +249,17 @@ def make_app(routes: list[Route], allowed_origins: Sequence[str] = ()) -> Starle
         response.headers.update(error.headers or {})
         return response
 
-    middleware = [_cors(allowed_origins)] if allowed_origins else []
+    def count(scope: Scope, status: int) -> None:
+        # The route, of which there are few: paths are what clients make them.
+        route, path = scope.get("route"), scope["path"]
+        on_answer(route.path if isinstance(route, Route) else path if path in paths else "", status)
+
+    middleware = [
+        Middleware(EveryAnswer, count),
+        Middleware(HostCheck, guards.hosts, guards.probed_paths),
+        *([_cors(guards.allowed_origins)] if guards.allowed_origins else []),
+        Middleware(Authentication, guards.access, guards.open_paths),
+    ]
     return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: on_http_error})
 
 

@@ -11,6 +11,8 @@ ReasoningParserName = Literal["deepseek_r1", "mistral", "qwen3"]
 
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[A-Za-z0-9.\-\[\]:]+)$")]
 
+HostName = Annotated[str, Field(pattern=r"^(\*|(\*\.)?[A-Za-z0-9_.:\[\]-]+)$")]
+
 DEFAULT_PORT: Final = 8000
 
 
@@ -33,6 +35,21 @@ class HttpConfig(BaseModel):
         None, description="How the model marks its reasoning; deepseek_r1: its template has begun it. None: no split."
     )
     max_body_bytes: int = Field(16 * 2**20, ge=1, description="Of a request; as much as a message over gRPC.")
+    max_header_bytes: int = Field(
+        65_536, ge=1024, description="Of a request's headers together; more are answered 431, and the connection ends."
+    )
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        description="Of clients, together. For one more the connection ends that has waited longest for a request; if "
+        "all have one, the new one is answered 503.",
+    )
+    max_bodies_mib: int = Field(
+        256,
+        ge=1,
+        description="Of all bodies that are received or worked on, beyond the first 64 KiB of each, until their answer "
+        "begins; more are answered 429. One token gets half of it at most.",
+    )
     receive_timeout_s: float = Field(30.0, gt=0, description="For a request's headers, and again for its body.")
     allowed_origins: tuple[Origin, ...] = Field(
         (),

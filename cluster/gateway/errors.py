@@ -34,6 +34,7 @@ from cluster.gateway.responses import ErrorBody, ErrorDetail
 _RETRY_DELAY_S: Final = 1.0
 """For clients that come when nobody serves: engines take seconds to come back."""
 _MAX_MISTAKES: Final = 4
+_MAX_LISTED: Final = 64
 _FIELD: Final = re.compile("[a-z0-9_]+")
 _KINDS: Final = ("str", "int", "float", "bool")
 
@@ -109,17 +110,21 @@ def refused(status: int, message: str, code: str) -> HttpError:
 
 def malformed(error: ValidationError) -> InvalidRequest:
     """What is wrong with a body."""
+    if (num_mistakes := error.error_count()) > _MAX_LISTED:
+        # To list them takes as long as there are many.
+        return InvalidRequest(FieldViolation("body", f"wrong in {num_mistakes} places", "what /openapi.json describes"))
     violations = []
-    for mistake in error.errors(include_url=False)[:_MAX_MISTAKES]:
+    for mistake in error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_MISTAKES]:
         field = _field_at(mistake["loc"]) or "body"
-        if mistake["type"] == "extra_forbidden":
-            violations.append(FieldViolation(field, "given", "no such parameter here; leave it out"))
-        elif mistake["type"] == "json_invalid":
-            violations.append(FieldViolation(field, "no JSON", mistake["msg"]))
-        elif mistake["type"] == "missing":
-            violations.append(FieldViolation(field, "missing", "it is required"))
-        else:
-            violations.append(FieldViolation(field, "of another kind", mistake["msg"]))
+        match mistake["type"]:
+            case "extra_forbidden":
+                violations.append(FieldViolation(field, "given", "no such parameter here; leave it out"))
+            case "missing":
+                violations.append(FieldViolation(field, "missing", "it is required"))
+            case "model_type":
+                violations.append(FieldViolation(field, "of another kind", "an object"))
+            case _:
+                violations.append(FieldViolation(field, "of another kind", mistake["msg"]))
     # Of the kinds that a value could have been, the one that fits furthest is meant.
     fields = [violation.field for violation in violations]
     meant = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from cluster.access.caller import current_caller
 from cluster.access.control import AccessControl
 from cluster.errors import FieldViolation, InvalidRequest, NoEngineAvailable
 from cluster.gateway.answers import Answer, AnswerHead, answer_id, chunks_of
-from cluster.gateway.app import Call, Door, Endpoint, Handler, make_app
+from cluster.gateway.app import Call, Door, Endpoint, Guards, Handler, make_app
 from cluster.gateway.chat import ChatAnswer
 from cluster.gateway.chat_prompt import prompt_to_tokenize
 from cluster.gateway.completions import CompletionAnswer, prompts_from
@@ -28,6 +29,9 @@ from cluster.gateway.embeddings import embed_request, embedding_list
 from cluster.gateway.errors import renamed
 from cluster.gateway.open_streams import OpenStreams, StreamTimes
 from cluster.gateway.openapi import Operation, openapi, page
+from cluster.gateway.receiving.counts import check_counts
+from cluster.gateway.receiving.hosts import ANY_HOST, AllowedHosts
+from cluster.gateway.receiving.reading import BodyT
 from cluster.gateway.requests import (
     ChatCompletionRequest,
     ClassifyBody,
@@ -102,7 +106,7 @@ _RERANKS: Final = [
 ]
 _MODELS: Final = Operation("/v1/models", "GET", "List the model and its adapters.", None, ModelList)
 _MODEL: Final = Operation(
-    "/v1/models/{model}", "GET", "Describe a model.", None, Model, None, (401, 403, 404, 429, 500, 503), ("model",)
+    "/v1/models/{model}", "GET", "Describe a model.", None, Model, None, (401, 403, 404, 421, 429, 500, 503), ("model",)
 )
 _TOKENIZE: Final = Operation("/tokenize", "POST", "Give the tokens of a prompt.", TokenizeRequest, Tokenized)
 _DETOKENIZE: Final = Operation("/detokenize", "POST", "Give the text of tokens.", DetokenizeRequest, Detokenized)
@@ -112,6 +116,7 @@ _PINGS: Final = [
     Operation("/ping", method, "Tell the same where a platform asks for it here.", None, Health, None, ())
     for method in ("GET", "POST")
 ]
+_PROBES: Final = (_HEALTH, _READY, *_PINGS)
 _VERSION: Final = Operation("/version", "GET", "Tell which version answers.", None, Version)
 _METRICS: Final = Operation("/metrics", "GET", "Tell metrics in Prometheus' format.", None, None)
 _OPENAPI: Final = Operation("/openapi.json", "GET", "This document.", None, None, None, ())
@@ -142,14 +147,15 @@ class Gateway:
         self.streams = OpenStreams(StreamTimes(slow_reader_timeout_s, config.keep_alive_interval_s))
         """Somebody has to run it."""
         self._started_s = int(time.time())
+        _document(), _page()
         self._texts: WeakKeyDictionary[ModelTokenizer, TokenTexts] = WeakKeyDictionary()
 
-    def app(self, access: AccessControl, gate: Gate) -> Starlette:
-        """The ASGI application."""
-        door = Door(access, gate, self._config, self._serving.metrics.on_http)
+    def app(self, access: AccessControl, gate: Gate, hosts: AllowedHosts | None = None) -> Starlette:
+        """The ASGI application. hosts: None allows any"""
+        door = Door(gate, self._config)
 
-        def route(operation: Operation, handler: Handler, *, needs_token: bool = True, is_work: bool = True) -> Route:
-            endpoint = Endpoint(handler, door, needs_token=needs_token, is_work=is_work)
+        def route(operation: Operation, handler: Handler, *, is_work: bool = True) -> Route:
+            endpoint = Endpoint(handler, door, has_body=operation.body is not None, is_work=is_work)
             path = operation.path.replace("{model}", "{model:path}")
             return Route(path, endpoint, methods=[operation.method])
 
@@ -165,20 +171,27 @@ class Gateway:
                 route(_MODEL, self.model),
                 route(_TOKENIZE, self.tokenize),
                 route(_DETOKENIZE, self.detokenize),
-                route(_HEALTH, self.health, needs_token=False, is_work=False),
-                route(_READY, self.ready, needs_token=False),
-                *(route(operation, self.health, needs_token=False, is_work=False) for operation in _PINGS),
+                route(_HEALTH, self.health, is_work=False),
+                route(_READY, self.ready),
+                *(route(operation, self.health, is_work=False) for operation in _PINGS),
                 route(_VERSION, self.version, is_work=False),
                 route(_METRICS, self.metrics, is_work=False),
-                route(_OPENAPI, self.describe, needs_token=False, is_work=False),
-                route(_PAGE, self.page, needs_token=False, is_work=False),
+                route(_OPENAPI, self.describe, is_work=False),
+                route(_PAGE, self.page, is_work=False),
             ],
-            self._config.allowed_origins,
+            Guards(
+                access,
+                hosts or AllowedHosts((ANY_HOST,)),
+                open_paths=frozenset(operation.path for operation in (*_PROBES, _OPENAPI, _PAGE)),
+                probed_paths=frozenset(operation.path for operation in _PROBES),
+                allowed_origins=self._config.allowed_origins,
+            ),
+            self._serving.metrics.on_http,
         )
 
     async def complete(self, call: Call) -> Response:
         """/v1/completions"""
-        body = call.read(CompletionRequest)
+        body = await self._read(call, CompletionRequest)
         head = self._head("cmpl", body)
         echoes = [await self._text_of(prompt) for prompt in prompts_from(body.prompt)] if body.echo else []
         answer = CompletionAnswer(head, body, echoes, self._texts_of)
@@ -186,14 +199,14 @@ class Gateway:
 
     async def chat(self, call: Call) -> Response:
         """/v1/chat/completions"""
-        body = call.read(ChatCompletionRequest)
+        body = await self._read(call, ChatCompletionRequest)
         head = self._head("chatcmpl", body)
         answer = ChatAnswer(head, body, self._texts_of, self._config)
         return await self._generate(head, answer, call.time_left_s(body.timeout), is_stream=bool(body.stream))
 
     async def embed(self, call: Call) -> Response:
         """/v1/embeddings"""
-        body = call.read(EmbeddingRequest)
+        body = await self._read(call, EmbeddingRequest)
         head = self._head("embd", body)
         try:
             result = await self._serving.embed(embed_request(head, body, call.time_left_s(body.timeout)))
@@ -204,7 +217,7 @@ class Gateway:
 
     async def classify(self, call: Call) -> Response:
         """/classify"""
-        body = call.read(ClassifyBody)
+        body = await self._read(call, ClassifyBody)
         head = self._head("classify", body)
         request = classify_request(head, body, call.time_left_s(body.timeout))
         try:
@@ -215,7 +228,7 @@ class Gateway:
 
     async def score(self, call: Call) -> Response:
         """/score"""
-        body = call.read(ScoreBody)
+        body = await self._read(call, ScoreBody)
         head = self._head("score", body)
         comparison = comparison_of(head, body, call.time_left_s(body.timeout))
         try:
@@ -226,18 +239,19 @@ class Gateway:
 
     async def rerank(self, call: Call) -> Response:
         """/rerank"""
-        body = call.read(RerankBody)
+        body = await self._read(call, RerankBody)
         head = self._head("rerank", body)
         scores, usage = await comparison_of(head, body, call.time_left_s(body.timeout)).scores(self._serving)
         return _json(reranked_list(head, body, scores, usage), head.id)
 
     async def models(self, call: Call) -> Response:
-        """/v1/models: the model, and the adapters that have been asked for"""
+        """/v1/models: the model, and those adapters that have been asked for and that the caller may use"""
         del call
-        model = self._model()
+        model, allowed = self._model(), current_caller().adapters
         adapters = [
             msgspec.structs.replace(model, id=adapter.name, parent=model.id)
             for adapter in self._processor.adapters.known()
+            if allowed is None or adapter.name in allowed
         ]
         return _json(ModelList([model, *adapters]))
 
@@ -251,10 +265,9 @@ class Gateway:
 
     async def tokenize(self, call: Call) -> Response:
         """/tokenize"""
-        body = call.read(TokenizeRequest)
+        body = await self._read(call, TokenizeRequest)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest(FieldViolation("prompt", "given with messages, or without", "one of both"))
-        current_caller().allowance.take_request()
         processor = self._processor
         processor.check_model(body.model)
         prompt: Prompt = (
@@ -274,8 +287,7 @@ class Gateway:
 
     async def detokenize(self, call: Call) -> Response:
         """/detokenize"""
-        body = call.read(DetokenizeRequest)
-        current_caller().allowance.take_request()
+        body = await self._read(call, DetokenizeRequest)
         self._processor.check_model(body.model)
         return _json(Detokenized(await self._detokenize(body.tokens, "tokens")))
 
@@ -304,12 +316,17 @@ class Gateway:
     async def describe(self, call: Call) -> Response:
         """/openapi.json"""
         del call
-        return Response(json.dumps(openapi(OPERATIONS)), 200, media_type="application/json")
+        return Response(_document(), 200, media_type="application/json")
 
     async def page(self, call: Call) -> Response:
         """/docs"""
         del call
-        return Response(page(openapi(OPERATIONS)), 200, media_type="text/html")
+        return Response(_page(), 200, media_type="text/html")
+
+    async def _read(self, call: Call, kind: type[BodyT]) -> BodyT:
+        body = await call.read(kind)
+        check_counts(body, self._processor.limits)
+        return body
 
     async def _generate(
         self, head: AnswerHead, answer: Answer, timeout_s: float | None, *, is_stream: bool
@@ -354,6 +371,17 @@ class Gateway:
         if (texts := self._texts.get(tokenizer)) is None:
             texts = self._texts[tokenizer] = TokenTexts(tokenizer.backend)
         return texts
+
+
+@functools.cache
+def _document() -> str:
+    """Made once: strangers may ask for it."""
+    return json.dumps(openapi(OPERATIONS))
+
+
+@functools.cache
+def _page() -> str:
+    return page(openapi(OPERATIONS))
 
 
 def _json(value: msgspec.Struct, request_id: str = "") -> Response:

@@ -32,9 +32,11 @@ _ERRORS: Final = {
     404: "No such model here.",
     408: "The body did not come in time.",
     413: "The body is too large.",
+    415: "The body does not say that it is JSON.",
+    421: "The host that the call names is none of this ingress's.",
     429: "Too much is asked for at once; retry-after says when to come back.",
     500: "A fault of the server's.",
-    503: "No engine serves, or this ingress is about to close.",
+    503: "No engine serves, or this ingress is about to close or has too many connections.",
     504: "The request's deadline passed.",
 }
 
@@ -49,7 +51,7 @@ class Operation:
     body: type[Body] | None
     answer: type[msgspec.Struct] | None
     stream: type[msgspec.Struct] | None = None
-    errors: Sequence[int] = (401, 403, 429, 500, 503)
+    errors: Sequence[int] = (401, 403, 421, 429, 500, 503)
     parameters: Sequence[str] = ()
 
 
@@ -118,7 +120,7 @@ def _operation(operation: Operation) -> Document:
         content = {"text/plain": {"schema": {"type": "string"}}}
     error = {"application/json": {"schema": {"$ref": _REFERENCE.format(name="ErrorBody")}}}
     responses: Document = {"200": {"description": "Done.", "content": content}}
-    statuses = [*operation.errors, *((400, 404, 408, 413, 504) if operation.body is not None else ())]
+    statuses = [*operation.errors, *((400, 404, 408, 413, 415, 504) if operation.body is not None else ())]
     for status in sorted(statuses):
         responses[str(status)] = {"description": _ERRORS[status], "content": error}
     described: Document = {

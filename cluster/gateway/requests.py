@@ -1,13 +1,52 @@
 """What clients send, in OpenAI's words and vLLM's. Unknown fields are refused: what is ignored would not be done.
 
-Types are checked here; values where the gRPC door has them checked too, by the input processor.
+Types are checked here; values where the gRPC door has them checked too, by the input processor. Every list has a length
+that none exceeds, whatever the limits of a cluster are: the first entry that is wrong, or one too many, ends the check
+of a list, so that its cost has a bound (cluster/gateway/receiving has the bounds on all entries together).
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic_core import PydanticCustomError
+
+MAX_LENGTH: Final = 1 << 14
+"""Entries of a list or an object, other than tokens."""
+MAX_TOKENS: Final = 1 << 20
+"""Tokens of a list of them."""
+
+MAX_NAME_CHARS: Final = 1024
+"""Characters of a name, which errors may repeat."""
+
+_T = TypeVar("_T")
+_V = TypeVar("_V")
+
+
+def _with_numbers_as_keys(value: object) -> object:
+    """JSON's keys are strings."""
+    if not isinstance(value, dict):
+        return value
+    if len(value) > MAX_LENGTH:
+        raise PydanticCustomError("too_long", "at most {most} entries", {"most": MAX_LENGTH})
+    return {_number_of(key): each for key, each in value.items()}
+
+
+def _number_of(key: object) -> object:
+    is_number = isinstance(key, str) and key.isascii() and key.removeprefix("-").isdigit() and len(key) <= _MAX_DIGITS
+    return int(key) if isinstance(key, str) and is_number else key
+
+
+_MAX_DIGITS: Final = 20
+
+Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
+Items = Annotated[list[_T], Field(max_length=MAX_LENGTH, fail_fast=True)]
+Entries = Annotated[dict[str, _V], Field(max_length=MAX_LENGTH)]
+TokenIds = Annotated[list[int], Field(max_length=MAX_TOKENS, fail_fast=True)]
+NumberedEntries = Annotated[dict[int, _V], BeforeValidator(_with_numbers_as_keys), Field(max_length=MAX_LENGTH)]
+Texts = Annotated[str | Items[str], Field(union_mode="left_to_right")]
+Prompts = Annotated[str | Items[str] | TokenIds | Items[TokenIds], Field(union_mode="left_to_right")]
 
 
 class Body(BaseModel):
@@ -23,11 +62,11 @@ MAX_TIMEOUT_S: Final = 10_000_000.0
 class WorkBody(Body):
     """Of a request that engines work on. timeout: seconds from the call's arrival, after which it is aborted"""
 
-    model: str = ""
+    model: Name = ""
     user: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    request_id: str | None = None
+    request_id: Name | None = None
     timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT_S)
 
 
@@ -44,7 +83,7 @@ class JsonSchema(Body):
 
     name: str
     description: str | None = None
-    json_schema: dict[str, JsonValue] | None = Field(None, alias="schema")
+    json_schema: Entries[JsonValue] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -73,10 +112,10 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 class StructuredOutputs(Body):
     """vLLM's way to say what the output has to be: one of them."""
 
-    json_: str | dict[str, JsonValue] | None = Field(None, alias="json")
+    json_: str | Entries[JsonValue] | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = None
 
 
@@ -90,11 +129,11 @@ class GenerationBody(WorkBody):
     temperature: float | None = None
     top_p: float | None = None
     max_tokens: int | None = None
-    stop: str | list[str] | None = None
+    stop: Texts | None = None
     seed: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    logit_bias: NumberedEntries[float] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -103,15 +142,15 @@ class GenerationBody(WorkBody):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: Literal[True] | None = None
     prompt_logprobs: int | None = None
     use_beam_search: Literal[False] | None = None
     length_penalty: float | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    bad_words: Items[str] | None = None
+    allowed_token_ids: TokenIds | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     truncation_side: Literal["left"] | None = None
@@ -123,9 +162,9 @@ class GenerationBody(WorkBody):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: str | dict[str, JsonValue] | None = None
+    guided_json: str | Entries[JsonValue] | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
     guided_decoding_backend: None = None
@@ -135,7 +174,7 @@ class GenerationBody(WorkBody):
 class CompletionRequest(GenerationBody):
     """Of /v1/completions."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Prompts
     best_of: int | None = None
     echo: bool | None = None
     suffix: None = None
@@ -152,10 +191,10 @@ class VectorBody(WorkBody):
 class EmbeddingRequest(VectorBody):
     """Of /v1/embeddings."""
 
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    pooling: str | None = None
+    pooling: Name | None = None
     normalize: bool | None = None
 
 
@@ -169,21 +208,21 @@ class ActivatedBody(VectorBody):
 class ClassifyBody(ActivatedBody):
     """Of /classify."""
 
-    input: str | list[str] | list[int] | list[list[int]]
+    input: Prompts
 
 
 class ScoreBody(ActivatedBody):
     """Of /score: one text and those that it is compared with, or as many of both."""
 
-    text_1: str | list[str]
-    text_2: str | list[str]
+    text_1: Texts
+    text_2: Texts
 
 
 class RerankBody(ActivatedBody):
     """Of /rerank. top_n: so many of the best; 0: all"""
 
     query: str
-    documents: list[str]
+    documents: Items[str]
     top_n: int | None = Field(None, ge=0)
     return_documents: bool | None = None
 
@@ -231,14 +270,14 @@ class ToolCall(Body):
 class Message(Body):
     """A turn of a conversation. Fields that answers have, and that say nothing to a model, have to be null."""
 
-    role: str
-    content: str | list[ContentPart] | None = None
+    role: Name
+    content: str | Items[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
-    annotations: list[None] | None = None
+    annotations: Items[None] | None = None
     audio: None = None
     function_call: None = None
 
@@ -248,7 +287,7 @@ class FunctionDefinition(Body):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
-    parameters: dict[str, JsonValue] | None = None
+    parameters: Entries[JsonValue] | None = None
     strict: bool | None = None
 
 
@@ -262,7 +301,7 @@ class Tool(Body):
 class NamedFunction(Body):
     """Which one."""
 
-    name: str
+    name: Name
 
 
 class NamedToolChoice(Body):
@@ -275,28 +314,28 @@ class NamedToolChoice(Body):
 class ChatCompletionRequest(GenerationBody):
     """Of /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Items[Message]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Name | None = None
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, JsonValue] | None = None
+    chat_template_kwargs: Entries[JsonValue] | None = None
     chat_template: None = None
-    documents: list[dict[str, str]] | None = None
+    documents: Items[Entries[str]] | None = None
     mm_processor_kwargs: None = None
-    metadata: dict[str, str] | None = None
+    metadata: Entries[str] | None = None
     store: Literal[False] | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Items[Literal["text"]] | None = None
     audio: None = None
     prediction: None = None
     functions: None = None
@@ -308,13 +347,13 @@ class ChatCompletionRequest(GenerationBody):
 class TokenizeRequest(Body):
     """Of /tokenize: a prompt, or a conversation."""
 
-    model: str = ""
+    model: Name = ""
     prompt: str | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
+    messages: Items[Message] | None = None
+    tools: Items[Tool] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, JsonValue] | None = None
+    chat_template_kwargs: Entries[JsonValue] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -322,5 +361,5 @@ class TokenizeRequest(Body):
 class DetokenizeRequest(Body):
     """Of /detokenize."""
 
-    model: str = ""
-    tokens: list[int]
+    model: Name = ""
+    tokens: TokenIds

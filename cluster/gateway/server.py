@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import logging
 import math
+import resource
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Final
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -18,7 +20,9 @@ from cluster.access.control import AccessControl
 from cluster.errors import AddressUnavailable
 from cluster.gateway.config import HttpConfig
 from cluster.gateway.gateway import Gateway
-from cluster.gateway.streams import ABORT
+from cluster.gateway.receiving.connections import Connections
+from cluster.gateway.receiving.hosts import AllowedHosts
+from cluster.gateway.receiving.protocol import BoundedProtocol, ProtocolLimits
 from cluster.ingress.gate import Gate
 from cluster.serving import Serving
 from cluster.status import ClusterView
@@ -44,8 +48,9 @@ class GatewayServer:
         access: AccessControl | None = None,
         tls: ssl.SSLContext | None = None,
         slow_reader_timeout_s: float = 60.0,
+        allowed_hosts: Sequence[str] | None = None,
     ) -> None:
-        """view: makes a view of the cluster as it is now"""
+        """view: makes a view of the cluster as it is now; allowed_hosts: see ingress.allowed_hosts"""
         self._slow_reader_timeout_s = slow_reader_timeout_s
         self._config = config
         self._host = host
@@ -53,14 +58,16 @@ class GatewayServer:
         self._gate = Gate()
         gateway = Gateway(serving, view, config, slow_reader_timeout_s)
         self._streams = gateway.streams
-        self._app = gateway.app(access or AccessControl(), self._gate)
+        access = access or AccessControl()
+        hosts = AllowedHosts.of_server(host, allowed_hosts, asks_for_tokens=access.asks_for_tokens)
+        self._app = gateway.app(access, self._gate, hosts)
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
         """Listen; returns the port. Raises AddressUnavailable."""
         listener = _listen(self._host, self._config.port, self._slow_reader_timeout_s)
         port: int = listener.getsockname()[1]
-        protocol = _protocol(self._config.receive_timeout_s)
+        protocol = _protocol(self._config)
         config = uvicorn.Config(
             self._app,
             http=protocol,
@@ -126,30 +133,26 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def _protocol(headers_timeout_s: float) -> type[HttpToolsProtocol]:
-    """HTTP/1.1 whose clients have to send a request's headers in time, and can be cut off."""
+def _protocol(config: HttpConfig) -> type[HttpToolsProtocol]:
+    """HTTP/1.1 within this server's bounds."""
 
-    class Protocol(HttpToolsProtocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            super().connection_made(transport)  # type: ignore[arg-type]  # as uvicorn's own
-            self._headers_timer = self.loop.call_later(headers_timeout_s, self.transport.abort)
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            extended: dict[str, Any] = self.scope  # type: ignore[assignment]  # a TypedDict of what the standard knows
-            extended[ABORT] = self.transport.abort
-            self._headers_timer.cancel()
-            self._headers_timer = self.loop.call_later(headers_timeout_s, self.transport.abort)
-
-        def on_headers_complete(self) -> None:
-            self._headers_timer.cancel()
-            super().on_headers_complete()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._headers_timer.cancel()
-            super().connection_lost(exc)
+    class Protocol(BoundedProtocol):
+        limits = ProtocolLimits(config.max_header_bytes, config.receive_timeout_s)
+        all_connections = Connections(_max_connections(config), time.monotonic)
 
     return Protocol
+
+
+def _max_connections(config: HttpConfig) -> int:
+    """As many as are configured, where the process may have twice as many files open: it has others, too."""
+    num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if num_files == resource.RLIM_INFINITY or num_files // 2 >= config.max_connections:
+        return config.max_connections
+    logger.warning(
+        "fewer HTTP connections than max_connections are taken: the process may have too few files open (ulimit -n)",
+        extra={"max_connections": config.max_connections, "taken": num_files // 2},
+    )
+    return max(1, num_files // 2)
 
 
 def _listen(host: str, port: int, slow_reader_timeout_s: float) -> socket.socket:

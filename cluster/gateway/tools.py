@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Sequence
 from typing import Final
 
@@ -65,7 +66,7 @@ class ToolUse:
         if not tools:
             raise InvalidRequest(FieldViolation("tools", "empty", "at least one, or no tool_choice"))
         if isinstance(choice, NamedToolChoice) and choice.function.name not in tools:
-            names = ", ".join(tools)
+            names = reprlib.repr(list(tools))
             raise InvalidRequest(FieldViolation("tool_choice", choice.function.name, f"one of the tools: {names}"))
         if choice != "auto" and form is not None:
             raise InvalidRequest(FieldViolation("tool_choice", "given", f"none, or auto, beside {form.parameter}"))

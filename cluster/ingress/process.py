@@ -124,6 +124,7 @@ class IngressProcess:
             access=settings.access,
             tls=None if settings.tls is None else settings.tls.ssl_context(),
             slow_reader_timeout_s=config.ingress.slow_reader_timeout_s,
+            allowed_hosts=config.ingress.allowed_hosts,
         )
         return IngressPorts(port, await self._gateway.start())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -81,12 +81,18 @@ async def gateway(
     config: HttpConfig | None = None,
     access: AccessControl | None = None,
     slow_reader_timeout_s: float = 60.0,
+    allowed_hosts: Sequence[str] | None = None,
 ) -> AsyncIterator[tuple[GatewayServer, int]]:
     """A running door."""
     config = config or HttpConfig()
     config = config.model_copy(update={"port": 0})
     server = GatewayServer(
-        serving, view_of(serving), config, access=access, slow_reader_timeout_s=slow_reader_timeout_s
+        serving,
+        view_of(serving),
+        config,
+        access=access,
+        slow_reader_timeout_s=slow_reader_timeout_s,
+        allowed_hosts=allowed_hosts,
     )
     port = await server.start()
     try:
@@ -101,10 +107,11 @@ async def gateway_setup(
     access: AccessControl | None = None,
     slow_reader_timeout_s: float = 60.0,
     pooling: PoolingFacts | None = None,
+    allowed_hosts: Sequence[str] | None = None,
 ) -> AsyncIterator[Setup]:
     """A running door and its clients."""
     pair = chat_pair(pooling)
-    async with gateway(pair.serving, config, access, slow_reader_timeout_s) as (server, port):
+    async with gateway(pair.serving, config, access, slow_reader_timeout_s, allowed_hosts) as (server, port):
         url = f"http://127.0.0.1:{port}"
         # Looking for certificates takes longer than all the rest.
         async with httpx2.AsyncClient(base_url=url, verify=False) as http:

@@ -22,6 +22,9 @@ from cluster.ingress.version import server_version
 from tests.cluster.gateway.gateway_setup import Setup, gateway, gateway_setup, view_of
 from tests.cluster.serving_setup import assert_nothing_is_left, make_pair, make_serving
 
+HEAD = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+JSON_BODY = {"content-type": "application/json"}
+
 
 async def _both_aborted(setup: Setup) -> None:
     await asyncio.wait_for(setup.pair.prefill.has_aborted.wait(), timeout=10)
@@ -54,7 +57,7 @@ async def test_a_client_that_leaves_a_stream_aborts_its_request_on_both_engines(
 async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
     async with gateway_setup(slow_reader_timeout_s=0.3) as setup:
         body = b'{"prompt": "hello", "stream": true, "max_tokens": 50}'
-        request = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        request = HEAD % len(body)
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
             client.connect(("127.0.0.1", setup.port))
@@ -171,7 +174,7 @@ async def test_text_becomes_tokens_and_tokens_text() -> None:
 )
 async def test_what_is_no_request_is_refused_in_openais_shape(body: bytes, status: int) -> None:
     async with gateway_setup(HttpConfig(max_body_bytes=300_000)) as setup:
-        answer = await setup.http.post("/v1/completions", content=body)
+        answer = await setup.http.post("/v1/completions", content=body, headers=JSON_BODY)
         assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
         assert_nothing_is_left(setup.pair)
 
@@ -186,7 +189,7 @@ async def test_other_paths_and_methods_are_refused_in_openais_shape() -> None:
 async def test_a_body_or_headers_that_do_not_come_are_not_waited_for() -> None:
     async with gateway_setup(HttpConfig(receive_timeout_s=0.2)) as setup:
         for sent, expected in (
-            (b"POST /v1/completions HTTP/1.1\r\ncontent-length: 9\r\n\r\n", b"408"),
+            (HEAD % 9, b"408"),
             (b"POST /", b""),
         ):
             reader, writer = await asyncio.open_connection("127.0.0.1", setup.port)
@@ -204,7 +207,7 @@ async def test_a_client_that_resets_its_connection_leaves_nothing() -> None:
         body = b'{"prompt": "hello"}'
         client = socket.create_connection(("127.0.0.1", setup.port))
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        client.sendall(b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        client.sendall(HEAD % len(body) + body)
         await setup.pair.next_requests()
         client.close()
         await _both_aborted(setup)

@@ -1,0 +1,81 @@
+"""How many bytes of bodies an ingress holds at once, over all connections."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import TracebackType
+from typing import Final, Self
+
+from cluster.errors import Overloaded
+
+FREE_BYTES: Final = 65_536
+"""Of each body: what is small is never refused, and bounded by the number of connections."""
+_RETRY_DELAY_S: Final = 1.0
+
+
+class BodyBudget:
+    """Belongs to one event loop."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._num_bytes_of: Counter[str] = Counter()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are held now."""
+        return self._num_bytes
+
+    def share(self, token_name: str) -> BodyShare:
+        """What one body will take. token_name: its caller's; "" where no tokens are asked for"""
+        return BodyShare(self, token_name)
+
+    def take(self, token_name: str, num_bytes: int) -> None:
+        """Raises Overloaded; then nothing is taken."""
+        if self._num_bytes + num_bytes > self._max_bytes:
+            message = f"{self._num_bytes} bytes of bodies are here, and there is room for {self._max_bytes}"
+            raise Overloaded(message, _RETRY_DELAY_S)
+        if token_name and self._num_bytes_of[token_name] + num_bytes > self._max_bytes // 2:
+            message = f"token {token_name!r} has {self._num_bytes_of[token_name]} bytes of bodies here"
+            raise Overloaded(f"{message}, and may have {self._max_bytes // 2}", _RETRY_DELAY_S)
+        self._num_bytes += num_bytes
+        self._num_bytes_of[token_name] += num_bytes
+
+    def give_back(self, token_name: str, num_bytes: int) -> None:
+        """Bytes that take() has counted are not held any more."""
+        self._num_bytes -= num_bytes
+        self._num_bytes_of[token_name] -= num_bytes
+        if not self._num_bytes_of[token_name]:
+            del self._num_bytes_of[token_name]
+
+
+class BodyShare:
+    """What one body takes, until the end of its context or release()."""
+
+    def __init__(self, budget: BodyBudget, token_name: str) -> None:
+        self._budget = budget
+        self._token_name = token_name
+        self._num_received = 0
+        self._num_taken = 0
+
+    def add(self, num_bytes: int) -> None:
+        """So many more bytes of it have come. Raises Overloaded."""
+        self._num_received += num_bytes
+        wanted = max(0, self._num_received - FREE_BYTES) - self._num_taken
+        if wanted > 0:
+            self._budget.take(self._token_name, wanted)
+            self._num_taken += wanted
+
+    def release(self) -> None:
+        """The body is not needed any more."""
+        if self._num_taken:
+            self._budget.give_back(self._token_name, self._num_taken)
+        self._num_taken = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()

@@ -1,0 +1,70 @@
+"""Counts what a JSON text consists of before anything is made of it, and without keeping the event loop.
+
+A body of 16 MiB has room for five million empty objects. To parse these takes seconds and a gigabyte, in one call that
+nothing can interrupt. Their number takes milliseconds to find, slice by slice: structural characters count, those
+within strings do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+SLICE_BYTES: Final = 1 << 18
+"""About a millisecond of work."""
+MAX_CONTAINERS: Final = 1 << 15
+"""Lists and objects of a body. 10 000 messages, half of which call tools, have 25 000."""
+MAX_TEXTS: Final = 1 << 17
+"""Strings of a body, names of fields included. 10 000 messages of one part each have 80 000."""
+MAX_ENTRIES: Final = 1 << 20
+"""Entries of all lists and objects of a body: what is most are a prompt's tokens."""
+
+_QUOTE, _COMMA, _LIST, _OBJECT = (ord(character) for character in '",[{')
+
+
+@dataclass(frozen=True, slots=True)
+class EntryCounts:
+    """What a JSON text has. num_entries: of all lists and objects, at most one too few for each of them."""
+
+    num_containers: int = 0
+    num_texts: int = 0
+    num_entries: int = 0
+
+    def excess(self) -> tuple[str, str] | None:
+        """What there is too much of, and how much may be; None: nothing."""
+        for count, most, what in (
+            (self.num_containers, MAX_CONTAINERS, "lists and objects"),
+            (self.num_texts, MAX_TEXTS, "strings, names of fields included"),
+            (self.num_entries, MAX_ENTRIES, "entries of lists and objects"),
+        ):
+            if count > most:
+                return f"more than {most} {what}", f"at most {most} {what}"
+        return None
+
+
+def count_entries(text: bytes | bytearray) -> Iterator[EntryCounts]:
+    """Yield the counts so far after each slice of a JSON text. A text that is no JSON has counts, too."""
+    begin, num_quotes, num_containers, num_commas = 0, 0, 0, 0
+    view = memoryview(text)
+    while begin < len(view):
+        end = min(begin + SLICE_BYTES, len(view))
+        part = bytes(view[begin:end])
+        if (len(part) - len(part.rstrip(b"\\"))) % 2 and end < len(view):
+            # A character and the backslash that escapes it belong to one slice.
+            end += 1
+            part = bytes(view[begin:end])
+        begin = end
+        if b"\\" in part:
+            part = part.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
+        characters = np.frombuffer(part, np.uint8)
+        quotes = characters == _QUOTE
+        # Odd where a string has begun and not ended. Sums that wrap around stay odd or even.
+        depths = np.cumsum(quotes, dtype=np.uint8) + np.uint8(num_quotes & 1)
+        is_outside = (depths & 1) == 0
+        num_quotes += int(np.count_nonzero(quotes))
+        num_commas += int(np.count_nonzero((characters == _COMMA) & is_outside))
+        num_containers += int(np.count_nonzero(((characters == _LIST) | (characters == _OBJECT)) & is_outside))
+        yield EntryCounts(num_containers, (num_quotes + 1) // 2, num_commas + 1)

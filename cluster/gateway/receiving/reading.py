@@ -1,0 +1,57 @@
+"""From the bytes of a body to what it asks for. Large ones are read in steps, of which none keeps the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, TypeVar
+
+from pydantic import JsonValue, ValidationError
+from pydantic_core import from_json
+
+from cluster.errors import FieldViolation, InvalidRequest
+from cluster.gateway.errors import malformed
+from cluster.gateway.receiving.entries import SLICE_BYTES, count_entries
+from cluster.gateway.requests import Body
+
+BodyT = TypeVar("BodyT", bound=Body)
+
+_MAX_BYTES_AT_ONCE: Final = SLICE_BYTES
+
+
+def is_large(data: bytes | bytearray) -> bool:
+    """Whether a body is read in steps."""
+    return len(data) > _MAX_BYTES_AT_ONCE
+
+
+async def read_body(kind: type[BodyT], data: bytes | bytearray) -> BodyT:
+    """What a body asks for. Raises InvalidRequest.
+
+    No step takes longer than what MAX_ENTRIES numbers take to parse, some 40 ms. After each step of a large body others
+    have their turn.
+    """
+    if not is_large(data):
+        return _validated(kind, _parsed(data))
+    for counts in count_entries(data):
+        if (excess := counts.excess()) is not None:
+            raise InvalidRequest(FieldViolation("body", *excess))
+        await asyncio.sleep(0)
+    value = _parsed(data)
+    await asyncio.sleep(0)
+    body = _validated(kind, value)
+    await asyncio.sleep(0)
+    return body
+
+
+def _parsed(data: bytes | bytearray) -> JsonValue:
+    try:
+        value: JsonValue = from_json(data or b"{}", allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(FieldViolation("body", "no JSON", str(error))) from error
+    return value
+
+
+def _validated(kind: type[BodyT], value: JsonValue) -> BodyT:
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise malformed(error) from error
