@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from actors.core.request import FinishReason
-from cluster.access.allowance import Allowance
+from cluster.access.allowance import Allowance, AllowanceLimits
 from cluster.client.channel import open_channel
 from cluster.client.credentials import Credentials
 from cluster.ingress.protos.raypd.v1 import embed_pb2, embed_pb2_grpc, generate_pb2, generate_pb2_grpc
@@ -107,7 +107,7 @@ async def _is_wrong(slot: Slot) -> None:
 
 
 async def _has_an_id_that_is_taken(slot: Slot) -> None:
-    slot.allowance.set_limits(type(slot.allowance._limits)(concurrent=2))
+    slot.allowance.set_limits(AllowanceLimits(concurrent=2))
     call = await slot.begin(generate_pb2.GenerateRequest(text="hello", request_id="mine"))
     again = generate_pb2.GenerateRequest(text="hello", request_id="mine")
     await _refused(slot, again, grpc.StatusCode.INVALID_ARGUMENT)
