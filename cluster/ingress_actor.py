@@ -14,7 +14,6 @@ from actors.engine_profile import EngineProfile
 from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded, no_collection
 from actors.log_lines import write_log_lines
 from actors.ray_calls import RayCallFailed, ask_head, call
-from cluster.access.tls import is_loopback
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import ClusterError, ControllerUnavailable
@@ -27,6 +26,7 @@ from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 
 _CONTROLLER_TIMEOUT_S = 30.0
+_LOCAL = "127.0.0.1"
 
 
 class RemoteController:
@@ -119,7 +119,7 @@ def _outward_address() -> str:
         try:
             probe.connect(("192.0.2.1", 9))  # an address of no host; UDP sends nothing here
         except OSError:
-            return "127.0.0.1"
+            return _LOCAL
         return str(probe.getsockname()[0])
 
 
@@ -138,8 +138,8 @@ class IngressActor:
         """The id and the address of the node that it is on."""
         node_id = ray.get_runtime_context().get_node_id()
         address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # ray
-        # In a local cluster Ray only knows loopback, where clients on other hosts find nothing.
-        return node_id, _outward_address() if is_loopback(address) else address
+        # A local cluster's only node is 127.0.0.1, where clients on other hosts find nothing.
+        return node_id, _outward_address() if address == _LOCAL else address
 
     async def use_trust(self, material: TrustMaterial) -> int:
         """Prove itself to engines with these secrets from now on; returns which generation it has.
