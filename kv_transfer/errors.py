@@ -5,6 +5,7 @@ KVTransferError
 |-- LinkLost           the link's data or control stream is gone; every transfer on it fails
 |   `-- ChunkTimeout   an announced chunk did not arrive, or leave, before its deadline
 |-- ProtocolViolation  a peer said something that its state does not allow; its link is closed
+|-- TlsUnusable        the certificates of internal_tls cannot be used
 |-- TransportUnavailable  the configured transport cannot run here (no GPU, missing package)
 |-- Untrusted          the other end has not proven that it belongs to this cluster
 |   |-- WrongSecret    it does not know the cluster's secret
@@ -63,6 +64,10 @@ class NotRaypd(Untrusted):
 
 class SecretUnusable(KVTransferError):
     """The file of the cluster's secrets cannot be read, others may read it, or it holds no secret."""
+
+
+class TlsUnusable(KVTransferError):
+    """The authority, certificate and key of internal_tls cannot be read, or do not fit together."""
 
 
 class StoreUnavailable(KVTransferError):

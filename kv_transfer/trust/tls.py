@@ -1,0 +1,189 @@
+"""TLS between the processes of a cluster: both ends show a certificate of the cluster's authority, for one name.
+
+The handshake under the cluster's secret (kv_transfer.trust.handshake) follows inside; TLS keeps what is said from
+everybody on the way, and whoever cannot show a certificate does not get as far as that handshake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from kv_transfer.errors import NotRaypd, TlsUnusable
+from kv_transfer.trust.tls_socket import TlsSocket
+from kv_transfer.trust.watched_file import WatchedFiles
+
+logger = logging.getLogger(__name__)
+
+CLUSTER_NAME: Final = "raypd.internal"
+"""The DNS name in every process's certificate. Nobody looks it up."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsMaterial:
+    """What a process shows, and by what it knows the others. PEM.
+
+    authority:   whose certificates are accepted
+    certificate: for CLUSTER_NAME, of that authority, for servers and for clients
+    key:         the certificate's private key
+    """
+
+    authority: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where every node has its TlsMaterial. Files that change are used from the next connection on."""
+
+    authority: str
+    certificate: str
+    key: str
+
+    def read(self) -> TlsMaterial:
+        """Raises TlsUnusable."""
+        try:
+            return TlsMaterial(*(Path(path).read_bytes() for path in (self.authority, self.certificate, self.key)))
+        except OSError as error:
+            raise TlsUnusable(f"internal_tls: {error.filename} cannot be read: {error.strerror}") from error
+
+
+class InternalTls:
+    """The process's side of every TLS connection within the cluster. From any thread."""
+
+    def __init__(self, source: TlsMaterial | TlsFiles, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises TlsUnusable."""
+        self._source = source
+        self._lock = threading.Lock()
+        paths = (source.authority, source.certificate, source.key) if isinstance(source, TlsFiles) else ()
+        self._files = WatchedFiles([Path(path) for path in paths], clock)
+        self._files.have_changed()
+        self._current = _Contexts(source.read() if isinstance(source, TlsFiles) else source)
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """For a gRPC server; each handshake takes the newest certificate."""
+        used = [self._newest()]
+
+        def newer() -> grpc.ServerCertificateConfiguration | None:
+            newest = self._newest()
+            if newest is used[0]:
+                return None
+            used[0] = newest
+            return newest.server_configuration()
+
+        return grpc.dynamic_ssl_server_credentials(
+            used[0].server_configuration(),
+            newer,  # type: ignore[arg-type]  # None is allowed, as grpc's documentation says
+            require_client_authentication=True,
+        )
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """For a gRPC channel, with the newest certificate."""
+        material = self._newest().material
+        return grpc.ssl_channel_credentials(material.authority, material.key, material.certificate)
+
+    def accepting(self, connection: socket.socket) -> TlsSocket:
+        """Take over a connection that was accepted; TlsSocket.handshake() is still to be called."""
+        return TlsSocket(self._newest().server.wrap_socket(connection, server_side=True, do_handshake_on_connect=False))
+
+    def dialling(self, connection: socket.socket) -> TlsSocket:
+        """Take over a connection that was dialled; TlsSocket.handshake() is still to be called."""
+        return TlsSocket(
+            self._newest().client.wrap_socket(connection, server_hostname=CLUSTER_NAME, do_handshake_on_connect=False)
+        )
+
+    def _newest(self) -> _Contexts:
+        if isinstance(self._source, TlsMaterial):
+            return self._current
+        with self._lock:
+            if self._files.have_changed():
+                try:
+                    self._current = _Contexts(self._source.read())
+                except TlsUnusable as error:
+                    logger.error("the cluster's certificates stay as they were", extra={"error": str(error)})
+            return self._current
+
+
+def open_channel(
+    address: str, options: tuple[tuple[str, str | int], ...] | list[tuple[str, str | int]], tls: InternalTls | None
+) -> grpc.aio.Channel:
+    """Open a gRPC channel to another process of the cluster, with TLS if the cluster has it."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    named = [*options, ("grpc.ssl_target_name_override", CLUSTER_NAME)]
+    return grpc.aio.secure_channel(address, tls.channel_credentials(), options=named)
+
+
+def listen(server: grpc.aio.Server, address: str, tls: InternalTls | None) -> int:
+    """Let a gRPC server listen, with TLS if the cluster has it; returns the port."""
+    if tls is None:
+        return server.add_insecure_port(address)
+    return server.add_secure_port(address, tls.server_credentials())
+
+
+def shake_hands(connection: TlsSocket, deadline_s: float) -> None:
+    """Complete TLS's handshake before the deadline. Raises NotRaypd with what to look at, or OSError."""
+    try:
+        connection.handshake(deadline_s)
+    except ssl.SSLCertVerificationError as error:
+        raise NotRaypd(f"its certificate is not of this cluster's authority: {error.verify_message}") from error
+    except ssl.SSLError as error:
+        raise NotRaypd(
+            f"no TLS connection came about ({_reason(error)}): internal_tls has to be the same at both ends"
+        ) from error
+
+
+class _Contexts:
+    """Contexts of one set of certificates."""
+
+    def __init__(self, material: TlsMaterial) -> None:
+        self.material = material
+        self.server = _context(ssl.PROTOCOL_TLS_SERVER, material)
+        # Nobody resumes a session: each connection shows its certificates.
+        self.server.num_tickets = 0
+        self.client = _context(ssl.PROTOCOL_TLS_CLIENT, material)
+
+    def server_configuration(self) -> grpc.ServerCertificateConfiguration:
+        material = self.material
+        return grpc.ssl_server_certificate_configuration([(material.key, material.certificate)], material.authority)
+
+
+def _context(protocol: int, material: TlsMaterial) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(cadata=material.authority.decode("ascii"))
+        with _memory_file(material.certificate) as certificate, _memory_file(material.key) as key:
+            context.load_cert_chain(certificate, key)
+    except (ssl.SSLError, OSError, ValueError) as error:
+        raise TlsUnusable(f"internal_tls: authority, certificate and key cannot be used: {error}") from error
+    return context
+
+
+@contextlib.contextmanager
+def _memory_file(content: bytes) -> Iterator[str]:
+    """Offer bytes as a file that is on no disk: ssl reads certificates and keys from files only."""
+    fd = os.memfd_create("raypd-tls", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, content)
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or str(error)).lower().replace("_", " ")
