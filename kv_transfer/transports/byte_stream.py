@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from kv_transfer.errors import ChunkTimeout, LinkLost
+from kv_transfer.trust.tls_socket import TlsSocket
 
 _MAX_BUFFERS: Final = 512
 """Of one system call; Linux allows 1024."""
@@ -19,24 +20,34 @@ _MAX_BUFFERS: Final = 512
 class ByteStream:
     """Everything but is_cut() and abort() comes from one thread. deadline_s is monotonic."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket | TlsSocket) -> None:
         self._connection = connection
         # abort() must not hit a descriptor that close() has given back.
         self._lock = threading.Lock()
 
     def send(self, buffers: Sequence[memoryview], deadline_s: float) -> None:
         """Send all bytes of all buffers. Raises ChunkTimeout, LinkLost."""
-        self._move(list(buffers), deadline_s, self._connection.sendmsg)
+        connection = self._connection
+        if isinstance(connection, TlsSocket):
+            self._move(list(buffers), deadline_s, lambda waiting: connection.send(waiting[0]))
+        else:
+            self._move(list(buffers), deadline_s, connection.sendmsg)
 
     def receive(self, buffers: Sequence[memoryview], deadline_s: float) -> None:
         """Fill all buffers. Raises ChunkTimeout, LinkLost."""
-        self._move(list(buffers), deadline_s, lambda waiting: self._connection.recvmsg_into(waiting)[0])
+        connection = self._connection
+        if isinstance(connection, TlsSocket):
+            self._move(list(buffers), deadline_s, lambda waiting: connection.recv_into(waiting[0]))
+        else:
+            self._move(list(buffers), deadline_s, lambda waiting: connection.recvmsg_into(waiting)[0])
 
     def is_standing(self) -> bool:
-        """Whether neither end has hung up. What has arrived stays unread."""
+        """Whether neither end has hung up. What has arrived stays unread. Not with TLS, which has no such look."""
+        connection = self._connection
+        assert isinstance(connection, socket.socket), "only links over Unix sockets ask"
         try:
-            self._connection.settimeout(0)
-            return bool(self._connection.recv(1, socket.MSG_PEEK))
+            connection.settimeout(0)
+            return bool(connection.recv(1, socket.MSG_PEEK))
         except BlockingIOError:
             return True
         except OSError:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from kv_transfer.errors import LinkLost
+from kv_transfer.trust.tls_socket import TlsSocket
 
 
 class Opening:
@@ -17,7 +18,7 @@ class Opening:
         # give_up() must not hit a descriptor that its owner has given back.
         self._lock = threading.Lock()
         self._is_given_up = False
-        self._awaited: list[socket.socket] = []
+        self._awaited: list[socket.socket | TlsSocket] = []
 
     def give_up(self) -> None:
         """Wake the opening thread, wherever it waits. Does not block."""
@@ -27,7 +28,7 @@ class Opening:
                 _wake(awaited)
 
     @contextlib.contextmanager
-    def waking(self, awaited: socket.socket) -> Iterator[None]:
+    def waking(self, awaited: socket.socket | TlsSocket) -> Iterator[None]:
         """While in it, a give_up() ends whatever waits on this socket. Close it afterwards, not in it.
 
         Raises LinkLost if the link was given up before.
@@ -47,7 +48,7 @@ class Opening:
             raise LinkLost("the link was closed while it came up")
 
 
-def _wake(awaited: socket.socket) -> None:
+def _wake(awaited: socket.socket | TlsSocket) -> None:
     # Linux: a socket that listens becomes readable, one that connects fails, one that is connected is at its end.
     with contextlib.suppress(OSError):
         awaited.shutdown(socket.SHUT_RDWR)

@@ -2,9 +2,10 @@
 
 The producer listens in two places: on a TCP port, and, if its pool is in a memory file, on an abstract Unix socket of
 an unguessable name. Both go to the consumer, which tries the Unix socket first. Such sockets exist within one network
-namespace, so between hosts, or containers with networks of their own, nobody answers at once and TCP is taken. Over the
-Unix socket the producer passes the pool's descriptor, read-only; only a consumer that could map it says so. Nothing is
-configured, and nothing that is missing on the way (no /dev/shm in common, no descriptor passing) fails the link.
+namespace, so between hosts, or containers with networks of their own, nobody answers at once and TCP is taken, with TLS
+if the cluster has it (internal_tls). Over the Unix socket the producer passes the pool's descriptor, read-only; only a
+consumer that could map it says so. Nothing is configured, and nothing that is missing on the way (no common /dev/shm,
+no descriptor passing) fails the link.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from typing import Final, TypeVar
 import torch
 from torch import Tensor
 
-from kv_transfer.errors import KVTransferError, LinkLost
+from kv_transfer.errors import KVTransferError, LinkLost, NotRaypd
 from kv_transfer.transports.base import ComputeEvent, DataLink
 from kv_transfer.transports.byte_stream import ByteStream
 from kv_transfer.transports.opening import Opening
 from kv_transfer.transports.shared_memory import SharedMemoryLink
 from kv_transfer.transports.shared_pool import map_pool, open_pool, pool_bytes
+from kv_transfer.trust.tls import InternalTls, shake_hands
+from kv_transfer.trust.tls_socket import TlsSocket
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +48,9 @@ _GREETING_TIMEOUT_S: Final = 2.0
 class TcpLink:
     """One end of a TCP link. Every chunk has a header, so that ends which disagree lose the link and nothing else."""
 
-    path: Final = "tcp"
-
-    def __init__(self, stream: ByteStream) -> None:
+    def __init__(self, stream: ByteStream, path: str = "tcp") -> None:
+        """path: how the bytes travel, for people."""
+        self.path: Final = path
         self._stream = stream
         self._num_chunks = 0
 
@@ -94,8 +97,9 @@ def as_buffer(block: Tensor) -> memoryview:
 class _PendingTcpLink:
     """rendezvous: IP address, TCP port, and the token that names the Unix socket and proves who connects."""
 
-    def __init__(self, host: str, kv_cache: Tensor, silence_timeout_s: float) -> None:
+    def __init__(self, host: str, kv_cache: Tensor, silence_timeout_s: float, tls: InternalTls | None) -> None:
         self._kv_cache = kv_cache
+        self._tls = tls
         self._silence_timeout_s = silence_timeout_s
         self._token = secrets.token_bytes(_TOKEN_SIZE_BYTES)
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
@@ -128,29 +132,20 @@ class _PendingTcpLink:
             opening.check()
             raise LinkLost(f"no connection can be taken: {error}") from error
         deadline_s = min(deadline_s, time.monotonic() + _GREETING_TIMEOUT_S)
-        is_local = listener is self._local_listener
-        try:
-            with opening.waking(connection):
-                is_expected = self._greet(connection, deadline_s, is_local=is_local)
-        except (OSError, KVTransferError):
-            # It has hung up, or says nothing: whoever is meant may still come.
-            is_expected = False
-        if not is_expected:
-            connection.close()
-            return None
-        if is_local:
-            return _announced(SharedMemoryLink(ByteStream(connection), pool_bytes(self._kv_cache)))
-        return _tcp_link(connection, self._silence_timeout_s)
+        if listener is self._local_listener:
+            return self._welcome_locally(connection, deadline_s, opening)
+        stream = connection if self._tls is None else self._tls.accepting(connection)
+        if _is_welcome(stream, self._token, deadline_s, opening):
+            return _tcp_link(stream, self._silence_timeout_s)
+        return None
 
-    def _greet(self, connection: socket.socket, deadline_s: float, *, is_local: bool) -> bool:
-        """Whether it is the consumer that has connected, and it can do what this kind of link needs."""
-        expected = _MAPPED if is_local else self._token
-        if is_local:
-            assert self._pool_fd is not None, "only a pool in a file is listened for"
+    def _welcome_locally(self, connection: socket.socket, deadline_s: float, opening: Opening) -> DataLink | None:
+        assert self._pool_fd is not None, "only a pool in a file is listened for"
+        with contextlib.suppress(OSError):
             socket.send_fds(connection, [_MAPPED], [self._pool_fd])
-        greeting = bytearray(len(expected))
-        ByteStream(connection).receive([memoryview(greeting)], deadline_s)
-        return secrets.compare_digest(greeting, expected)
+        if _is_welcome(connection, _MAPPED, deadline_s, opening):
+            return _announced(SharedMemoryLink(ByteStream(connection), pool_bytes(self._kv_cache)))
+        return None
 
     @contextlib.contextmanager
     def _closing(self) -> Iterator[None]:
@@ -164,24 +159,47 @@ class _PendingTcpLink:
                 os.close(self._pool_fd)
 
 
+def _is_welcome(connection: socket.socket | TlsSocket, expected: bytes, deadline_s: float, opening: Opening) -> bool:
+    """Whether it is the consumer that has connected, and it can do what its kind of link needs; else hang up."""
+    greeting = bytearray(len(expected))
+    try:
+        with opening.waking(connection):
+            if isinstance(connection, TlsSocket):
+                shake_hands(connection, deadline_s)
+            ByteStream(connection).receive([memoryview(greeting)], deadline_s)
+        if secrets.compare_digest(greeting, expected):
+            return True
+    except NotRaypd as error:
+        logger.warning("a stranger called at a KV link", extra={"reason": str(error)})
+    except (OSError, KVTransferError):
+        # It has hung up, or says nothing: whoever is meant may still come.
+        pass
+    connection.close()
+    return False
+
+
 class TcpTransport:
     """A Transport of CPU memory."""
 
     name = "tcp"
 
-    def __init__(self, host: str, kv_cache: Tensor, silence_timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, host: str, kv_cache: Tensor, silence_timeout_s: float = 10.0, tls: InternalTls | None = None
+    ) -> None:
         """host: this end's own address, as its peers reach it
 
         silence_timeout_s: how long a connection may be without a sign of the peer's host, moving or not
+        tls: what connections over TCP are encrypted with, if they are
         """
         self._host = host
+        self._tls = tls
         self._kv_cache = kv_cache
         self._silence_timeout_s = silence_timeout_s
 
     def listen(self) -> _PendingTcpLink:
         """Open the listening sockets."""
         try:
-            return _PendingTcpLink(self._host, self._kv_cache, self._silence_timeout_s)
+            return _PendingTcpLink(self._host, self._kv_cache, self._silence_timeout_s, self._tls)
         except OSError as error:
             raise LinkLost(f"no rendezvous can be opened at {self._host}: {error}") from error
 
@@ -193,16 +211,17 @@ class TcpTransport:
         local = _connect_locally(token, deadline_s, opening)
         if local is not None:
             return local
-        return _tcp_link(_connect(host, int(port), token, deadline_s, opening), self._silence_timeout_s)
+        connection = _connect((host, int(port)), token, deadline_s, opening, self._tls)
+        return _tcp_link(connection, self._silence_timeout_s)
 
 
-def _tcp_link(connection: socket.socket, silence_timeout_s: float) -> TcpLink:
+def _tcp_link(connection: socket.socket | TlsSocket, silence_timeout_s: float) -> TcpLink:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     _watch_for_silence(connection, silence_timeout_s)
-    return _announced(TcpLink(ByteStream(connection)))
+    return _announced(TcpLink(ByteStream(connection), "tcp" if isinstance(connection, socket.socket) else "tcp, TLS"))
 
 
-def _watch_for_silence(connection: socket.socket, timeout_s: float) -> None:
+def _watch_for_silence(connection: socket.socket | TlsSocket, timeout_s: float) -> None:
     """Let the kernel end the connection if nothing is heard of the peer's host: of what was sent, or of its probes."""
     probe_s = max(1, round(timeout_s / _NUM_PROBES))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -236,16 +255,25 @@ def _listen_locally(token: bytes) -> socket.socket | None:
     return listener
 
 
-def _connect(host: str, port: int, token: bytes, deadline_s: float, opening: Opening) -> socket.socket:
-    connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+def _connect(
+    address: tuple[str, int], token: bytes, deadline_s: float, opening: Opening, tls: InternalTls | None
+) -> socket.socket | TlsSocket:
+    host, port = address
+    connection: socket.socket | TlsSocket
+    connection = plain = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        with opening.waking(connection):
-            connection.settimeout(max(0.001, deadline_s - time.monotonic()))
-            connection.connect((host, port))
+        with opening.waking(plain):
+            plain.settimeout(max(0.001, deadline_s - time.monotonic()))
+            plain.connect(address)
             # A socket that was shut down just before it connects says that it is connected, and never sends.
             opening.check()
+        if tls is not None:
+            connection = tls.dialling(plain)
+        with opening.waking(connection):
+            if isinstance(connection, TlsSocket):
+                shake_hands(connection, deadline_s)
             ByteStream(connection).send([memoryview(token)], deadline_s)
-    except (OSError, LinkLost) as error:
+    except (OSError, LinkLost, NotRaypd) as error:
         connection.close()
         opening.check()
         raise LinkLost(f"no rendezvous at {host}:{port}: {error}") from error

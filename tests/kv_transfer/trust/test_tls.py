@@ -221,7 +221,7 @@ async def _echo(tls: InternalTls | None) -> AsyncIterator[str]:
         return message
 
     server = grpc.aio.server()
-    handler = grpc.unary_unary_rpc_method_handler(echo)
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(echo)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Echo": handler}),))
     address = f"127.0.0.1:{listen(server, '127.0.0.1:0', tls)}"
     await server.start()
