@@ -22,10 +22,12 @@ from kv_transfer.checksum import checksum_of
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.transports.tcp import TcpTransport
+from kv_transfer.trust.authority import draw_tls_material
+from kv_transfer.trust.tls import InternalTls
 
 _HOST = "127.0.0.1"
 _TIMEOUT_S = 30.0
-_WAYS = ("tcp", "shared memory")
+_WAYS = ("tcp", "tcp, TLS", "shared memory")
 
 
 def main() -> None:
@@ -113,7 +115,10 @@ def in_two_processes(
     if way == "raw":
         _send_raw(ours, pool)
     else:
-        _send_chunks(ours, pool, blocks_per_chunk, is_checked=way.endswith("checked"))
+        material = draw_tls_material() if way.startswith("tcp, TLS") else None
+        ours.send(material)
+        tls = None if material is None else InternalTls(material)
+        _send_chunks(ours, pool, blocks_per_chunk, tls, is_checked=way.endswith("checked"))
     seconds: list[float] = ours.recv()
     consumer.join(_TIMEOUT_S)
     return seconds
@@ -123,8 +128,10 @@ def _chunks(blocks: list[Tensor], blocks_per_chunk: int) -> list[list[Tensor]]:
     return [blocks[start : start + blocks_per_chunk] for start in range(0, len(blocks), blocks_per_chunk)]
 
 
-def _send_chunks(consumer: Connection, pool: Tensor, blocks_per_chunk: int, *, is_checked: bool) -> None:
-    pending = TcpTransport(_HOST, pool).listen()
+def _send_chunks(
+    consumer: Connection, pool: Tensor, blocks_per_chunk: int, tls: InternalTls | None, *, is_checked: bool
+) -> None:
+    pending = TcpTransport(_HOST, pool, tls=tls).listen()
     consumer.send(pending.rendezvous)
     link = pending.accept(_TIMEOUT_S)
     chunks = _chunks(shuffled_blocks(pool, 0), blocks_per_chunk)
@@ -149,7 +156,9 @@ def _receive(
 ) -> None:
     torch.set_num_threads(1)
     pool = make_pool("target", layout)
-    link = TcpTransport(_HOST, pool).connect(producer.recv(), _TIMEOUT_S)
+    material = producer.recv()
+    tls = None if material is None else InternalTls(material)
+    link = TcpTransport(_HOST, pool, tls=tls).connect(producer.recv(), _TIMEOUT_S)
     chunks = _chunks(shuffled_blocks(pool, 1), blocks_per_chunk)
 
     def receive() -> None:

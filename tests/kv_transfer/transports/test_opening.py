@@ -20,6 +20,7 @@ from kv_transfer.transports.base import DataLink
 from kv_transfer.transports.opening import Opening
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.transports.tcp import TcpTransport, _listen_locally
+from kv_transfer.trust.tls_socket import TlsSocket
 from tests.kv_transfer.connected_workers import LAYOUT
 
 LONG_S = 30.0
@@ -36,7 +37,7 @@ class WatchedOpening(Opening):
         self.awaited: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
 
     @contextlib.contextmanager
-    def waking(self, awaited: socket.socket) -> Iterator[None]:
+    def waking(self, awaited: socket.socket | TlsSocket) -> Iterator[None]:
         with super().waking(awaited):
             self.awaited.put(awaited)
             yield
