@@ -34,7 +34,7 @@ class WatchedOpening(Opening):
 
     def __init__(self) -> None:
         super().__init__()
-        self.awaited: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self.awaited: queue.SimpleQueue[socket.socket | TlsSocket] = queue.SimpleQueue()
 
     @contextlib.contextmanager
     def waking(self, awaited: socket.socket | TlsSocket) -> Iterator[None]:
