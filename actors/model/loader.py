@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from actors.config import ModelConfig
@@ -32,6 +34,7 @@ from actors.model.tensor_parallel_group import TensorParallelGroup
 from actors.model.tensor_parallel_plan import shard_heads
 from actors.model.tensor_parallel_weights import CheckpointWeights, DrawnWeights, MergedWeights
 from actors.model.weight_checks import ignored_patterns, refuse_nan, refuse_report, refuse_unread
+from actors.model.whole_model import ModelRun, check_split, record_run, run_from_files
 from actors.pooling_facts import PoolingFacts
 
 logger = logging.getLogger(__name__)
@@ -139,6 +142,9 @@ def _finish(
     _check_direction(kind, geometry, architecture)
     _check_windows(config.get_text_config(decoder=True), geometry, architecture, max_model_len)
     check_forward(forward, geometry, vocab_size=vocab_size, max_tokens=max_model_len)
+    if group is not None:
+        run_whole = partial(_run_whole, directory, config, model_config, model.dtype)
+        check_split(forward, group, run_whole, vocab_size=vocab_size, max_tokens=max_model_len)
     pooling, head = load_pooling(directory, config, kind, forward, is_causal=geometry.is_causal)
     logger.info(
         "checked the model", extra={"architecture": architecture, "elapsed_s": round(time.monotonic() - started, 3)}
@@ -238,6 +244,24 @@ def _read_shard(
     unread = [name for name in shard.unread if ignored is None or not ignored.search(name)]
     refuse_unread(directory, unread, kind_of(config))
     return shard
+
+
+def _run_whole(
+    directory: Path, config: PretrainedConfig, model_config: ModelConfig, dtype: torch.dtype, tokens: Tensor
+) -> ModelRun:
+    """What the whole model makes of the tokens, for one rank to compare with."""
+    trust_remote_code = model_config.trust_remote_code
+    if model_config.load_format == "auto":
+        with _BUILDING:
+            return run_from_files(directory, config, dtype, tokens, trust_remote_code=trust_remote_code)
+    with _BUILDING:
+        whole = _make_dummy_model(config, model_config, dtype)
+    whole.train(False)
+    whole.set_attn_implementation("eager")
+    with torch.inference_mode():
+        run = record_run(FlatForward(whole, kind_of(config)), tokens.cpu())
+    output = None if run.output is None else run.output.to(tokens.device)
+    return ModelRun(tuple(layer.to(tokens.device) for layer in run.layers), output)
 
 
 def _named_dtype(model_config: ModelConfig) -> torch.dtype | None:

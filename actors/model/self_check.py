@@ -48,15 +48,10 @@ def check_forward(forward: FlatForward, geometry: KVGeometry, *, vocab_size: int
     """
     started = time.monotonic()
     num_tokens = _choose_num_tokens(forward, geometry, max_tokens)
-    generator = torch.Generator().manual_seed(0)
-    sequences = torch.randint(vocab_size, (2, num_tokens), generator=generator).to(forward.model.device)
-    if forward.padding_idx is not None:
-        # Such a model gives padding no position.
-        sequences.masked_fill_(sequences == forward.padding_idx, forward.padding_idx + 1)
+    sequences = draw_sequences(forward, vocab_size, num_tokens)
     paged = _paged_logits(forward, geometry, sequences)
     stock = _stock_logits(forward, sequences)
-    error = _relative_error(paged, stock)
-    limit = _MAX_ERROR_16_BITS if paged.dtype.itemsize < 4 else _MAX_ERROR_FLOAT32
+    error, limit = relative_error(paged, stock), error_limit(paged.dtype)
     if not error <= limit:  # a NaN fails, too
         raise SelfCheckFailed(
             type(forward.model).__name__,
@@ -66,6 +61,21 @@ def check_forward(forward: FlatForward, geometry: KVGeometry, *, vocab_size: int
         "checked the model's forward against transformers' own",
         extra={"relative_error": error, "num_tokens": num_tokens, "elapsed_s": round(time.monotonic() - started, 3)},
     )
+
+
+def draw_sequences(forward: FlatForward, vocab_size: int, num_tokens: int) -> Tensor:
+    """[2, num_tokens] tokens on the model's device, the same ones for every engine."""
+    generator = torch.Generator().manual_seed(0)
+    sequences = torch.randint(vocab_size, (2, num_tokens), generator=generator).to(forward.model.device)
+    if forward.padding_idx is not None:
+        # Such a model gives padding no position.
+        sequences.masked_fill_(sequences == forward.padding_idx, forward.padding_idx + 1)
+    return sequences
+
+
+def error_limit(dtype: torch.dtype) -> float:
+    """What relative_error may be at most."""
+    return _MAX_ERROR_16_BITS if dtype.itemsize < 4 else _MAX_ERROR_FLOAT32
 
 
 def _choose_num_tokens(forward: FlatForward, geometry: KVGeometry, max_tokens: int) -> int:
@@ -144,7 +154,8 @@ def stock_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(attention_choice(model.config))
 
 
-def _relative_error(paged: Tensor, stock: Tensor) -> float:
+def relative_error(paged: Tensor, stock: Tensor) -> float:
+    """How far outputs are from the right ones, [num_tokens, n] both, relative to the spread of the right ones."""
     difference = (paged.float() - stock.float()).norm(dim=-1)
     spread = (stock.float() - stock.float().mean(dim=-1, keepdim=True)).norm(dim=-1)
     errors = difference / spread.clamp_min(torch.finfo(torch.float32).tiny)

@@ -82,7 +82,7 @@ def build_shard(
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
     saved_buffers = {name: tuple(model.get_buffer(name).shape) for name in model.state_dict() if name not in shapes}
     split = _split_linears(model, shards)
-    _compute_buffers(model, config)
+    compute_buffers(model, config)
     for name, shard in shards.items():
         _replace_layer(model, name, shard, group)
     for module in model.modules():
@@ -102,7 +102,7 @@ def _split_linears(model: nn.Module, shards: Mapping[str, LayerShard]) -> dict[s
     }
 
 
-def _compute_buffers(model: PreTrainedModel, config: PretrainedConfig) -> None:
+def compute_buffers(model: PreTrainedModel, config: PretrainedConfig) -> None:
     """Give memory and values to what no checkpoint holds: rotary frequencies, embedding scales.
 
     transformers' own initialisation computes them; a NaN that is left shows a buffer that it does not know.

@@ -99,6 +99,7 @@ class MergedWeights:
     """A checkpoint's weights under the names that transformers' models use.
 
     unread: the checkpoint's weights, under the model's names, that the model has no place for
+    sources: the checkpoint's names of each of the model's weights
     """
 
     def __init__(self, checkpoint: CheckpointWeights, model: PreTrainedModel) -> None:
@@ -112,13 +113,16 @@ class MergedWeights:
         self._converters = [c for c in conversions if isinstance(c, WeightConverter)]
         self._found: dict[str, str | _Experts] = {}
         self.unread: list[str] = []
+        self.sources: dict[str, list[str]] = defaultdict(list)
         parts: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         known = model.state_dict()
         for name in sorted(checkpoint.names, key=dot_natural_key):
             target, pattern = self._rename(name, model.base_model_prefix, known)
             if target not in known:
                 self.unread.append(target)
-            elif pattern is None:
+                continue
+            self.sources[target].append(name)
+            if pattern is None:
                 self._found[target] = name
             else:
                 parts[target][pattern].append(name)
