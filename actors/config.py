@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from actors.core.request_limits import ImageFacts, RequestLimits
 from actors.lora_config import LoraConfig
 from actors.pooling_facts import PoolingFacts
 from kv_transfer.config import KVTransferConfig
@@ -228,6 +229,7 @@ class ModelFacts:
     generates: whether it gives tokens; if not, only vectors
     pooling: what vectors it gives; None if it gives none
     prompt_embeds_size: of one token's embedding; 0 if prompts cannot be embeddings
+    images: what the encoder takes; None if the model takes no images
     """
 
     max_model_len: int
@@ -240,3 +242,15 @@ class ModelFacts:
     generates: bool = True
     pooling: PoolingFacts | None = None
     prompt_embeds_size: int = 0
+    images: ImageFacts | None = None
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        """What every request is checked by where it enters the engine."""
+        return RequestLimits(
+            vocab_size=self.vocab_size,
+            num_kv_heads=self.layout.total_num_kv_heads,
+            prompt_embeds_size=self.prompt_embeds_size,
+            embedding_size=0 if self.pooling is None else self.pooling.embedding_size,
+            images=self.images,
+        )

@@ -83,6 +83,7 @@ def build_engine_core(
         kv_transfer_config=config.kv_transfer,
         adapters=_make_adapter_cache(config, runner),
         staging=_make_staging(identity, runner.layout, shelf or EmbeddingShelf()),
+        vocab_size=runner.vocab_size,
         clock=time.monotonic,
     )
     executor: Executor = InProcessExecutor(worker, overlap=overlap)

@@ -21,12 +21,18 @@ from actors.core.embedding_shelf import EmbeddingShelf
 from actors.core.embedding_transfers import EmbeddingFetch
 from actors.core.multimodal import EncoderInput, PackedArray
 from actors.core.request import EngineCoreRequest
+from actors.core.request_limits import (
+    DescribedArray,
+    find_embeddings_mistake,
+    find_image_mistake,
+    find_request_mistake,
+)
 from actors.core.stats import SchedulerStats
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from actors.engine_profile import EngineProfile
 from actors.engine_thread import EngineThread
-from actors.errors import ProfileUnderWay
+from actors.errors import EncodeRefused, ProfileUnderWay
 from actors.process_ranks import ProcessRanks
 from actors.profiling import EngineProfiler
 from actors.rank_launcher import RankLauncher
@@ -35,6 +41,7 @@ from actors.session_messages import MAX_MESSAGE_BYTES
 from actors.session_server import SessionServer
 from kv_transfer.grpc_control import GrpcControl
 from kv_transfer.params import EngineAddress
+from kv_transfer.refused_messages import RefusedMessages
 from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust
@@ -83,6 +90,7 @@ class EngineServer:
         self._profiling = threading.Lock()
         self._core: EngineCore | None = None
         self._thread: EngineThread | None = None
+        self.refused_messages = RefusedMessages()
         self._encoding: dict[tuple[int, str, int], asyncio.Task[None]] = {}
         """Requests whose images are being encoded elsewhere, by client, id and attempt."""
 
@@ -91,10 +99,18 @@ class EngineServer:
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         acceptor = GrpcAcceptor(self._trust, self.refusals)
         own = Party(self._engine_id, self._incarnation)
-        self._sessions = sessions = SessionServer(self, self._engine_id, self._incarnation, acceptor)
+        self._sessions = sessions = SessionServer(
+            self, self._engine_id, self._incarnation, acceptor, self.refused_messages
+        )
         self._control = GrpcControl(asyncio.get_running_loop(), Member(self._first_rank(), self._trust), acceptor)
         shelf = EmbeddingShelf()
-        self._encoders = RemoteEncoders(self._config.scheduler.encode_timeout_s, self, shelf, Member(own, self._trust))
+        self._encoders = RemoteEncoders(
+            self._config.scheduler.encode_timeout_s,
+            self,
+            shelf,
+            Member(own, self._trust),
+            self._find_embeddings_mistake,
+        )
         self.encode_service = EncodeService(self._encode, shelf, own, acceptor)
         handlers = (sessions.handler(), self._control.handler(), self.encode_service.handler(), acceptor.handler())
         self._server.add_generic_rpc_handlers(handlers)
@@ -133,6 +149,10 @@ class EngineServer:
             await self._encoders.close()
         self._say("stopped")
 
+    def find_mistake(self, request: EngineCoreRequest) -> str | None:
+        """Say what of a request the model cannot be given, or return None."""
+        return find_request_mistake(request, self.facts.request_limits)
+
     def submit(self, requests: list[EngineCoreRequest], client_index: int) -> None:
         """Queue requests of one session."""
         for request in requests:
@@ -166,10 +186,19 @@ class EngineServer:
         core.ask(lambda: core.scheduler.remote.embeddings.cancel(fetch))
         self._wake.set()
 
+    def _find_embeddings_mistake(self, described: DescribedArray, num_embeds: int) -> str | None:
+        images = self.facts.images
+        return "the model takes no images" if images is None else find_embeddings_mistake(described, images, num_embeds)
+
     async def _encode(self, image: EncoderInput) -> PackedArray:
         """For another engine."""
         core = self._core
         assert core is not None, "the server starts when the core is there"
+        images = self.facts.images
+        if images is None or (mistake := find_image_mistake(image, images)) is not None:
+            reason = "the model takes no images" if images is None else mistake
+            self.refused_messages.add("refused image", "an engine", str(reason))
+            raise EncodeRefused(str(reason))
         embeddings = await self._ask(lambda: core.executor.encode(image))
         assert isinstance(embeddings, PackedArray)
         return embeddings

@@ -14,6 +14,8 @@ from actors.engine_core import EngineCore
 logger = logging.getLogger(__name__)
 
 _STATS_INTERVAL_S = 0.5
+_MAX_SLEEP_S = 3600.0
+"""A deadline may be further away than a wait can be long."""
 
 
 class EngineThread:
@@ -99,4 +101,5 @@ class EngineThread:
             self._step_began_s = None
             # Asked again: stop() may have come after the loop did, and just before the event was cleared.
             if result.is_idle and not self._is_stopping:
-                self._wake.wait(self._core.seconds_to_next_deadline())
+                deadline_s = self._core.seconds_to_next_deadline()
+                self._wake.wait(_MAX_SLEEP_S if deadline_s is None else min(deadline_s, _MAX_SLEEP_S))

@@ -2,6 +2,7 @@
 
 EngineError
 |-- DuplicateRequest   a request id that this engine still knows was submitted again
+|-- EncodeRefused      another engine wants an image encoded that this one's encoder cannot be given
 |-- ProfileUnderWay    an engine makes one profile at a time
 |-- IllegalTransition  a request was about to change its status along an arrow that is not drawn
 `-- IntegrityError     block or queue accounting contradicts itself: the engine must die and be replaced
@@ -29,6 +30,10 @@ class EngineError(TravellingError):
 
 class DuplicateRequest(EngineError):
     """The id belongs to a request that is unfinished here, or whose blocks a transfer still holds."""
+
+
+class EncodeRefused(EngineError):
+    """The image is not made of what this model's encoder takes."""
 
 
 class ProfileUnderWay(EngineError):

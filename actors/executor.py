@@ -54,6 +54,7 @@ class InProcessExecutor:
             generates=runner.generates,
             pooling=runner.pooling,
             prompt_embeds_size=runner.prompt_embeds_size,
+            images=runner.images,
         )
 
     @property

@@ -26,9 +26,11 @@ from actors.core.embedding_shelf import EmbeddingShelf
 from actors.core.embedding_transfers import EmbeddingFetch, Fetched
 from actors.core.multimodal import EMBEDDINGS, EncoderInput, PackedArray
 from actors.core.request import EngineCoreRequest
+from actors.core.request_limits import DescribedArray
 from actors.session_messages import MAX_MESSAGE_BYTES
 from kv_transfer.errors import Untrusted
 from kv_transfer.params import EngineAddress
+from kv_transfer.ranges import Count, SizeBytes, Word
 from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor, prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member
@@ -54,9 +56,9 @@ _decode_input: Final = msgspec.msgpack.Decoder(EncoderInput).decode
 class EncodedImage:
     """What an encode engine has on its shelf. dtype: by torch's name; shape: [num_embeds, hidden_size]"""
 
-    dtype: str
-    shape: tuple[int, ...]
-    num_bytes: int
+    dtype: Word
+    shape: tuple[Count, Count]
+    num_bytes: SizeBytes
 
 
 _decode_encoded: Final = msgspec.msgpack.Decoder(EncodedImage).decode
@@ -88,16 +90,20 @@ class EncodeService:
         """The gRPC handler for those who ask."""
         service, method = ENCODE_METHOD.strip("/").split("/")
         # A stream of one message, which is not read before the proof; a unary call's would be.
-        serve = grpc.stream_stream_rpc_method_handler(
-            self._answer, request_deserializer=_decode_input, response_serializer=_encode
+        serve: grpc.RpcMethodHandler[bytes, EncodedImage] = grpc.stream_stream_rpc_method_handler(
+            self._answer, response_serializer=_encode
         )
         return grpc.method_handlers_generic_handler(service, {method: serve})
 
     async def _answer(
-        self, images: AsyncIterator[EncoderInput], context: grpc.aio.ServicerContext[EncoderInput, EncodedImage]
+        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, EncodedImage]
     ) -> AsyncIterator[EncodedImage]:
         await self._acceptor.check(context, Purpose.ENCODE)
-        async for image in images:
+        async for message in messages:
+            try:
+                image = _decode_input(message)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"malformed: {error}")
             yield await self._encoded(image)
             return
 
@@ -133,12 +139,21 @@ class EmbeddingFetches(Protocol):
 class RemoteEncoders:
     """The end that asks. Lives on one event loop."""
 
-    def __init__(self, timeout_s: float, fetches: EmbeddingFetches, shelf: EmbeddingShelf, member: Member) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        fetches: EmbeddingFetches,
+        shelf: EmbeddingShelf,
+        member: Member,
+        find_mistake: Callable[[DescribedArray, int], str | None],
+    ) -> None:
         """shelf: where what was fetched is kept, so that an image is fetched once for those who show it later.
 
         member: this engine
+        find_mistake: says why what an encode engine describes cannot be so many embeddings of this engine's model
         """
         self._member = member
+        self._find_mistake = find_mistake
         self._timeout_s = timeout_s
         self._fetches = fetches
         self._shelf = shelf
@@ -166,15 +181,16 @@ class RemoteEncoders:
         deadline_s = time.monotonic() + self._timeout_s
         made = await self._ask(encoder, image)
         if isinstance(made, EncodedImage):
-            if made.shape[0] != num_embeds:
-                made = f"embeddings of shape {made.shape} came"
+            mistake = self._find_mistake((made.dtype, made.shape, made.num_bytes), num_embeds)
+            if mistake is not None:
+                made = mistake
             else:
                 fetched = await self._fetch(encoder, image.mm_hash, made.num_bytes, deadline_s)
-                if fetched.data is not None:
+                if fetched.data is not None and len(fetched.data) == made.num_bytes:
                     embeddings = PackedArray(made.dtype, made.shape, fetched.data)
                     self._shelf.put(image.mm_hash, embeddings)
                     return EncoderInput(image.mm_hash, {EMBEDDINGS: embeddings})
-                made = fetched.reason
+                made = fetched.reason or "not all of the embeddings came"
         fields = {"engine_id": encoder.engine_id, "reason": made}
         logger.warning("an encode engine has failed, the image is encoded here", extra=fields)
         return image
@@ -192,6 +208,8 @@ class RemoteEncoders:
             return "Deadline Exceeded"
         except Untrusted as error:
             return str(error)
+        except msgspec.MsgspecError as error:
+            return f"its answer is malformed: {error}"
         except grpc.aio.AioRpcError as error:
             return error.details() or str(error.code())
         except grpc.aio.UsageError as error:
@@ -202,7 +220,9 @@ class RemoteEncoders:
     ) -> EncodedImage | str:
         peer = Party(encoder.engine_id, encoder.incarnation)
         proof = await prove(channel, self._member, Purpose.ENCODE, peer, self._timeout_s, wait_for_ready=False)
-        method = channel.stream_stream(ENCODE_METHOD, request_serializer=_encode, response_deserializer=_decode_encoded)
+        method: grpc.aio.StreamStreamMultiCallable[EncoderInput, bytes] = channel.stream_stream(
+            ENCODE_METHOD, request_serializer=_encode
+        )
         call = method(metadata=proof.metadata, timeout=self._timeout_s)
         try:
             await proof.confirm(call)
@@ -211,7 +231,7 @@ class RemoteEncoders:
             encoded = await call.read()
         finally:
             call.cancel()
-        return encoded if isinstance(encoded, EncodedImage) else "nothing came"
+        return _decode_encoded(encoded) if isinstance(encoded, bytes) else "nothing came"
 
     async def _fetch(self, encoder: EngineAddress, mm_hash: str, num_bytes: int, deadline_s: float) -> Fetched:
         """Bring the embeddings here. Whoever gives up waiting ends the fetch with that."""
@@ -239,4 +259,4 @@ class RemoteEncoders:
 
 
 def _describe(embeddings: PackedArray) -> EncodedImage:
-    return EncodedImage(embeddings.dtype, embeddings.shape, len(embeddings.data))
+    return EncodedImage(embeddings.dtype, (embeddings.shape[0], embeddings.shape[1]), len(embeddings.data))

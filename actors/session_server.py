@@ -16,22 +16,24 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 import grpc
+import msgspec
 
-from actors.core.outputs import EngineCoreOutputs
+from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
 from actors.core.request import EngineCoreRequest
 from actors.core.stats import SchedulerStats
+from actors.core.status import FinishReason
 from actors.session_messages import (
     SESSION_METHOD,
-    Abort,
-    ClientMessage,
     EngineMessage,
     Hello,
     Outputs,
-    Submit,
+    ReceivedSubmit,
+    RefusedRequest,
     Taken,
     decode_client_message,
     encode,
 )
+from kv_transfer.refused_messages import RefusedMessages
 from kv_transfer.trust.grpc_proof import GrpcAcceptor
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.secret import Purpose
@@ -45,6 +47,9 @@ _TAKEN = Taken()
 
 class SessionEngine(Protocol):
     """What sessions ask of the engine; callable from the event loop."""
+
+    def find_mistake(self, request: EngineCoreRequest) -> str | None:
+        """Say what of a request the engine's model cannot be given, or return None."""
 
     def submit(self, requests: list[EngineCoreRequest], client_index: int) -> None:
         """Queue requests."""
@@ -101,7 +106,14 @@ class _Session:
 class SessionServer:
     """Serves `/raypd.engine.v1.Engine/Session`. Lives on one event loop; `deliver` may be called from any thread."""
 
-    def __init__(self, engine: SessionEngine, engine_id: str, incarnation: int, acceptor: GrpcAcceptor) -> None:
+    def __init__(
+        self,
+        engine: SessionEngine,
+        engine_id: str,
+        incarnation: int,
+        acceptor: GrpcAcceptor,
+        refused_messages: RefusedMessages | None = None,
+    ) -> None:
         """acceptor: the server's."""
         self._engine = engine
         self._acceptor = acceptor
@@ -111,6 +123,7 @@ class SessionServer:
         self._sessions: dict[int, _Session] = {}
         self._client_indices = itertools.count(1)
         self._death = ""
+        self._refused_messages = refused_messages or RefusedMessages()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """The gRPC handler to register on the engine's server."""
@@ -119,7 +132,9 @@ class SessionServer:
             service,
             {
                 method: grpc.stream_stream_rpc_method_handler(
-                    self._serve, request_deserializer=decode_client_message, response_serializer=encode
+                    # Messages are decoded here, not by gRPC: what is malformed ends this session, and is counted.
+                    self._serve,
+                    response_serializer=encode,
                 )
             },
         )
@@ -151,7 +166,7 @@ class SessionServer:
             session.end()
 
     async def _serve(
-        self, messages: AsyncIterator[ClientMessage], context: grpc.aio.ServicerContext[ClientMessage, EngineMessage]
+        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, EngineMessage]
     ) -> AsyncIterator[EngineMessage]:
         await self._acceptor.check(context, Purpose.SESSION)
         if self._death:
@@ -183,12 +198,44 @@ class SessionServer:
             batch.scheduler_stats = self._engine.stats
         return Outputs.sent(batch, time.time() - time.monotonic())
 
-    async def _read(self, messages: AsyncIterator[ClientMessage], session: _Session) -> None:
-        """Until the client hangs up: then the heartbeat's turn ends the session."""
-        async for message in messages:
-            if isinstance(message, Submit):
-                session.attempts.update((request.request_id, request.attempt) for request in message.requests)
-                session.send(_TAKEN)
-                self._engine.submit(message.received(time.monotonic()), session.client_index)
-            elif isinstance(message, Abort):
-                self._engine.abort(message.requests, session.client_index)
+    async def _read(self, messages: AsyncIterator[bytes], session: _Session) -> None:
+        """Until the client hangs up, or says what is no message: then the heartbeat's turn ends the session."""
+        async for frame in messages:
+            try:
+                message = decode_client_message(frame)
+                if isinstance(message, ReceivedSubmit):
+                    self._submit(message.received(time.monotonic()), session)
+                else:
+                    self._engine.abort(message.requests, session.client_index)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                self._refused_messages.add("malformed session message", f"client {session.client_index}", str(error))
+                return
+
+    def _submit(self, received: list[EngineCoreRequest | RefusedRequest], session: _Session) -> None:
+        """Give the engine the requests that its model can be given; the others are answered with the reason."""
+        session.send(_TAKEN)
+        requests: list[EngineCoreRequest] = []
+        refusals: list[EngineCoreOutput] = []
+        for request in received:
+            if isinstance(request, RefusedRequest):
+                refusals.append(self._refuse(request, session))
+            elif (mistake := self._engine.find_mistake(request)) is not None:
+                refused = RefusedRequest(request.request_id, request.attempt, mistake)
+                refusals.append(self._refuse(refused, session))
+            else:
+                requests.append(request)
+        session.attempts.update((request.request_id, request.attempt) for request in requests)
+        self._engine.submit(requests, session.client_index)
+        if refusals:
+            session.send(EngineCoreOutputs(others=refusals))
+
+    def _refuse(self, refused: RefusedRequest, session: _Session) -> EngineCoreOutput:
+        self._refused_messages.add("refused request", f"client {session.client_index}", refused.reason)
+        return EngineCoreOutput(
+            request_id=refused.request_id,
+            attempt=refused.attempt,
+            new_token_ids=[],
+            first_position=0,
+            finish_reason=FinishReason.ERROR,
+            error=refused.reason,
+        )

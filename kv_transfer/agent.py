@@ -28,7 +28,7 @@ from kv_transfer.link import ChunkJob
 from kv_transfer.links import LinkTable, PublishedLinks
 from kv_transfer.params import EngineAddress
 from kv_transfer.peer_link import PeerLink
-from kv_transfer.refusals import Refusals
+from kv_transfer.refused_messages import RefusedMessages
 from kv_transfer.transfers import TransferTable
 from kv_transfer.transports.base import ComputeEvent, Transport
 from kv_transfer.wire import (
@@ -120,7 +120,7 @@ class TransferAgent:
         self._output_lock = threading.Lock()
         self._output = KVConnectorOutput()
         self._error: BaseException | None = None
-        self._refusals = Refusals()
+        self._refused_messages = RefusedMessages()
         self._has_refused = False
         self._link_stats = PublishedLinks(self._links)
         self._thread = threading.Thread(target=self._run, name="kv-transfer", daemon=True)
@@ -298,7 +298,7 @@ class TransferAgent:
         self._close(link, str(error), is_fault=True)
 
     def _count_refused(self, kind: str, origin: str, reason: str) -> None:
-        self._refusals.add(kind, origin, reason)
+        self._refused_messages.add(kind, origin, reason)
         self._has_refused = True
         self._transfers.count_dropped(kind)
 

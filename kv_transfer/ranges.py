@@ -31,7 +31,6 @@ Address: TypeAlias = Annotated[str, Meta(max_length=512, pattern=r"\A[^\s\x00]*\
 """host:port; empty where nobody dials."""
 ShortBytes: TypeAlias = Annotated[bytes, Meta(max_length=1024)]
 """A hash, or another name in bytes."""
-UnixTime: TypeAlias = Annotated[float, Meta(ge=0.0, le=1e12)]
-"""Seconds."""
-Duration: TypeAlias = Annotated[float, Meta(ge=-1e12, le=1e12)]
-"""Seconds. Clocks of two hosts may differ, so a difference may be negative."""
+Clock: TypeAlias = Annotated[float, Meta(ge=-1e12, le=1e12)]
+"""Seconds on some clock: finite, and no zero is known."""
+Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)]

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
+
+from kv_transfer.ranges import Name, Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,9 +18,9 @@ class Adapter:
     digest:    of the files; an engine that finds others there refuses
     """
 
-    name: str
-    directory: str
-    digest: str
+    name: Name
+    directory: Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"\A[^\x00]*\Z")]
+    digest: Word
 
     @property
     def key(self) -> str:

@@ -233,7 +233,7 @@ class EmbeddingTransfers:
         """Answer a want; returns how many blocks that takes, or None if there is no room for it yet."""
         assert self._staging is not None, "no want is taken without"
         want = wanted.want
-        embeddings = self._staging.shelf.get(want.block_hashes[0].removeprefix(_KEY).decode())
+        embeddings = self._staging.shelf.get(want.block_hashes[0].removeprefix(_KEY).decode(errors="replace"))
         num_tokens = 0 if embeddings is None else self._num_tokens_for(len(embeddings.data))
         if is_late or self._kv.num_blocks_for(num_tokens) > self._max_num_blocks:
             embeddings, num_tokens = None, 0

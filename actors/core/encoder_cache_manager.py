@@ -41,7 +41,7 @@ class EncoderCacheManager:
 
     def check_and_update_cache(self, request: Request, input_id: int) -> bool:
         """Take hold of an input's entry, if there is one; returns whether there is."""
-        mm_hash = request.mm_features[input_id].mm_hash
+        mm_hash = request.mm_features[input_id].encoder_key
         entry = self._entries.get(mm_hash)
         if entry is None:
             return False
@@ -72,19 +72,19 @@ class EncoderCacheManager:
     def allocate(self, request: Request, input_id: int) -> None:
         """Make an entry that this step computes. can_allocate() has said that there is room."""
         feature = request.mm_features[input_id]
-        if feature.mm_hash in self._entries or feature.num_embeds > self.num_free_slots:
+        if feature.encoder_key in self._entries or feature.num_embeds > self.num_free_slots:
             raise IntegrityError(f"{request.request_id}: no room for input {input_id}, or it is there already")
-        self._entries[feature.mm_hash] = _Entry(feature.num_embeds, {(request.request_id, input_id): None})
+        self._entries[feature.encoder_key] = _Entry(feature.num_embeds, {(request.request_id, input_id): None})
         self.num_free_slots -= feature.num_embeds
         # Evicted and made anew in one pass: the worker must not drop what it is about to compute.
-        self._freed.pop(feature.mm_hash, None)
+        self._freed.pop(feature.encoder_key, None)
 
     def revoke(self, request: Request, input_id: int) -> tuple[str, int] | None:
         """Take back an entry that this step was to compute for the request.
 
         Returns another (request id, input id) that holds it, which then has to compute it, or None: it is gone.
         """
-        mm_hash = request.mm_features[input_id].mm_hash
+        mm_hash = request.mm_features[input_id].encoder_key
         entry = self._entries[mm_hash]
         entry.holders.pop((request.request_id, input_id), None)
         others = [holder for holder in entry.holders if holder[0] != request.request_id]
@@ -97,7 +97,7 @@ class EncoderCacheManager:
 
     def free_encoder_input(self, request: Request, input_id: int) -> None:
         """Let go of one input, whether or not it is held."""
-        mm_hash = request.mm_features[input_id].mm_hash
+        mm_hash = request.mm_features[input_id].encoder_key
         entry = self._entries.get(mm_hash)
         if entry is None or (request.request_id, input_id) not in entry.holders:
             return
@@ -115,7 +115,7 @@ class EncoderCacheManager:
         return {
             input_id
             for input_id, feature in enumerate(request.mm_features)
-            if (entry := self._entries.get(feature.mm_hash)) and (request.request_id, input_id) in entry.holders
+            if (entry := self._entries.get(feature.encoder_key)) and (request.request_id, input_id) in entry.holders
         }
 
     def get_freed_mm_hashes(self) -> list[str]:

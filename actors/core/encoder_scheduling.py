@@ -45,13 +45,13 @@ def schedule_encoder_inputs(
     for input_id, feature in enumerate(request.mm_features):
         if feature.offset >= num_computed_tokens + num_new_tokens:
             break
-        if feature.end <= num_computed_tokens or feature.mm_hash in hashes or input_id in held_before:
+        if feature.end <= num_computed_tokens or feature.encoder_key in hashes or input_id in held_before:
             continue
         if cache.check_and_update_cache(request, input_id):
             held_ids.append(input_id)
         elif cache.can_allocate(request, input_id, encoder_compute_budget - num_embeds, num_embeds):
             input_ids.append(input_id)
-            hashes.add(feature.mm_hash)
+            hashes.add(feature.encoder_key)
             num_embeds += feature.num_embeds
         else:
             num_new_tokens = max(0, feature.offset - num_computed_tokens)
@@ -110,7 +110,7 @@ def find_encoder_refusal(request: Request, config: SchedulerConfig) -> str | Non
     for number, feature in enumerate(request.mm_features):
         if feature.num_embeds > limit:
             return f"multimodal item {number} has {feature.num_embeds} embeddings, {limits}"
-    num_embeds = sum({feature.mm_hash: feature.num_embeds for feature in request.mm_features}.values())
+    num_embeds = sum({feature.encoder_key: feature.num_embeds for feature in request.mm_features}.values())
     if not config.enable_chunked_prefill and num_embeds > limit:
         return f"the prompt's items have {num_embeds} embeddings, {limits}, and enable_chunked_prefill is off"
     return None

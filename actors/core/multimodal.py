@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from kv_transfer.ranges import Count, PositiveCount, Word
 
 EMBEDDINGS: Final = "embeddings"
 """The name of what has been encoded already, among an EncoderInput's arrays."""
@@ -21,11 +25,16 @@ class MultiModalFeature:
     grid:       how its tokens lie: (frames, rows, columns), for models whose positions go by it
     """
 
-    mm_hash: str
-    offset: int
-    length: int
-    num_embeds: int
-    grid: tuple[int, int, int] | None = None
+    mm_hash: Word
+    offset: Count
+    length: PositiveCount
+    num_embeds: PositiveCount
+    grid: tuple[PositiveCount, PositiveCount, PositiveCount] | None = None
+
+    @property
+    def encoder_key(self) -> str:
+        """Names its embeddings in the encoder cache: a name that comes with another size has embeddings of its own."""
+        return f"{self.mm_hash}/{self.num_embeds}"
 
     @property
     def end(self) -> int:
@@ -40,8 +49,8 @@ class PackedArray:
     dtype: by numpy's name; data: its elements in C order, little-endian
     """
 
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: Word
+    shape: Annotated[tuple[Count, ...], Meta(max_length=8)]
     data: bytes
 
 
@@ -52,8 +61,8 @@ class EncoderInput:
     arrays: by the names of the encoder's arguments
     """
 
-    mm_hash: str
-    arrays: dict[str, PackedArray]
+    mm_hash: Word
+    arrays: Annotated[dict[Word, PackedArray], Meta(max_length=16)]
 
     @property
     def size_bytes(self) -> int:

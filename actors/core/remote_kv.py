@@ -57,6 +57,7 @@ from kv_transfer.connector import (
 from kv_transfer.params import TransferRole
 from kv_transfer.prefix_fetch import is_fetch, request_of
 from kv_transfer.prefix_sources import PrefixSources
+from kv_transfer.ranges import MAX_COUNT
 from kv_transfer.stats import TransferStats
 from kv_transfer.stores.messages import StoreStats
 
@@ -97,7 +98,10 @@ class RemoteKV:
         prefix_sources: PrefixSources | None = None,
         structured_output: StructuredOutputManager | None = None,
         staging: Staging | None = None,
+        vocab_size: int = MAX_COUNT,
     ) -> None:
+        """vocab_size: a producer's first token has to be below it."""
+        self._vocab_size = vocab_size
         self.connector = connector
         self.embeddings = EmbeddingTransfers(staging, kv_cache_manager, config.prefix_load_timeout_s)
         self.prefix_loads = PrefixLoads(prefix_sources, kv_cache_manager)
@@ -333,9 +337,11 @@ class RemoteKV:
         request.transfer_timings = received.timings
         if received.outcome is LoadOutcome.RELEASED:
             return [Ending(request, RequestStatus.FINISHED_STOPPED, is_silent=True)]
-        if received.outcome is LoadOutcome.LOADED and received.first_token_id is not None:
-            return self._join(request, received.first_token_id, places, now_s)
-        reason = received.reason or "the load failed"
+        token_id, reason = received.first_token_id, received.reason or "the load failed"
+        if received.outcome is LoadOutcome.LOADED and token_id is not None:
+            if token_id < self._vocab_size:
+                return self._join(request, token_id, places, now_s)
+            reason = f"the producer's token {token_id} is not one of the model's {self._vocab_size}"
         if received.outcome is LoadOutcome.CANCELLED:
             reason = f"no KV within {self._config.handoff_timeout_s:g} s"
         if self._config.load_failure_policy == "fail":

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta
 
 from actors.core.adapter import Adapter
 from actors.core.block_hash import BlockHash, BlockHasher, ExtraKeys
@@ -15,6 +17,7 @@ from actors.core.status import FinishReason as FinishReason
 from actors.core.status import RequestStatus as RequestStatus
 from actors.errors import IllegalTransition
 from kv_transfer.params import EngineAddress, KVTransferParams, PrefixSource, TransferRole
+from kv_transfer.ranges import Clock, Count, Name, PositiveCount, Priority, Sentence, ShortBytes, TokenId, Word
 from kv_transfer.stats import TransferTimings
 
 if TYPE_CHECKING:
@@ -30,10 +33,10 @@ class PromptEmbeds:
     """
 
     data: bytes
-    num_tokens: int
-    hidden_size: int
-    dtype: str
-    digest: bytes
+    num_tokens: PositiveCount
+    hidden_size: PositiveCount
+    dtype: Word
+    digest: ShortBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +61,21 @@ class EngineCoreRequest:
     prefix_source:    where more of its prefix is cached than here, perhaps
     """
 
-    request_id: str
-    prompt_token_ids: list[int]
+    request_id: Name
+    prompt_token_ids: list[TokenId]
     sampling_params: SamplingParams
-    attempt: int = 0
-    output_token_ids: list[int] = field(default_factory=list)
-    eos_token_ids: tuple[int, ...] = ()
-    priority: int = 0
-    arrival_time_s: float = 0.0
-    deadline_s: float | None = None
-    cache_salt: str | None = None
-    tenant: str = ""
+    attempt: Count = 0
+    output_token_ids: list[TokenId] = field(default_factory=list)
+    eos_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=4096)] = ()
+    priority: Priority = 0
+    arrival_time_s: Clock = 0.0
+    deadline_s: Clock | None = None
+    cache_salt: Sentence | None = None
+    tenant: Sentence = ""
     lora: Adapter | None = None
     prompt_embeds: PromptEmbeds | None = None
-    mm_features: tuple[MultiModalFeature, ...] = ()
-    encoder_inputs: tuple[EncoderInput, ...] = ()
+    mm_features: Annotated[tuple[MultiModalFeature, ...], Meta(max_length=65_536)] = ()
+    encoder_inputs: Annotated[tuple[EncoderInput, ...], Meta(max_length=65_536)] = ()
     encoder: EngineAddress | None = None
     pooling_params: PoolingParams | None = None
     kv_transfer_params: KVTransferParams | None = None

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
+
+from kv_transfer.ranges import MAX_COUNT, Count, PositiveCount, TokenId
+
+_MAX_FLOAT: Final = 1.7976931348623157e308
+_Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
+_Penalty = Annotated[float, Meta(ge=-100.0, le=100.0)]
+_LogitBias = Annotated[float, Meta(ge=-1e6, le=1e6)]
+_BadWord = Annotated[tuple[TokenId, ...], Meta(min_length=1, max_length=4096)]
+_TokenIds = Annotated[tuple[TokenId, ...], Meta(max_length=1_000_000)]
 
 Pooling = Literal["last", "mean", "cls"]
 
@@ -16,7 +27,7 @@ class StructuredOutputParams:
     """
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
-    value: str = ""
+    value: Annotated[str, Meta(max_length=2**24)] = ""
 
     @property
     def is_json(self) -> bool:
@@ -38,7 +49,7 @@ class PoolingParams:
     task: Literal["embed", "classify", "score"] = "embed"
     pooling: Pooling = "last"
     normalize: bool = True
-    dimensions: int | None = None
+    dimensions: PositiveCount | None = None
     activate: bool = True
 
 
@@ -63,26 +74,26 @@ class SamplingParams:
         least repetition_min_count times; 0: go on
     """
 
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
-    max_tokens: int = 16
-    min_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
+    temperature: Annotated[float, Meta(ge=0.0, le=_MAX_FLOAT)] = 1.0
+    top_k: Count = 0
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
+    min_p: _Fraction = 0.0
+    presence_penalty: _Penalty = 0.0
+    frequency_penalty: _Penalty = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=100.0)] = 1.0
+    seed: Annotated[int, Meta(ge=0)] = 0
+    max_tokens: PositiveCount = 16
+    min_tokens: Count = 0
+    stop_token_ids: _TokenIds = ()
     ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    allowed_token_ids: tuple[int, ...] = ()
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    logprobs: Count | None = None
+    prompt_logprobs: Count | None = None
+    logit_bias: Annotated[dict[TokenId, _LogitBias], Meta(max_length=1_000_000)] = field(default_factory=dict)
+    allowed_token_ids: _TokenIds = ()
+    bad_words: Annotated[tuple[_BadWord, ...], Meta(max_length=100_000)] = ()
     structured_output: StructuredOutputParams | None = None
-    repetition_max_pattern: int = 0
-    repetition_min_count: int = 3
+    repetition_max_pattern: Annotated[int, Meta(ge=0, le=256)] = 0
+    repetition_min_count: Annotated[int, Meta(ge=2, le=MAX_COUNT)] = 3
 
     @property
     def has_penalties(self) -> bool:

@@ -48,6 +48,7 @@ from actors.errors import DuplicateRequest, IntegrityError
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import KVConnectorScheduler, ProducerEnd
 from kv_transfer.prefix_sources import PrefixSources
+from kv_transfer.ranges import MAX_COUNT
 
 
 class Scheduler:
@@ -71,6 +72,7 @@ class Scheduler:
         kv_transfer_config: KVTransferConfig | None = None,
         adapters: AdapterCache | None = None,
         staging: Staging | None = None,
+        vocab_size: int = MAX_COUNT,
         clock: Callable[[], float],
     ) -> None:
         self.config = scheduler_config
@@ -94,6 +96,7 @@ class Scheduler:
             prefix_sources=prefix_sources,
             structured_output=structured_output,
             staging=staging,
+            vocab_size=vocab_size,
         )
         self.finished_req_ids: set[str] = set()
         self._places = Places.create(scheduler_config, cache_config)

@@ -23,6 +23,7 @@ from actors.core.outputs import (
     SchedulerOutput,
     TokenLogprobs,
 )
+from actors.core.request_limits import ImageFacts
 from actors.core.sampling_params import SamplingParams
 from actors.lora_config import LoraConfig
 from actors.model.attention.base import BatchShape
@@ -37,6 +38,7 @@ from actors.model.kv_cache_size import check_fits, choose_num_blocks
 from actors.model.loader import LoadedModel, load_model
 from actors.model.lora.store import AdapterStore
 from actors.model.memory import free_memory_bytes, peak_memory_bytes
+from actors.model.multimodal.families import image_facts
 from actors.model.multimodal.image_batch import ImageBatch, encode_image, pack_embeddings
 from actors.model.pooling.pooler import Pooler
 from actors.model.prompt_embeds import PromptEmbedsBatch
@@ -311,6 +313,13 @@ class ModelRunner:
     def prompt_embeds_size(self) -> int:
         """Of one token's embedding; 0 if prompts cannot be embeddings."""
         return self._embeds.embedding_size if self.generates else 0
+
+    @property
+    def images(self) -> ImageFacts | None:
+        """What its encoder takes; None if it takes no images."""
+        if self._images is None:
+            return None
+        return image_facts(self._model.forward.model.config, self._embeds.embedding_size)
 
     @property
     def architecture(self) -> str:

@@ -159,6 +159,7 @@ class BlockingWorker:
         self.may_go = threading.Event()
         self.runner = self
         self.max_model_len, self.vocab_size, self.eos_token_ids, self.layout = 8, 8, (0,), None
+        self.images = None
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         assert self.may_go.wait(10)

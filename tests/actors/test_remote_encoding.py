@@ -14,6 +14,7 @@ from actors.core.embedding_shelf import EmbeddingShelf
 from actors.core.embedding_transfers import EmbeddingFetch, Fetched
 from actors.core.multimodal import EMBEDDINGS, EncoderInput, MultiModalFeature, PackedArray
 from actors.core.request import EngineCoreRequest
+from actors.core.request_limits import DescribedArray, ImageFacts, find_embeddings_mistake
 from actors.core.sampling_params import SamplingParams
 from actors.remote_encoding import EncodeService, RemoteEncoders
 from kv_transfer.params import EngineAddress
@@ -83,6 +84,10 @@ async def encode_engine(
         await server.stop(0)
 
 
+def find_mistake(described: DescribedArray, num_embeds: int) -> str | None:
+    return find_embeddings_mistake(described, ImageFacts(hidden_size=4), num_embeds)
+
+
 async def test_an_image_is_encoded_once_for_all_who_ask(shelf: EmbeddingShelf) -> None:
     may_go_on = asyncio.Event()
 
@@ -91,8 +96,8 @@ async def test_an_image_is_encoded_once_for_all_who_ask(shelf: EmbeddingShelf) -
         return made_of(item.mm_hash)
 
     encoders, others = (
-        RemoteEncoders(30.0, Links(shelf), EmbeddingShelf(), member()),
-        RemoteEncoders(30.0, Links(shelf), EmbeddingShelf(), member()),
+        RemoteEncoders(30.0, Links(shelf), EmbeddingShelf(), member(), find_mistake),
+        RemoteEncoders(30.0, Links(shelf), EmbeddingShelf(), member(), find_mistake),
     )
     async with encode_engine(encode, shelf) as (address, service):
         asking = asyncio.gather(encoders.embed(request(address, "a", "b")), others.embed(request(address, "b", "a")))
@@ -123,7 +128,7 @@ async def wrong(item: EncoderInput) -> PackedArray:
 
 @pytest.mark.parametrize(
     ("encode", "reason"),
-    [(never, "Deadline Exceeded"), (broken, "out of order"), (wrong, "embeddings of shape (4, 4)")],
+    [(never, "Deadline Exceeded"), (broken, "out of order"), (wrong, "4 embeddings of an image that has")],
 )
 async def test_what_does_not_come_is_encoded_by_who_asked(
     encode: Callable[[EncoderInput], Awaitable[PackedArray]],
@@ -131,7 +136,7 @@ async def test_what_does_not_come_is_encoded_by_who_asked(
     shelf: EmbeddingShelf,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    encoders = RemoteEncoders(0.3, Links(shelf), EmbeddingShelf(), member())
+    encoders = RemoteEncoders(0.3, Links(shelf), EmbeddingShelf(), member(), find_mistake)
     async with encode_engine(encode, shelf) as (address, service):
         asked = request(address, "a")
         assert await encoders.embed(asked) == asked
@@ -143,7 +148,7 @@ async def test_what_does_not_come_is_encoded_by_who_asked(
 
 
 async def test_an_encode_engine_that_is_gone_holds_nobody_up() -> None:
-    encoders = RemoteEncoders(30.0, Links(None), EmbeddingShelf(), member())
+    encoders = RemoteEncoders(30.0, Links(None), EmbeddingShelf(), member(), find_mistake)
     asked = request("127.0.0.1:1", "a")
     assert await asyncio.wait_for(encoders.embed(asked), 10.0) == asked
     await encoders.close()
@@ -154,7 +159,7 @@ async def made(item: EncoderInput) -> PackedArray:
 
 
 async def test_embeddings_that_were_forgotten_meanwhile_are_made_by_who_asked(shelf: EmbeddingShelf) -> None:
-    encoders = RemoteEncoders(30.0, Links(EmbeddingShelf()), EmbeddingShelf(), member())
+    encoders = RemoteEncoders(30.0, Links(EmbeddingShelf()), EmbeddingShelf(), member(), find_mistake)
     async with encode_engine(made, shelf) as (address, _):
         assert await encoders.embed(request(address, "a")) == request(address, "a")
     await encoders.close()
@@ -162,7 +167,7 @@ async def test_embeddings_that_were_forgotten_meanwhile_are_made_by_who_asked(sh
 
 async def test_a_fetch_that_is_not_over_in_time_is_cancelled(shelf: EmbeddingShelf) -> None:
     links = Links(None)
-    encoders = RemoteEncoders(0.3, links, EmbeddingShelf(), member())
+    encoders = RemoteEncoders(0.3, links, EmbeddingShelf(), member(), find_mistake)
     async with encode_engine(made, shelf) as (address, _):
         assert await encoders.embed(request(address, "a")) == request(address, "a")
     assert links.cancelled == links.begun
@@ -180,7 +185,7 @@ async def test_a_request_that_is_aborted_cancels_its_fetch(shelf: EmbeddingShelf
             begun.set()
 
     links = Telling(None)
-    encoders = RemoteEncoders(30.0, links, EmbeddingShelf(), member())
+    encoders = RemoteEncoders(30.0, links, EmbeddingShelf(), member(), find_mistake)
     async with encode_engine(made, shelf) as (address, _):
         embedding = asyncio.create_task(encoders.embed(request(address, "a")))
         await begun.wait()

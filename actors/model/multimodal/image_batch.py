@@ -93,7 +93,7 @@ class ImageBatch:
                     # In one row, as the model looks them up: prompt embeddings are put there as well.
                     input_ids = torch.from_numpy(token_ids).to(self._model.device)[None]
                     embeds = self._model.get_input_embeddings()(input_ids)[0]
-                image = self._embeddings[feature.mm_hash]
+                image = self._embeddings[feature.encoder_key]
                 where = slice(span.start + begin - span.first, span.start + end - span.first)
                 embeds[where] = image[begin - feature.offset : end - feature.offset]
         return embeds
@@ -120,7 +120,7 @@ class ImageBatch:
             raise IntegrityError(
                 f"an image was to have {feature.num_embeds} embeddings, the encoder has made {embeddings.shape[0]}"
             )
-        self._embeddings[feature.mm_hash] = embeddings
+        self._embeddings[feature.encoder_key] = embeddings
         self.num_encoded += EMBEDDINGS not in image.arrays
 
 

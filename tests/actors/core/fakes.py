@@ -105,12 +105,12 @@ class FakeWorker:
         self.encoded -= set(output.free_encoder_mm_hashes)
         for request_id, input_ids in output.scheduled_encoder_inputs.items():
             assert request_id in output.num_scheduled_tokens
-            self.encoded |= {self.features[request_id][input_id].mm_hash for input_id in input_ids}
+            self.encoded |= {self.features[request_id][input_id].encoder_key for input_id in input_ids}
             self.num_encoded += len(input_ids)
         for request_id, num_tokens in output.num_scheduled_tokens.items():
             for feature in self.features[request_id]:
                 if feature.offset < starts[request_id] + num_tokens and feature.end > starts[request_id]:
-                    assert feature.mm_hash in self.encoded, f"{request_id} reads an embedding that is not there"
+                    assert feature.encoder_key in self.encoded, f"{request_id} reads an embedding that is not there"
 
     def _learn(self, output: SchedulerOutput) -> None:
         for request_id in output.finished_req_ids:

@@ -39,6 +39,9 @@ class RememberingEngine:
         self.submitted: list[EngineCoreRequest] = []
         self.stats = SchedulerStats(num_running_reqs=7)
 
+    def find_mistake(self, request: EngineCoreRequest) -> str | None:
+        return None
+
     def submit(self, requests: list[EngineCoreRequest], client_index: int) -> None:
         self.submitted += requests
         for request in requests:

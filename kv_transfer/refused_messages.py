@@ -13,7 +13,7 @@ _MAX_ORIGINS: Final = 256
 """A stranger who comes from ever new addresses must fill neither the memory nor the log."""
 
 
-class Refusals:
+class RefusedMessages:
     """Counters by kind; from any thread."""
 
     def __init__(self) -> None:
