@@ -1,50 +1,54 @@
 """What every call goes through, whichever service it is for: a service that is added later is covered too.
 
-In this order: who calls, and may they (before the request's message is read); is the ingress draining; then the service
-itself; what it raises becomes a status with its details. Watch over slow readers is kept of every stream.
+In this order: who calls, and may they; then the request's message is received (receiving.py); is the ingress draining;
+then the service itself; what it raises becomes a status with its details. Watch over slow readers is kept of every
+stream.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import inspect
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf import descriptor_pool
 
-from cluster.access.caller import set_caller
+from cluster.access.caller import current_caller, set_caller
 from cluster.access.control import AccessControl
-from cluster.errors import ClusterError, FieldViolation, InvalidRequest, PermissionDenied, Unauthenticated
+from cluster.errors import ClusterError, InvalidRequest, PermissionDenied, Unauthenticated
 from cluster.ingress.gate import Gate
+from cluster.ingress.receiving import MAX_OPEN_AT_ONCE, OPEN_TIMEOUT_S, Receiving
 from cluster.ingress.slow_readers import SlowReaders
 from cluster.ingress.statuses import ErrorStatus, internal_error, status_of
 
 logger = logging.getLogger(__name__)
 
 ADMIN_SERVICE: Final = "raypd.v1.AdminService"
-_OPEN_SERVICES: Final = ("grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection")
+_REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
+_OPEN_SERVICES: Final = ("grpc.health.v1.Health", _REFLECTION)
 """Probes have no token, and what reflection tells is in the repository."""
 
 _LAST_WORD_S: Final = 1.0
 
 _Context = grpc.aio.ServicerContext[Any, Any]
+_Receive = Callable[[_Context], Awaitable[Any]]
 _Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
 class DoorInterceptor(grpc.aio.ServerInterceptor):
-    """One of each server."""
+    """One of each server. Belongs to one event loop."""
 
     def __init__(self, access: AccessControl, gate: Gate, slow_readers: SlowReaders) -> None:
         self._access = access
         self._gate = gate
         self._slow_readers = slow_readers
+        self._receiving = Receiving()
+        self._receiving_open = Receiving(MAX_OPEN_AT_ONCE, OPEN_TIMEOUT_S)
         self._handlers: dict[str, Any] = {}
 
     async def intercept_service(
@@ -56,41 +60,78 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):
             return None
         method = handler_call_details.method
         service = method.rpartition("/")[0].removeprefix("/")
-        if service in _OPEN_SERVICES:
-            return handler
-        try:
-            caller = self._access.authenticate(_authorization(handler_call_details))
-            if service == ADMIN_SERVICE:
-                caller.check_administers()
-        except (Unauthenticated, PermissionDenied) as error:
-            return _refusing(handler, status_of(error))
-        # gRPC has a task for each call, and this runs in it already.
-        set_caller(caller)
+        if service not in _OPEN_SERVICES:
+            try:
+                caller = self._access.authenticate(_authorization(handler_call_details))
+                if service == ADMIN_SERVICE:
+                    caller.check_administers()
+            except (Unauthenticated, PermissionDenied) as error:
+                return _refusing(status_of(error))
+            # gRPC has a task for each call, and this runs in it already.
+            set_caller(caller)
         wrapped = self._handlers.get(method)
         if wrapped is None:
-            wrapped = self._handlers[method] = self._wrap(handler, service)
+            wrapped = self._handlers[method] = self._wrap(handler, method, service)
         return wrapped
 
-    def _wrap(self, handler: Any, service: str) -> Any:
-        # Who administers a cluster wants to see it drain.
-        inside: AbstractAsyncContextManager[Any] = nullcontext() if service == ADMIN_SERVICE else self._gate
-        if not handler.response_streaming:
-            behavior = handler.stream_unary if handler.request_streaming else handler.unary_unary
-            return _with_behavior(handler, _answering(behavior, inside))
-        behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
-        if inspect.isasyncgenfunction(behavior):
-            behavior = _written(behavior)
-        return _with_behavior(handler, _answering(self._slow_readers.watching(behavior), inside))
+    def _wrap(self, handler: Any, method: str, service: str) -> Any:
+        """A handler that receives by itself, which for gRPC is one of streams."""
+        if service == _REFLECTION:
+            behavior = self._reflecting(handler)
+        else:
+            receive = self._open_receiver(handler) if service in _OPEN_SERVICES else self._receiver(handler, method)
+            # Who administers a cluster wants to see it drain, and so do probes.
+            is_always_in = service == ADMIN_SERVICE or service in _OPEN_SERVICES
+            inside: AbstractAsyncContextManager[Any] = nullcontext() if is_always_in else self._gate
+            behavior = handler.unary_stream if handler.response_streaming else handler.unary_unary
+            if handler.response_streaming and service not in _OPEN_SERVICES:
+                behavior = self._slow_readers.watching(behavior)
+            behavior = _answering(behavior, inside, receive)
+        kind = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        return kind(behavior, None, handler.response_serializer)
+
+    def _receiver(self, handler: Any, method: str) -> _Receive:
+        descriptor = descriptor_pool.Default().FindMethodByName(method.removeprefix("/").replace("/", ".")).input_type
+
+        async def receive(context: _Context) -> Any:
+            # A connection's, where callers have no names.
+            sender = current_caller().name or context.peer()
+            return await self._receiving.receive(sender, context, descriptor, handler.request_deserializer)
+
+        return receive
+
+    def _open_receiver(self, handler: Any) -> _Receive:
+        async def receive(context: _Context) -> Any:
+            return await self._receiving_open.receive_small(_host(context), context, handler.request_deserializer)
+
+        return receive
+
+    def _reflecting(self, handler: Any) -> Callable[[Any, _Context], Awaitable[None]]:
+        async def reflect(requests: Any, context: _Context) -> None:
+            del requests
+            sender = f"reflection {_host(context)}"
+            messages = self._receiving_open.receive_all_small(sender, context, handler.request_deserializer)
+            try:
+                async for response in handler.stream_stream(messages, context):
+                    await context.write(response)
+            except InvalidRequest as error:
+                await _abort(context, status_of(error))
+
+        return reflect
 
 
 def _answering(
-    behavior: Callable[[Any, _Context], Awaitable[Any]], inside: AbstractAsyncContextManager[Any]
+    behavior: Callable[[Any, _Context], Awaitable[Any]], inside: AbstractAsyncContextManager[Any], receive: _Receive
 ) -> Callable[[Any, _Context], Awaitable[Any]]:
-    @functools.wraps(behavior)
-    async def answer(request: Any, context: _Context) -> Any:
+    async def answer(requests: Any, context: _Context) -> Any:
+        del requests
+        request = None
         try:
-            if isinstance(request, InvalidRequest):
-                raise request
+            request = await receive(context)
             async with inside:
                 return await behavior(request, context)
         except ClusterError as error:
@@ -106,49 +147,19 @@ def _answering(
     return answer
 
 
-def _written(behavior: Callable[[Any, _Context], AsyncIterator[Any]]) -> Callable[[Any, _Context], Awaitable[None]]:
-    """A generator as a coroutine that writes."""
+def _refusing(status: ErrorStatus) -> Any:
+    """A handler that reads nothing."""
 
-    async def write_all(request: Any, context: _Context) -> None:
-        async for response in behavior(request, context):
-            await context.write(response)
-
-    return write_all
-
-
-def _refusing(handler: Any, status: ErrorStatus) -> Any:
-    """A handler of the same kind that reads nothing."""
-
-    async def refuse(request: Any, context: _Context) -> NoReturn:
-        del request
+    async def refuse(requests: Any, context: _Context) -> NoReturn:
+        del requests
         await _abort(context, status)
 
-    return _KIND_OF[handler.request_streaming, handler.response_streaming](refuse)
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def _with_behavior(handler: Any, behavior: Callable[[Any, _Context], Awaitable[Any]]) -> Any:
-    kind = _KIND_OF[handler.request_streaming, handler.response_streaming]
-    deserializer = handler.request_deserializer
-    if deserializer is not None and not handler.request_streaming:
-        deserializer = functools.partial(_deserialize, deserializer)
-    return kind(behavior, deserializer, handler.response_serializer)
-
-
-def _deserialize(deserializer: Callable[[bytes], Any], data: bytes) -> Any:
-    """gRPC would take an error here for one of ours."""
-    try:
-        return deserializer(data)
-    except DecodeError as error:
-        violation = FieldViolation("request", f"{len(data)} bytes", f"a message of the method's type, UTF-8 ({error})")
-        return InvalidRequest(violation)
-
-
-_KIND_OF: Final = {
-    (False, False): grpc.unary_unary_rpc_method_handler,
-    (False, True): grpc.unary_stream_rpc_method_handler,
-    (True, False): grpc.stream_unary_rpc_method_handler,
-    (True, True): grpc.stream_stream_rpc_method_handler,
-}
+def _host(context: _Context) -> str:
+    """Of the other end, without its port."""
+    return context.peer().rpartition(":")[0]
 
 
 def _authorization(details: grpc.HandlerCallDetails) -> str | bytes | None:

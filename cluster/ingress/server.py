@@ -63,13 +63,23 @@ _FOREVER_S: Final = 1e6
 _REBIND_INTERVAL_S: Final = 0.05
 _REBIND_TIMEOUT_S: Final = 5.0
 _MAX_PENDING_CALLS: Final = 16_384
+_MAX_STREAMS: Final = 2048
+"""Of one connection: clients keep further calls until others have ended."""
+_MAX_CONNECTIONS: Final = 4096
+"""Further ones are closed at once."""
 _OPTIONS: Final = (
     # Two servers on one port would share its connections silently: a clash must fail.
     ("grpc.so_reuseport", 0),
     # Of calls that come at once gRPC cancels those above 1000, without a word. Serving refuses them with a delay.
     ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
-    ("grpc.max_concurrent_streams", _MAX_PENDING_CALLS),
+    ("grpc.max_concurrent_streams", _MAX_STREAMS),
+    ("grpc.max_allowed_incoming_connections", _MAX_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # What nobody has asked for yet stays with its sender: windows do not grow by how fast the network is.
+    ("grpc.http2.bdp_probe", 0),
+    # A message of 16 kB could become one of 16 MB, and the bound on messages is on what comes by the network.
+    ("grpc.per_message_decompression", 0),
     # A stream can be silent for as long as a prompt is in the queue; clients that ping meanwhile must not be cut off.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),

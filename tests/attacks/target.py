@@ -28,7 +28,7 @@ from tests.attacks.victim import Felt, visit
 MAX_CALLBACK_CPU_S: Final = 0.05
 MAX_GROWTH_MIB: Final = 256.0
 NUM_REPETITIONS: Final = 3
-_NOISE_MIB: Final = 16.0
+_NOISE_MIB: Final = 32.0
 """What an allocator takes and gives back as it likes."""
 _START_TIMEOUT_S: Final = 120.0
 _ANSWER_TIMEOUT_S: Final = 60.0

@@ -13,6 +13,7 @@ import pytest
 from google.protobuf.message import Message
 
 from cluster.ingress.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
+from tests.attacks.wire import empties, inside
 from tests.cluster.ingress.answering import answering_ingress, methods, status_of
 
 METHODS = {method.name: method for method in methods()}
@@ -39,21 +40,6 @@ def chat(num_messages: int, content: str = "x") -> generate_pb2.ChatMessages:
 
 def batch(num_prompts: int = 1, **fields: Any) -> generate_pb2.GenerateBatchRequest:
     return generate_pb2.GenerateBatchRequest(prompts=[generate_pb2.Prompt(text="x")] * num_prompts, **fields)
-
-
-def empties(message: type[Message], field: str, count: int) -> bytes:
-    """So many empty entries of a field, as they travel: two or three bytes each. As objects they took gigabytes."""
-    return inside(message, field, b"") * count
-
-
-def inside(message: type[Message], field: str, content: bytes) -> bytes:
-    """A message with this one entry of a field."""
-    return varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | 2) + varint(len(content)) + content
-
-
-def varint(number: int) -> bytes:
-    low, high = number & 0x7F, number >> 7
-    return bytes([low | 0x80]) + varint(high) if high else bytes([low])
 
 
 def turns(count: int) -> bytes:
@@ -115,22 +101,33 @@ ATTACKS: list[tuple[str, str, Make, grpc.StatusCode, str]] = [
     ("a billion samples to choose from", "GenerateBatch", lambda: batch(n=1, best_of=10**9), INVALID, "best_of is 1000000000"),
     ("20 000 prompts", "GenerateBatch", lambda: batch(20_000), INVALID, "samples"),
     ("10 MB to tokenize", "Tokenize", lambda: model_pb2.TokenizeRequest(text="x" * 10 * MIB), INVALID, "10485760 characters"),
-    ("5 million tokens to detokenize", "Detokenize", lambda: model_pb2.DetokenizeRequest(token_ids=[1] * 5_000_000), INVALID, "at most 4000000"),
+    ("5 million tokens to detokenize", "Detokenize", lambda: model_pb2.DetokenizeRequest(token_ids=[1] * 5_000_000), INVALID, "at most 4200000 numbers in all"),
     ("a billion engines", "Scale", lambda: admin_pb2.ScaleRequest(prefill=10**9), INVALID, "at most 1024"),
     ("a profile of a year", "Profile", lambda: admin_pb2.ProfileRequest(engine_id="d0", duration_seconds=3e7), INVALID, "at most 60"),
     ("a profile of NaN seconds", "Profile", lambda: admin_pb2.ProfileRequest(engine_id="d0", duration_seconds=NAN), INVALID, "at most 60"),
     ("20 000 inputs to embed", "Embed", lambda: embed_pb2.EmbedRequest(inputs=[generate_pb2.Prompt(text="x")] * 20_000), INVALID, "inputs"),
-    ("2 million empty inputs", "Embed", lambda: empties(embed_pb2.EmbedRequest, "inputs", 2_000_000), INVALID, "2000000 of them"),
-    ("2 million empty inputs to classify", "Classify", lambda: empties(embed_pb2.ClassifyRequest, "inputs", 2_000_000), INVALID, "at most 2048 of them"),
-    ("2 million empty documents", "Score", lambda: empties(embed_pb2.ScoreRequest, "documents", 2_000_000), INVALID, "documents is 2000000"),
-    ("inputs with a million empty turns", "Embed", lambda: prompts(embed_pb2.EmbedRequest, "inputs", 500_000), INVALID, "at most 100000 messages"),
-    ("2 million empty prompts", "GenerateBatch", lambda: empties(generate_pb2.GenerateBatchRequest, "prompts", 2_000_000), INVALID, "at most 256 samples"),
-    ("prompts with a million empty turns", "GenerateBatch", lambda: prompts(generate_pb2.GenerateBatchRequest, "prompts", 500_000), INVALID, "at most 100000 messages"),
-    ("2 million empty turns", "Generate", lambda: inside(generate_pb2.GenerateRequest, "chat", turns(2_000_000)), INVALID, "at most 10000 messages"),
-    ("2 million empty turns to tokenize", "Tokenize", lambda: inside(model_pb2.TokenizeRequest, "chat", turns(2_000_000)), INVALID, "at most 10000 messages"),
-    ("2 million empty parts of a turn", "Generate", lambda: inside(generate_pb2.GenerateRequest, "chat", parts(2_000_000)), INVALID, "at most 10000 parts"),
-    ("2 million empty images", "Generate", lambda: generate().SerializeToString() + empties(generate_pb2.GenerateRequest, "images", 2_000_000), INVALID, "at most 1024 images"),
-    ("2 million empty choices", "Generate", lambda: inside(generate_pb2.GenerateRequest, "sampling_params", inside(generate_pb2.SamplingParams, "choice", empties(generate_pb2.Choices, "choices", 2_000_000))), INVALID, "at most 1024 texts"),
+    ("2 million empty inputs", "Embed", lambda: empties(embed_pb2.EmbedRequest, "inputs", 2_000_000), INVALID, "at most 400000 entries in all"),
+    ("2 million empty inputs to classify", "Classify", lambda: empties(embed_pb2.ClassifyRequest, "inputs", 2_000_000), INVALID, "at most 400000 entries in all"),
+    ("2 million empty documents", "Score", lambda: empties(embed_pb2.ScoreRequest, "documents", 2_000_000), INVALID, "at most 400000 entries in all"),
+    ("inputs with a million empty turns", "Embed", lambda: prompts(embed_pb2.EmbedRequest, "inputs", 500_000), INVALID, "at most 400000 entries in all"),
+    ("2 million empty prompts", "GenerateBatch", lambda: empties(generate_pb2.GenerateBatchRequest, "prompts", 2_000_000), INVALID, "at most 400000 entries in all"),
+    ("prompts with a million empty turns", "GenerateBatch", lambda: prompts(generate_pb2.GenerateBatchRequest, "prompts", 500_000), INVALID, "at most 400000 entries in all"),
+    ("2 million empty turns", "Generate", lambda: inside(generate_pb2.GenerateRequest, "chat", turns(2_000_000)), INVALID, "at most 400000 entries in all"),
+    ("2 million empty turns to tokenize", "Tokenize", lambda: inside(model_pb2.TokenizeRequest, "chat", turns(2_000_000)), INVALID, "at most 400000 entries in all"),
+    ("2 million empty parts of a turn", "Generate", lambda: inside(generate_pb2.GenerateRequest, "chat", parts(2_000_000)), INVALID, "at most 400000 entries in all"),
+    ("2 million empty images", "Generate", lambda: generate().SerializeToString() + empties(generate_pb2.GenerateRequest, "images", 2_000_000), INVALID, "at most 400000 entries in all"),
+    ("2 million empty choices", "Generate", lambda: inside(generate_pb2.GenerateRequest, "sampling_params", inside(generate_pb2.SamplingParams, "choice", empties(generate_pb2.Choices, "choices", 2_000_000))), INVALID, "at most 400000 entries in all"),
+    ("300 000 empty inputs", "Embed", lambda: empties(embed_pb2.EmbedRequest, "inputs", 300_000), INVALID, "300000 of them"),
+    ("300 000 empty inputs to classify", "Classify", lambda: empties(embed_pb2.ClassifyRequest, "inputs", 300_000), INVALID, "at most 2048 of them"),
+    ("300 000 empty documents", "Score", lambda: empties(embed_pb2.ScoreRequest, "documents", 300_000), INVALID, "documents is 300000"),
+    ("inputs with 200 000 empty turns", "Embed", lambda: prompts(embed_pb2.EmbedRequest, "inputs", 100_000), INVALID, "at most 100000 messages"),
+    ("300 000 empty prompts", "GenerateBatch", lambda: empties(generate_pb2.GenerateBatchRequest, "prompts", 300_000), INVALID, "at most 256 samples"),
+    ("prompts with 200 000 empty turns", "GenerateBatch", lambda: prompts(generate_pb2.GenerateBatchRequest, "prompts", 100_000), INVALID, "at most 100000 messages"),
+    ("300 000 empty turns", "Generate", lambda: inside(generate_pb2.GenerateRequest, "chat", turns(300_000)), INVALID, "at most 10000 messages"),
+    ("300 000 empty turns to tokenize", "Tokenize", lambda: inside(model_pb2.TokenizeRequest, "chat", turns(300_000)), INVALID, "at most 10000 messages"),
+    ("300 000 empty parts of a turn", "Generate", lambda: inside(generate_pb2.GenerateRequest, "chat", parts(300_000)), INVALID, "at most 10000 parts"),
+    ("300 000 empty images", "Generate", lambda: generate().SerializeToString() + empties(generate_pb2.GenerateRequest, "images", 300_000), INVALID, "at most 1024 images"),
+    ("300 000 empty choices", "Generate", lambda: inside(generate_pb2.GenerateRequest, "sampling_params", inside(generate_pb2.SamplingParams, "choice", empties(generate_pb2.Choices, "choices", 300_000))), INVALID, "at most 1024 texts"),
 ]  # fmt: skip
 
 
