@@ -34,6 +34,9 @@ class ClusterAdmin(Protocol):
     async def profile(self, engine_id: str, duration_s: float, *, with_trace: bool) -> EngineProfile:
         """Profile an engine for so long. Raises UnknownEngine, EngineRefused."""
 
+    async def rotate_secret(self) -> bool:
+        """Replace the cluster's secret; returns whether the older one is refused by now. Raises SecretIsInFile."""
+
     async def drain_node(self, node: str) -> list[str]:
         """Take everything on a node out of service, and start nothing there any more; returns the engines' ids.
 

@@ -119,6 +119,16 @@ async def update(address: str, console: Console, model: str, *, wait_s: float | 
     console.print("done")
 
 
+async def rotate_secret(address: str, console: Console, *, timeout_s: float) -> None:
+    """Replace the cluster's secret, and say how far that has come. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        is_old_refused = await client.rotate_secret(timeout_s)
+    if is_old_refused:
+        console.print("every process has the new secret, and the older one is refused")
+    else:
+        console.print("the new secret is accepted; the older one is, too, until every process has the new one")
+
+
 async def _lives_of(
     client: GenerateClient, engine_ids: Collection[str], timeout_s: float, state: str = "ready"
 ) -> set[tuple[str, int]]:

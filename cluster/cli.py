@@ -364,6 +364,14 @@ def profile(
 
 
 @app.command()
+def rotate_secret(address: _Address = "127.0.0.1:50051", timeout_s: _Timeout = 30.0) -> None:
+    """Replace the secret by which engines and ingresses prove themselves to each other. Nothing is interrupted."""
+    from cluster.admin_commands import rotate_secret as ask
+
+    _run(lambda: asyncio.run(ask(address, Console(), timeout_s=timeout_s)))
+
+
+@app.command()
 def demo(
     config: _ConfigFile = None,
     num_requests: Annotated[int, typer.Option(min=2, help="Concurrent prompts.")] = 16,

@@ -65,6 +65,11 @@ class RemoteController:
         )
         return profile
 
+    async def rotate_secret(self) -> bool:
+        """Replace the cluster's secret."""
+        is_old_refused: bool = await self._call("rotate_secret")
+        return is_old_refused
+
     async def drain_node(self, node: str) -> list[str]:
         """Take everything on a node out of service."""
         engine_ids: list[str] = await self._call("drain_node", node)

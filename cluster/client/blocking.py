@@ -199,6 +199,10 @@ class BlockingClient:
         """As GenerateClient.profile()."""
         return self._run(self._client.profile(engine_id, duration_s, with_trace=with_trace, timeout_s=timeout_s))
 
+    def rotate_secret(self, timeout_s: float | None = None) -> bool:
+        """As GenerateClient.rotate_secret()."""
+        return self._run(self._client.rotate_secret(timeout_s))
+
     # -- on the other thread -------------------------------------------------------------------------------------
 
     def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:

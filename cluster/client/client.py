@@ -307,6 +307,12 @@ class GenerateClient:
         request = admin_pb2.ProfileRequest(engine_id=engine_id, duration_seconds=duration_s, with_trace=with_trace)
         return await self._change(lambda ingress: ingress.admin.Profile, request, timeout_s)
 
+    async def rotate_secret(self, timeout_s: float | None = None) -> bool:
+        """Replace the cluster's secret; returns whether the older one is refused by now. Raises CallFailed."""
+        request = admin_pb2.RotateSecretRequest()
+        response = await self._change(lambda ingress: ingress.admin.RotateSecret, request, timeout_s)
+        return response.is_old_refused
+
     @property
     def _ingresses(self) -> Ingresses:
         if self._opened is None:

@@ -102,6 +102,13 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         profile = await self._admin.profile(request.engine_id, duration_s, with_trace=request.with_trace)
         return admin_pb2.ProfileResponse(summary=profile.summary, trace=profile.trace)
 
+    async def RotateSecret(  # noqa: N802
+        self, request: admin_pb2.RotateSecretRequest, context: _Context
+    ) -> admin_pb2.RotateSecretResponse:
+        """Replace the cluster's secret."""
+        del request, context
+        return admin_pb2.RotateSecretResponse(is_old_refused=await self._admin.rotate_secret())
+
 
 def _counts(request: admin_pb2.ScaleRequest) -> dict[EngineRole, int]:
     given = {

@@ -24,6 +24,7 @@ from cluster.errors import (
     Overloaded,
     PermissionDenied,
     ReaderTooSlow,
+    SecretIsInFile,
     Unauthenticated,
     UnknownEngine,
     UnknownNode,
@@ -65,7 +66,7 @@ def status_of(error: ClusterError) -> ErrorStatus:
             return ErrorStatus(code.NOT_FOUND, message, (_bad_request(error),))
         case ModelNotFound() | UnknownEngine() | UnknownNode():
             return ErrorStatus(code.NOT_FOUND, message)
-        case EngineRefused():
+        case EngineRefused() | SecretIsInFile():
             return ErrorStatus(code.FAILED_PRECONDITION, message)
         case Unauthenticated():
             return ErrorStatus(code.UNAUTHENTICATED, message)

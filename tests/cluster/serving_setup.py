@@ -15,6 +15,7 @@ from cluster.errors import (
     ControllerUnavailable,
     EngineRefused,
     InvalidConfig,
+    SecretIsInFile,
     UnknownEngine,
     UnknownNode,
 )
@@ -170,6 +171,12 @@ class FakeAdmin:
         self._check(engine_id or "d0")
         self.asked.append(("reset_prefix_cache", engine_id, preempt))
         return {"d0": preempt, "p0": True}
+
+    async def rotate_secret(self) -> bool:
+        self.asked.append(("rotate_secret",))
+        if self.asked.count(("rotate_secret",)) == 3:
+            raise SecretIsInFile("/etc/raypd/secret")
+        return self.asked.count(("rotate_secret",)) == 2
 
     async def profile(self, engine_id: str, duration_s: float, *, with_trace: bool) -> EngineProfile:
         self._check(engine_id)

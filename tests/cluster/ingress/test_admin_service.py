@@ -109,6 +109,15 @@ async def test_prefix_caches_are_reset_where_nothing_holds_them() -> None:
     assert admin.asked == [("reset_prefix_cache", "", False), ("reset_prefix_cache", "d0", True)]
 
 
+async def test_the_clusters_secret_is_replaced_or_the_file_is_named_where_it_is() -> None:
+    async with client_of(FakeAdmin()) as client:
+        assert not await client.rotate_secret()
+        assert await client.rotate_secret()
+        with pytest.raises(CallFailed, match="cluster_secret_file, /etc/raypd/secret: put a new one") as refused:
+            await client.rotate_secret()
+    assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
+
+
 async def test_an_engine_is_profiled_for_a_bounded_time() -> None:
     async with client_of(FakeAdmin()) as client:
         for duration_s in (0.0, -1.0, 61.0, float("nan"), float("inf")):

@@ -12,6 +12,7 @@ from cluster.errors import EngineLost
 from cluster.pool import session_pool
 from cluster.pool.membership import Membership
 from cluster.pool.session_pool import SessionPool
+from kv_transfer.trust.membership import Member
 from tests.trusted import member
 
 ENGINE = EngineDescriptor("engine-0", 1, EngineRole.DECODE, "127.0.0.1:1")
@@ -32,7 +33,8 @@ class FakeSession:
     silence_s = 0.0
     last_stats = None
 
-    def __init__(self, descriptor: EngineDescriptor, timeout_s: float) -> None:
+    def __init__(self, descriptor: EngineDescriptor, member: Member, timeout_s: float) -> None:
+        del member, timeout_s
         self.descriptor = descriptor
         self._lost = asyncio.Event()
 

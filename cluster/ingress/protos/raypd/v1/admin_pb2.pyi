@@ -7,6 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class RotateSecretRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RotateSecretResponse(_message.Message):
+    __slots__ = ("is_old_refused",)
+    IS_OLD_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    is_old_refused: bool
+    def __init__(self, is_old_refused: _Optional[bool] = ...) -> None: ...
+
 class ResetPrefixCacheRequest(_message.Message):
     __slots__ = ("engine_id", "preempt")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]

@@ -85,6 +85,11 @@ class AdminServiceStub:
                 request_serializer=raypd_dot_v1_dot_admin__pb2.ProfileRequest.SerializeToString,
                 response_deserializer=raypd_dot_v1_dot_admin__pb2.ProfileResponse.FromString,
                 _registered_method=True)
+        self.RotateSecret = channel.unary_unary(
+                '/raypd.v1.AdminService/RotateSecret',
+                request_serializer=raypd_dot_v1_dot_admin__pb2.RotateSecretRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_admin__pb2.RotateSecretResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -172,6 +177,14 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RotateSecret(self, request, context):
+        """RotateSecret replaces the secret by which engines and ingresses prove themselves to each other. Connections that are
+        open stay. Status codes: FAILED_PRECONDITION (the secret is in a file, and is replaced there), UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -224,6 +237,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Profile,
                     request_deserializer=raypd_dot_v1_dot_admin__pb2.ProfileRequest.FromString,
                     response_serializer=raypd_dot_v1_dot_admin__pb2.ProfileResponse.SerializeToString,
+            ),
+            'RotateSecret': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateSecret,
+                    request_deserializer=raypd_dot_v1_dot_admin__pb2.RotateSecretRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_admin__pb2.RotateSecretResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -497,6 +515,33 @@ class AdminService:
             '/raypd.v1.AdminService/Profile',
             raypd_dot_v1_dot_admin__pb2.ProfileRequest.SerializeToString,
             raypd_dot_v1_dot_admin__pb2.ProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateSecret(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raypd.v1.AdminService/RotateSecret',
+            raypd_dot_v1_dot_admin__pb2.RotateSecretRequest.SerializeToString,
+            raypd_dot_v1_dot_admin__pb2.RotateSecretResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,144 @@
+"""Whoever reaches an engine's port without the cluster's secret gets nothing, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from actors.core.multimodal import EncoderInput
+from actors.core.request import EngineCoreRequest
+from actors.core.sampling_params import SamplingParams
+from actors.engine_server import EngineServer
+from actors.remote_encoding import ENCODE_METHOD
+from actors.session_messages import SESSION_METHOD, Submit, encode
+from cluster.engine_connection import EngineDescriptor, EngineRole
+from cluster.errors import EngineLost
+from cluster.pool.session import EngineSession
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.grpc_control import CONTROL_METHOD
+from kv_transfer.trust.grpc_proof import prove
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.membership import Trust, TrustMaterial
+from kv_transfer.trust.secret import Purpose
+from kv_transfer.wire import PROTOCOL_VERSION, Hello
+from tests.engine_pair import engine_config
+from tests.trusted import TRUST, member
+
+TIMEOUT_S = 30.0
+REQUEST = EngineCoreRequest(
+    request_id="r", prompt_token_ids=list(range(1, 20)), sampling_params=SamplingParams(max_tokens=4, ignore_eos=True)
+)
+
+
+class Running:
+    """An engine, and a channel to it."""
+
+    def __init__(self, server: EngineServer, address: str, channel: grpc.aio.Channel) -> None:
+        self.server = server
+        self.channel = channel
+        self.descriptor = EngineDescriptor("decode-0", 1, EngineRole.BOTH, address)
+
+    async def call(self, method: str, message: bytes, metadata: Any = ()) -> tuple[bytes | None, str]:
+        """What comes first, if anything, and what the call says at its end."""
+        stream: Any = self.channel.stream_stream(method)
+        call = stream(iter([message]), metadata=metadata, timeout=TIMEOUT_S)
+        try:
+            first = await call.read()
+        except grpc.aio.AioRpcError as error:
+            return None, f"{error.code().name}: {error.details()}"
+        finally:
+            call.cancel()
+        return (None if first is grpc.aio.EOF else first), ""
+
+    async def answer(self, request_id: str) -> list[int]:
+        """What the engine answers an ingress of its cluster."""
+        session = EngineSession(self.descriptor, member())
+        await session.open()
+        request = replace(REQUEST, request_id=request_id)
+        tokens = [token async for output in session.submit(request) for token in output.new_token_ids]
+        await session.close()
+        return tokens
+
+
+@pytest.fixture
+async def engine(checkpoint: Callable[[str], Path]) -> AsyncIterator[Running]:
+    config = engine_config(checkpoint("llama"), transfer=KVTransferConfig(transport="tcp"))
+    server = EngineServer(config, "decode-0", 1, TRUST)
+    address = await server.start("127.0.0.1")
+    async with grpc.aio.insecure_channel(address) as channel:
+        yield Running(server, address, channel)
+    await server.stop()
+
+
+def messages(engine: Running) -> dict[str, bytes]:
+    """What would do harm, for each method."""
+    layout = engine.server.facts.layout
+    hello = Hello(PROTOCOL_VERSION, "prefill-9", 1, "decode-0", 1, "tcp", layout)
+    return {
+        SESSION_METHOD: encode(Submit([REQUEST], 0.0)),
+        CONTROL_METHOD: encode(hello),
+        ENCODE_METHOD: encode(EncoderInput("hash", {})),
+    }
+
+
+async def test_a_stranger_is_told_nothing_and_does_nothing(engine: Running, caplog: pytest.LogCaptureFixture) -> None:
+    expected = await engine.answer("before")
+    for method, message in messages(engine).items():
+        first, end = await engine.call(method, message)
+        assert first is None
+        assert end == (
+            "UNAUTHENTICATED: refused by raypd, handshake protocol 1: "
+            "no proof of the cluster's secret came (handshake protocol 1)"
+        )
+    assert dict(engine.server.refusals.counts) == {"not_raypd": 3}
+    assert engine.server.is_idle
+    warned = [record for record in caplog.records if record.name == "kv_transfer.trust.refusals"]
+    assert len(warned) == 1, "a peer is logged once"
+    assert await engine.answer("after") == expected
+
+
+async def test_a_guessed_secret_opens_nothing(engine: Running) -> None:
+    stranger = member(trust=Trust(TrustMaterial.draw()))
+    with pytest.raises(EngineLost, match="does not know the cluster's secret"):
+        await EngineSession(engine.descriptor, stranger).open()
+    assert engine.server.is_idle
+
+
+async def test_a_replayed_hello_is_refused_on_every_kind_of_connection(engine: Running) -> None:
+    for purpose, method in (
+        (Purpose.SESSION, SESSION_METHOD),
+        (Purpose.CONTROL, CONTROL_METHOD),
+        (Purpose.ENCODE, ENCODE_METHOD),
+    ):
+        proof = await prove(engine.channel, member(), purpose, Party("decode-0", 1), TIMEOUT_S)
+        stream: Any = engine.channel.stream_stream(method)
+        genuine = stream(metadata=proof.metadata, timeout=TIMEOUT_S)
+        await proof.confirm(genuine)
+        assert await engine.call(method, messages(engine)[method], proof.metadata) == (
+            None,
+            "UNAUTHENTICATED: refused by raypd, handshake protocol 1: its proof has been used before",
+        )
+        genuine.cancel()
+
+
+async def test_a_proof_for_one_kind_of_connection_opens_no_other(engine: Running) -> None:
+    proof = await prove(engine.channel, member(), Purpose.ENCODE, Party("decode-0", 1), TIMEOUT_S)
+    first, end = await engine.call(SESSION_METHOD, messages(engine)[SESSION_METHOD], proof.metadata)
+    assert first is None
+    assert end.startswith("UNAUTHENTICATED")
+
+
+async def test_many_strangers_leave_an_engine_as_it_was(engine: Running) -> None:
+    expected = await engine.answer("before")
+    method, message = SESSION_METHOD, messages(engine)[SESSION_METHOD]
+    answers = await asyncio.gather(*(engine.call(method, message) for _ in range(300)))
+    assert {end.partition(":")[0] for _, end in answers} == {"UNAUTHENTICATED"}
+    assert engine.server.refusals.total == 300
+    assert await engine.answer("after") == expected
