@@ -47,6 +47,7 @@ class EngineHealth:
     is_asked_to_end: whether its process has got a SIGTERM
     trust_generation: which of the cluster's secrets it and its ranks accept (TrustMaterial.generation)
     num_refused: connections that did not prove the cluster's secret
+    loop_busy_s: for how long the event loop of its gRPC server has been busy with one thing; 0 while it answers
     """
 
     stats: SchedulerStats
@@ -56,6 +57,7 @@ class EngineHealth:
     is_asked_to_end: bool = False
     trust_generation: int = 0
     num_refused: int = 0
+    loop_busy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class EngineActor:
             is_asked_to_end=self._is_asked_to_end.is_set(),
             trust_generation=self._trust.settled_generation,
             num_refused=server.refusals.total,
+            loop_busy_s=server.loop_watch.busy_s,
         )
 
     @ray.method(concurrency_group="control")

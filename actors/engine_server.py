@@ -33,6 +33,7 @@ from actors.engine_core import EngineCore
 from actors.engine_profile import EngineProfile
 from actors.engine_thread import EngineThread
 from actors.errors import EncodeRefused, ProfileUnderWay
+from actors.loop_watch import LoopWatch
 from actors.process_ranks import ProcessRanks
 from actors.profiling import EngineProfiler
 from actors.rank_launcher import RankLauncher
@@ -88,6 +89,7 @@ class EngineServer:
         self._error: str | None = None
         self._wake = threading.Event()
         self._profiling = threading.Lock()
+        self.loop_watch = LoopWatch()
         self._core: EngineCore | None = None
         self._thread: EngineThread | None = None
         self.refused_messages = RefusedMessages()
@@ -130,6 +132,7 @@ class EngineServer:
         self._thread = EngineThread(self._core, sessions.deliver, self._on_death, self._wake)
         self._thread.start()
         await self._server.start()
+        self.loop_watch.start()
         self._say("serving")
         return address
 

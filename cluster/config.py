@@ -110,6 +110,12 @@ class IngressConfig(_Settings):
         description="An engine that is silent for so long, two heartbeats a second included, counts as lost: its "
         "requests go on elsewhere.",
     )
+    busy_timeout_s: float = Field(
+        60.0,
+        ge=1,
+        description="An ingress whose event loop has been busy with one thing for so long, and has answered no client, "
+        "is replaced.",
+    )
     max_attempts: int = Field(4, ge=1, description="How often a request is submitted at most if its engines fail.")
     move_preempted: bool = Field(
         True,

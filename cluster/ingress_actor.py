@@ -109,13 +109,15 @@ class IngressHealth:
     """How an ingress is.
 
     membership_version: of the snapshot that it follows
-    num_requests: in flight
-    trust_generation: which of the cluster's secrets it accepts (TrustMaterial.generation)
+    num_requests:       in flight
+    trust_generation:   which of the cluster's secrets it accepts (TrustMaterial.generation)
+    busy_s:             for how long its event loop has been busy with one thing; 0 while it answers
     """
 
     membership_version: int = 0
     num_requests: int = 0
     trust_generation: int = 0
+    busy_s: float = 0.0
 
 
 def _outward_address() -> str:
@@ -129,7 +131,10 @@ def _outward_address() -> str:
 
 
 class IngressActor:
-    """One ingress. Stateless: everything that it knows comes from the controller and from its clients."""
+    """One ingress. Stateless: everything that it knows comes from the controller and from its clients.
+
+    health() runs in the concurrency group "control", which has a thread and an event loop of its own.
+    """
 
     def __init__(self, config: ClusterConfig, controller_name: str, number: int, incarnation: int) -> None:
         """controller_name: of the controller's actor, in this actor's namespace."""
@@ -171,10 +176,16 @@ class IngressActor:
         await refuse_bad_node(config.ingress)
         self._process = IngressProcess(config, RemoteController(self._controller_name), self._member)
 
+    @ray.method(concurrency_group="control")
     async def health(self) -> IngressHealth:
-        """How it is."""
+        """How it is; answers while the event loop of everything else is busy."""
         process = self._process
-        return IngressHealth(process.membership_version, process.num_requests_in_flight, self._trust.generation)
+        return IngressHealth(
+            process.membership_version,
+            process.num_requests_in_flight,
+            self._trust.generation,
+            process.loop_watch.busy_s,
+        )
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
         """Send a canary request through this pair. Raises CanaryFailed."""

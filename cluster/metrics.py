@@ -164,6 +164,8 @@ def _of_cluster(view: ClusterView) -> Iterator[Metric]:
         in_flight.add_metric([phase], phases[phase])
     yield in_flight
     yield CounterMetricFamily("raypd_moves", "Preempted requests that another decode engine took over.", view.num_moves)
+    documentation = "By how much this ingress's event loop was late at most, within the last minute."
+    yield GaugeMetricFamily("raypd_event_loop_lag_seconds", documentation, view.event_loop_lag_s)
     engines = GaugeMetricFamily("raypd_engines", "Engines, by role and state.", labels=["role", "state"])
     for (role, state), count in Counter((engine.role, engine.state) for engine in view.engines).items():
         engines.add_metric([role, state], count)

@@ -103,7 +103,11 @@ class ControllerView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """Everything, as of now_s (Unix time). num_moves: of preempted requests to other decode engines, by its ingress."""
+    """Everything, as of now_s (Unix time).
+
+    num_moves:        of preempted requests to other decode engines, by its ingress
+    event_loop_lag_s: by how much the event loop of its ingress was late at most, within the last minute
+    """
 
     model: str
     now_s: float
@@ -114,6 +118,7 @@ class ClusterView:
     refused_pairs: tuple[RefusedPair, ...] = ()
     models: tuple[ModelView, ...] = ()
     num_moves: int = 0
+    event_loop_lag_s: float = 0.0
 
 
 def merge_engines(

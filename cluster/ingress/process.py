@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from actors.config import ModelFacts
+from actors.loop_watch import LoopWatch
 from cluster.access.control import AccessControl
 from cluster.access.tls import ServerTls
 from cluster.access.tokens import Tokens
@@ -48,6 +49,7 @@ class IngressProcess:
         self._versions = ModelVersions()
         self._adapters = AdapterDirectory(config.lora)
         self._loader = ModelLoader(config, self._versions, self._adapters)
+        self.loop_watch = LoopWatch()
         self._pool: SessionPool | None = None
         self._server: IngressServer | None = None
         self._gateway: GatewayServer | None = None
@@ -83,12 +85,12 @@ class IngressProcess:
 
     @property
     def membership_version(self) -> int:
-        """Of the snapshot that is in force."""
-        return self._sessions().membership.version
+        """Of the snapshot that is in force. May be read from any thread."""
+        return 0 if self._pool is None else self._pool.membership.version
 
     @property
     def num_requests_in_flight(self) -> int:
-        """Requests that this ingress works on."""
+        """Requests that this ingress works on. May be read from any thread."""
         return 0 if self._serving is None else self._serving.num_requests_in_flight
 
     async def start(self, facts: ModelFacts) -> IngressPorts:
@@ -97,6 +99,7 @@ class IngressProcess:
         facts: of the configured model, which is served if no snapshot has named any
         """
         config = self._config
+        self.loop_watch.start()
         if self._loader.is_empty:
             await self._loader.load(ServedModel(1, config.model.model, facts))
         serving = self._serving = Serving(
@@ -148,6 +151,7 @@ class IngressProcess:
             refused_pairs=refused_pairs(membership.engines),
             models=self._model_views(requests),
             num_moves=serving.num_moves,
+            event_loop_lag_s=self.loop_watch.longest_lag_s,
         )
 
     def _model_views(self, requests: Iterable[RequestView]) -> tuple[ModelView, ...]:

@@ -241,6 +241,8 @@ class EngineLife:
         deadline_s = self._config.step_deadline_s
         if health.seconds_in_step > deadline_s:
             return f"a step has taken {health.seconds_in_step:.0f} s (step_deadline_s is {deadline_s:g})"
+        if health.loop_busy_s > deadline_s:
+            return f"its event loop has been busy for {health.loop_busy_s:.0f} s (step_deadline_s is {deadline_s:g})"
         return None
 
     async def load_adapter(self, adapter: Adapter) -> str | None:

@@ -28,6 +28,15 @@ class IngressPlaces:
         """The id of the node where it has to be. Empty: anywhere."""
         return self._homes.get(number, "")
 
+    def selector_of(self, number: int, avoided: Collection[str]) -> dict[str, str]:
+        """The labels of the nodes where it may be, as Ray takes them. avoided: ids of nodes where it must not be"""
+        selector = dict(self._config.labels)
+        if home := self.home_of(number):
+            selector["ray.io/node-id"] = home
+        elif avoided:
+            selector["ray.io/node-id"] = f"!in({','.join(sorted(avoided))})"
+        return selector
+
     def follow(self, nodes: Iterable[Node], avoided: Collection[str], living: Collection[int]) -> None:
         """Want one on each of these nodes.
 

@@ -78,12 +78,13 @@ class Ingresses:
     @property
     def addresses(self) -> list[str]:
         """host:port of every one that is open, in the order of their numbers."""
-        return [self._address(life) for _, life in sorted(self._lives.items()) if life.is_open]
+        return [life.address(self._ports.get(life.number), self._config.ingress.host) for life in self._open_ones()]
 
     @property
     def http_addresses(self) -> list[str]:
         """The same of their HTTP doors; none if they have none."""
-        addresses = [self._http_address(life) for _, life in sorted(self._lives.items()) if life.is_open]
+        host, ports = self._config.ingress.host, self._ports
+        addresses = [life.http_address(ports.get(life.number), host) for life in self._open_ones()]
         return [address for address in addresses if address]
 
     @property
@@ -114,20 +115,9 @@ class Ingresses:
         for number in sorted({*self._places.numbers, *self._lives}):
             life, history = self._lives.get(number), self._histories[number]
             if life is None:
-                views.append(IngressView(number, history.last_incarnation, "waiting", "", "", history.last_error))
-                continue
-            views.append(
-                IngressView(
-                    number=number,
-                    incarnation=life.incarnation,
-                    state="ready" if life.is_open else "starting",
-                    address=self._address(life) if life.is_open else "",
-                    http_address=self._http_address(life) if life.is_open else "",
-                    node=life.node_address,
-                    last_error=history.last_error,
-                    num_requests=life.health.num_requests,
-                )
-            )
+                views.append(IngressView(number, history.last_incarnation, "waiting", last_error=history.last_error))
+            else:
+                views.append(life.view(self._ports.get(number), self._config.ingress.host, history.last_error))
         return tuple(views)
 
     async def find_places(self) -> None:
@@ -272,6 +262,9 @@ class Ingresses:
                 ingress.number, ingress.incarnation, actor, *place, has_begun=True, is_open=True
             )
 
+    def _open_ones(self) -> list[IngressLife]:
+        return [life for _, life in sorted(self._lives.items()) if life.is_open]
+
     def _begun(self) -> list[IngressLife]:
         return [life for life in self._lives.values() if life.has_begun]
 
@@ -300,17 +293,12 @@ class Ingresses:
 
     def _make_actor(self, number: int, incarnation: int) -> Any:  # Ray's handle
         ingress = self._config.ingress
-        selector = dict(ingress.labels)
-        if home := self._places.home_of(number):
-            selector["ray.io/node-id"] = home
-        elif self._avoided:
-            selector["ray.io/node-id"] = f"!in({','.join(sorted(self._avoided))})"
-        actor = remote_class(IngressActor).options(
+        actor = remote_class(IngressActor, concurrency_groups={"control": 4}).options(
             name=ingress_actor_name(number, incarnation),
             lifetime="detached",
             num_cpus=0,
             resources=dict(ingress.resources) or None,
-            label_selector=selector or None,
+            label_selector=self._places.selector_of(number, self._avoided) or None,
             scheduling_strategy="SPREAD",
             max_concurrency=10_000,
         )
@@ -341,7 +329,8 @@ class Ingresses:
             await self._give_up(life, str(failed))
             return
         life.is_open = True
-        self._journal.add(f"open ingress {life.number}, incarnation {life.incarnation}, at {self._address(life)}")
+        address = life.address(self._ports[life.number], self._config.ingress.host)
+        self._journal.add(f"open ingress {life.number}, incarnation {life.incarnation}, at {address}")
         await self._save()
 
     def _free_ports(self, life: IngressLife) -> IngressPorts:
@@ -378,6 +367,16 @@ class Ingresses:
                 await self._give_up(life, f"it has not answered for {silent_s:.0f} s")
             return
         life.silent_since_s = None
+        if (change := life.change_of_business()) is not None:
+            self._journal.add(change)
+        if (fault := life.fault(self._config.ingress.busy_timeout_s)) is not None:
+            await self._give_up(life, fault)
+        # A busy one is told once it has time: to wait for that would keep it from being asked how it is.
+        elif not life.is_busy:
+            await self._tell(life)
+
+    async def _tell(self, life: IngressLife) -> None:
+        """Tell it what it does not know yet."""
         if life.health.trust_generation < self._trust.generation:
             await give_trust(life.actor, self._trust)
         if life.is_behind or life.health.membership_version < self._membership.version:
@@ -417,16 +416,3 @@ class Ingresses:
         history.add_death(time.time(), error, self._policy)
         self._journal.add(f"give up ingress {number}, incarnation {history.last_incarnation}: {error}")
         logger.error("an ingress died", extra={"ingress": number, "error": error})
-
-    def _address(self, life: IngressLife) -> str:
-        ports = self._ports.get(life.number)
-        return f"{self._host(life)}:{0 if ports is None else ports.grpc}"
-
-    def _http_address(self, life: IngressLife) -> str:
-        ports = self._ports.get(life.number)
-        return "" if ports is None or ports.http is None else f"{self._host(life)}:{ports.http}"
-
-    def _host(self, life: IngressLife) -> str:
-        host = self._config.ingress.host
-        is_any = host in {"0.0.0.0", "::", "[::]"}  # named, not listened on
-        return life.node_address if is_any else host

@@ -46,6 +46,7 @@ class FakeEngine:
     is_asked_to_end: bool = False
     error: str | None = None
     seconds_in_step: float = 0.0
+    loop_busy_s: float = 0.0
     busy_from_look: int | None = None
     """With a request that came after the look before this one; looks are counted by num_asked."""
     may_load: asyncio.Event = field(default_factory=asyncio.Event)
@@ -77,6 +78,7 @@ class FakeEngine:
             self.error,
             self.is_asked_to_end,
             self.trust.generation,
+            loop_busy_s=self.loop_busy_s,
         )
 
     async def progress(self) -> str:
@@ -253,6 +255,7 @@ async def test_an_engine_that_dies_leaves_at_once_and_is_replaced(world: World) 
     [
         (lambda engine: setattr(engine, "error", "IntegrityError: a block is free twice"), "a block is free twice"),
         (lambda engine: setattr(engine, "seconds_in_step", 61.0), "a step has taken 61 s"),
+        (lambda engine: setattr(engine, "loop_busy_s", 61.0), "its event loop has been busy for 61 s"),
     ],
 )
 async def test_a_sick_engine_is_replaced(world: World, fault: Callable[[FakeEngine], None], said: str) -> None:

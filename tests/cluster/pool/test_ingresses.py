@@ -49,6 +49,7 @@ class FakeIngress:
     versions: list[int] = field(default_factory=list)
     proofs: list[str] = field(default_factory=list)
     cannot_open: bool = False
+    busy_s: float = 0.0
 
     async def place(self) -> tuple[str, str]:
         return "node-a", "10.0.0.1"
@@ -65,7 +66,7 @@ class FakeIngress:
 
     async def health(self) -> IngressHealth:
         assert self.ports is not None, "it was asked before it could answer"
-        return IngressHealth(self.versions[-1] if self.versions else 0, 3, self.trust.generation)
+        return IngressHealth(self.versions[-1] if self.versions else 0, 3, self.trust.generation, self.busy_s)
 
     async def update_membership(self, membership: Membership) -> None:
         assert self.ports is not None
@@ -238,6 +239,49 @@ async def test_a_look_that_fails_by_a_bug_ends_one_incarnation_and_not_the_round
 
 async def _give_nonsense() -> str:
     return "well"
+
+
+async def test_one_whose_event_loop_is_busy_is_kept_shown_and_told_later(world_of: WorldOf) -> None:
+    world = world_of()
+    await world.up()
+    ingress = world.thing("raypd-ingress/0/1")
+    told = list(ingress.versions)
+    ingress.busy_s = 40.0
+    for _ in range(3):
+        await world.look()
+    [view] = world.ingresses.views()
+    assert (view.incarnation, view.state, view.busy_s) == (1, "busy", 40.0)
+    assert ingress.versions == told, "it has no time to be told anything"
+
+    ingress.busy_s = 0.0
+    await world.look()
+    [view] = world.ingresses.views()
+    assert (view.incarnation, view.state, view.busy_s) == (1, "ready", 0.0)
+    decisions = [decision.text for decision in world.journal.decisions if "event loop" in decision.text]
+    assert decisions == [
+        "the event loop of ingress 0, incarnation 1 has been busy with one thing for 40 s: it answers no client",
+        "the event loop of ingress 0, incarnation 1 has time again, after more than 40 s",
+    ]
+
+
+async def test_one_whose_event_loop_stays_busy_is_replaced_with_the_reason(world_of: WorldOf) -> None:
+    world = world_of()
+    await world.up()
+    world.thing("raypd-ingress/0/1").busy_s = 61.0
+    await world.look()
+    assert world.states() == [(2, "ready")]
+    reason = "its event loop has been busy for 61 s (ingress.busy_timeout_s is 60)"
+    assert world.ingresses.saved()[0].history.last_error == reason
+
+
+async def test_a_busy_one_that_dies_is_replaced_at_once(world_of: WorldOf) -> None:
+    world = world_of()
+    await world.up()
+    world.thing("raypd-ingress/0/1").busy_s = 40.0
+    await world.look()
+    world.ray.by_name["raypd-ingress/0/1"].die()
+    await world.look()
+    assert world.states() == [(2, "ready")]
 
 
 async def test_a_hanging_one_keeps_nobody_waiting_and_is_replaced(world_of: WorldOf) -> None:
