@@ -42,8 +42,8 @@ _ERROR_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 class Call:
     """One HTTP call, received."""
 
-    def __init__(self, request: Request, body: bytes | bytearray, door: Door, arrived_s: float) -> None:
-        """arrived_s: on the event loop's clock"""
+    def __init__(self, request: Request, body: list[bytes], door: Door, arrived_s: float) -> None:
+        """body: its parts; arrived_s: on the event loop's clock"""
         self.request = request
         self._body = body
         self._door = door
@@ -51,10 +51,12 @@ class Call:
 
     async def read(self, kind: type[BodyT]) -> BodyT:
         """Its body, once. Raises InvalidRequest."""
-        body, self._body = self._body, b""
+        body, self._body = self._body, []
+        if not is_large(sum(map(len, body))):
+            return await read_body(kind, _joined(body))
         # One large body at a time: what it is made of while it is read takes more than its bytes.
-        async with self._door.reading if is_large(body) else nullcontext():
-            return await read_body(kind, body)
+        async with self._door.reading:
+            return await read_body(kind, _joined(body))
 
     def time_left_s(self, timeout_s: float | None) -> float | None:
         """What is left of the time that its client gives it, by its body or its header, whichever is less.
@@ -117,7 +119,7 @@ class Endpoint:
                 if self._has_body:
                     caller = self._admitted(request, caller)
                 # What comes with other calls is not looked at.
-                body = await self._door.receive(request, share) if self._has_body else bytearray()
+                body = await self._door.receive(request, share) if self._has_body else []
             except ClientDisconnect:
                 return
             except Refused as error:
@@ -127,7 +129,7 @@ class Endpoint:
                 await error_of(error).response()(request.scope, receive, sent)
                 return
             call = Call(request, body, self._door, arrived_s)
-            del body
+            del body  # The call lets go of it once it is read.
 
             async def answer() -> None:
                 await self._answer(call, caller, receive, sent)
@@ -182,23 +184,32 @@ class Door:
         if int(headers.get("content-length", 0)) > self.config.max_body_bytes:
             raise Refused(self._too_large())
 
-    async def receive(self, request: Request, share: BodyShare) -> bytearray:
-        """A call's whole body. Raises Refused, Overloaded, ClientDisconnect."""
-        body = bytearray()
+    async def receive(self, request: Request, share: BodyShare) -> list[bytes]:
+        """A call's whole body, in the parts in which it came. Raises Refused, Overloaded, ClientDisconnect."""
+        # Joined at the end: buffers that grow side by side leave holes in memory.
+        parts, num_bytes = [], 0
         try:
             async with asyncio.timeout(self.config.receive_timeout_s):
                 async for data in request.stream():
-                    if len(body) + len(data) > self.config.max_body_bytes:
+                    num_bytes += len(data)
+                    if num_bytes > self.config.max_body_bytes:
                         raise Refused(self._too_large())
                     share.add(len(data))
-                    body += data
+                    parts.append(data)
         except TimeoutError as error:
             message = f"the body did not come within {self.config.receive_timeout_s:g} s"
             raise Refused(refused(408, message, "timeout")) from error
-        return body
+        return parts
 
     def _too_large(self) -> HttpError:
         return refused(413, f"the body has more than {self.config.max_body_bytes} bytes", "body_too_large")
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    """The parts are let go of."""
+    whole = b"".join(parts)
+    parts.clear()
+    return whole
 
 
 def _is_json(content_type: str) -> bool:

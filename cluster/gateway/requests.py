@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 MAX_LENGTH: Final = 1 << 14
 """Entries of a list or an object, other than tokens."""
-MAX_TOKENS: Final = 1 << 20
+MAX_TOKENS: Final = 1 << 19
 """Tokens of a list of them."""
 
 MAX_NAME_CHARS: Final = 1024

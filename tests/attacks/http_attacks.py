@@ -53,6 +53,9 @@ def _bodies() -> list[HostileBody]:
         HostileBody("tokens", completions, b'{"max_tokens": 1, "prompt": [', b"300,", b"300]}", answered),
         HostileBody("tokens to detokenize", "/detokenize", b'{"tokens": [', b"7,", b"7]}", answered),
         HostileBody("negative tokens", "/detokenize", b'{"tokens": [', b"-7,", b"-7]}"),
+        HostileBody("slow numbers", completions, b'{"prompt": [', b"1.2345678901234567e-100,", b"1]}"),
+        HostileBody("large numbers", completions, b'{"prompt": [', b"9" * 4000 + b",", b"1]}"),
+        HostileBody("numbers of 18 digits", completions, b'{"prompt": [', b"9" * 18 + b",", b"1]}"),
         HostileBody("numbers with fractions", completions, b'{"prompt": [', b"1.5,", b"1.5]}"),
         HostileBody("messages", chat, b'{"messages": [', b'{"role":""},', b"]}", answered),
         HostileBody("messages that are wrong", chat, b'{"messages": [', b'{"rule":""},', b"]}"),
@@ -139,9 +142,6 @@ def _bodies() -> list[HostileBody]:
     ]
 
 
-_BIAS: Final = "{{{}}}".format(",".join(f'"{token}":1' for token in range(1 << 20)))
-
-
 async def _send_body(body: HostileBody, size: int, target: Target) -> None:
     """Some of them one after the other, then some at once."""
     data = body.make(size)
@@ -186,13 +186,155 @@ async def sent(target: Target, data: bytes) -> bytes:
         return answer
 
 
+async def _endless(target: Target, head: bytes, part: bytes, statuses: set[int], num_bytes: int = 64 << 20) -> None:
+    """Send a head that goes on and on, over some connections at once; each is answered, and ended."""
+
+    async def send_one() -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", target.http_port)
+        try:
+            writer.write(head)
+            with suppress(ConnectionError):
+                for _ in range(num_bytes // len(part)):
+                    writer.write(part)
+                    await writer.drain()
+            with suppress(ConnectionError):
+                return status_in(await reader.read(65_536))
+            return 0
+        finally:
+            writer.transport.abort()
+
+    async with asyncio.timeout(_TIMEOUT_S):
+        answered = await asyncio.gather(*(send_one() for _ in range(4)))
+    assert set(answered) <= statuses | {0}, answered
+
+
+def _endless_attack(name: str, head: bytes, part: bytes, *statuses: int) -> Attack:
+    async def send(target: Target) -> None:
+        own = head.replace(b"TOKEN", target.token.encode())
+        await _endless(target, own, part, set(statuses))
+
+    return Attack(f"http: {name}", send)
+
+
+_POST: Final = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+_WITH_TOKEN: Final = _POST + b"authorization: Bearer TOKEN\r\n"
+_LENGTH: Final = b"content-length: 16000000\r\n\r\n"
+_CHUNKED: Final = b"transfer-encoding: chunked\r\n\r\n"
+
+
+async def _unfinished(target: Target, token: str, num_connections: int) -> None:
+    """Bodies whose last byte does not come."""
+    head = _POST + b"authorization: Bearer %b\r\n" % token.encode() + _LENGTH
+    connections = [await asyncio.open_connection("127.0.0.1", target.http_port) for _ in range(num_connections)]
+
+    async def send(writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(3):
+                writer.write(head + b"[" + b" " * 15_000_000)
+                await writer.drain()
+
+    try:
+        await asyncio.gather(*(send(writer) for _, writer in connections))
+    finally:
+        for _, writer in connections:
+            writer.transport.abort()
+
+
+async def _unfinished_with_wrong_tokens(target: Target) -> None:
+    await _unfinished(target, "wrong", 30)
+
+
+async def _unfinished_with_a_token(target: Target) -> None:
+    await _unfinished(target, target.token, 20)
+
+
+async def _many_connections(target: Target) -> None:
+    """More than there may be, none of which asks anything, and some that ask half."""
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        for number in range(5000):
+            _, writer = await asyncio.open_connection("127.0.0.1", target.http_port)
+            writer.write(b"GET / HT" if number % 2 else b"")
+            writers.append(writer)
+        assert await post(target, "/tokenize", b'{"prompt": "hello"}') == 200
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+
+
+async def _sent_ahead(target: Target) -> None:
+    requests = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20_000
+    reader, writer = await asyncio.open_connection("127.0.0.1", target.http_port)
+
+    async def read() -> int:
+        count = 0
+        while count < 20_000 and (part := await reader.read(65_536)):
+            count += part.count(b'{"status":"ok"}')
+        return count
+
+    try:
+        async with asyncio.timeout(_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(read())
+            writer.write(requests)
+            await writer.drain()
+            assert await reading > 19_000, "some are cut in two where parts meet"
+    finally:
+        writer.transport.abort()
+
+
+async def _nobody_reads(target: Target) -> None:
+    """Documents that strangers may have, and do not take."""
+    requests = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 500
+    connections = [await asyncio.open_connection("127.0.0.1", target.http_port) for _ in range(50)]
+    try:
+        for _, writer in connections:
+            writer.write(requests)
+        await asyncio.sleep(1)
+    finally:
+        for _, writer in connections:
+            writer.transport.abort()
+
+
+_CONNECTIONS: Final = [
+    _endless_attack("headers without end", _POST, b"a: b\r\n" * 10_000, 431),
+    _endless_attack("long headers without end", _POST, b"a: %b\r\n" % (b"b" * 60_000), 431),
+    _endless_attack("one header without end", _POST + b"a: ", b"b" * 60_000, 431),
+    _endless_attack("a URL without end", b"GET /", b"a" * 60_000, 414),
+    _endless_attack("empty lines without end", b"", b"\r\n" * 30_000),
+    _endless_attack("random bytes", b"\x00\xff", b"\x07\xfe" * 30_000, 400),
+    _endless_attack(
+        "a body with a wrong token", _POST + b"authorization: Bearer wrong\r\n" + _LENGTH, b" " * 60_000, 401
+    ),
+    _endless_attack("chunks with a wrong token", _POST + _CHUNKED, b"ea60\r\n" + b" " * 60_000 + b"\r\n", 401),
+    _endless_attack("a body where none is asked for", b"GET /health HTTP/1.1\r\n" + _LENGTH, b" " * 60_000, 200),
+    _endless_attack("chunks of a byte", _WITH_TOKEN + _CHUNKED, b"1\r\n \r\n" * 10_000, 400),
+    _endless_attack("a chunk's extension without end", _WITH_TOKEN + _CHUNKED + b"1;", b"a" * 60_000, 400),
+    _endless_attack("chunks without end", _WITH_TOKEN + _CHUNKED, b"ea60\r\n" + b" " * 60_000 + b"\r\n", 413),
+    _endless_attack("trailers without end", _WITH_TOKEN + _CHUNKED + b"0\r\n", b"a: b\r\n" * 10_000, 400),
+    Attack("http: bodies with wrong tokens that do not end", _unfinished_with_wrong_tokens),
+    Attack("http: bodies that do not end", _unfinished_with_a_token),
+    Attack("http: connections that ask nothing", _many_connections),
+    Attack("http: requests sent ahead", _sent_ahead),
+    Attack("http: documents that nobody reads", _nobody_reads),
+]
+_QUICK: Final = (
+    "empty objects",
+    "empty lists",
+    "messages",
+    "arguments",
+    "tokens",
+    "texts of a schema",
+    "one field many times",
+)
+
+
+def _body_attack(body: HostileBody, size: int, *, is_slow: bool) -> Attack:
+    name = f"http: {body.name}" + (", small" if size == _SMALL_BYTES else "")
+    return Attack(name, functools.partial(_send_body, body, size), is_slow=is_slow)
+
+
 ATTACKS: list[Attack] = [
-    *(
-        Attack(f"http: {body.name}", functools.partial(_send_body, body, _MAX_BODY_BYTES), is_slow=True)
-        for body in _bodies()
-    ),
-    *(
-        Attack(f"http: {body.name}, small", functools.partial(_send_body, body, _SMALL_BYTES), is_slow=True)
-        for body in _bodies()
-    ),
+    *_CONNECTIONS,
+    *(_body_attack(body, _MAX_BODY_BYTES, is_slow=body.name not in _QUICK) for body in _bodies()),
+    *(_body_attack(body, _SMALL_BYTES, is_slow=True) for body in _bodies()),
 ]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 SLICE_BYTES: Final = 1 << 18
 """About a millisecond of work."""
@@ -19,19 +20,34 @@ MAX_CONTAINERS: Final = 1 << 15
 """Lists and objects of a body. 10 000 messages, half of which call tools, have 25 000."""
 MAX_TEXTS: Final = 1 << 17
 """Strings of a body, names of fields included. 10 000 messages of one part each have 80 000."""
-MAX_ENTRIES: Final = 1 << 20
-"""Entries of all lists and objects of a body: what is most are a prompt's tokens."""
+MAX_ENTRIES: Final = 1 << 19
+"""Entries of all lists and objects of a body: most of them are a prompt's tokens. So many take 20 ms to parse."""
+MAX_SLOW_NUMBERS: Final = 1 << 14
+"""Numbers of a body with a fraction, with an exponent or with many digits. To parse one can take a microsecond."""
+MAX_NUMBER_CHARS: Final = 64
+"""Characters of a number. To parse one takes the square of their number."""
 
-_QUOTE, _COMMA, _LIST, _OBJECT = (ord(character) for character in '",[{')
+_QUOTE, _COMMA, _LIST, _OBJECT, _POINT = (ord(character) for character in '",[{.')
+_QUICK_DIGITS: Final = 18
+_IS_DIGIT: Final = np.isin(np.arange(256), [ord(character) for character in "0123456789"])
+_IS_OF_NUMBER: Final = np.isin(np.arange(256), [ord(character) for character in "0123456789+-.eE"])
+_IS_EXPONENT: Final = np.isin(np.arange(256), [ord(character) for character in "eE"])
 
 
 @dataclass(frozen=True, slots=True)
 class EntryCounts:
-    """What a JSON text has. num_entries: of all lists and objects, at most one too few for each of them."""
+    """What a JSON text has.
+
+    num_entries:      of all lists and objects, at most one too few for each of them
+    num_slow_numbers: at least as many as there are; those of both kinds count twice
+    longest_number:   its characters; one in two slices counts as two
+    """
 
     num_containers: int = 0
     num_texts: int = 0
     num_entries: int = 0
+    num_slow_numbers: int = 0
+    longest_number: int = 0
 
     def excess(self) -> tuple[str, str] | None:
         """What there is too much of, and how much may be; None: nothing."""
@@ -39,15 +55,17 @@ class EntryCounts:
             (self.num_containers, MAX_CONTAINERS, "lists and objects"),
             (self.num_texts, MAX_TEXTS, "strings, names of fields included"),
             (self.num_entries, MAX_ENTRIES, "entries of lists and objects"),
+            (self.num_slow_numbers, MAX_SLOW_NUMBERS, "numbers with fractions, exponents or many digits"),
+            (self.longest_number, MAX_NUMBER_CHARS, "characters of a number"),
         ):
             if count > most:
                 return f"more than {most} {what}", f"at most {most} {what}"
         return None
 
 
-def count_entries(text: bytes | bytearray) -> Iterator[EntryCounts]:
+def count_entries(text: bytes) -> Iterator[EntryCounts]:
     """Yield the counts so far after each slice of a JSON text. A text that is no JSON has counts, too."""
-    begin, num_quotes, num_containers, num_commas = 0, 0, 0, 0
+    begin = num_quotes = num_containers = num_commas = num_slow = longest = 0
     view = memoryview(text)
     while begin < len(view):
         end = min(begin + SLICE_BYTES, len(view))
@@ -67,4 +85,20 @@ def count_entries(text: bytes | bytearray) -> Iterator[EntryCounts]:
         num_quotes += int(np.count_nonzero(quotes))
         num_commas += int(np.count_nonzero((characters == _COMMA) & is_outside))
         num_containers += int(np.count_nonzero(((characters == _LIST) | (characters == _OBJECT)) & is_outside))
-        yield EntryCounts(num_containers, (num_quotes + 1) // 2, num_commas + 1)
+        lengths = _number_lengths(characters, is_outside)
+        longest = max(longest, int(lengths.max(initial=0)))
+        num_slow += int(np.count_nonzero(lengths > _QUICK_DIGITS)) + _num_fractions(characters, is_outside)
+        yield EntryCounts(num_containers, (num_quotes + 1) // 2, num_commas + 1, num_slow, longest)
+
+
+def _number_lengths(characters: NDArray[np.uint8], is_outside: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The characters of each run that could be a number."""
+    others = np.flatnonzero(~(_IS_OF_NUMBER[characters] & is_outside))
+    lengths: NDArray[np.int64] = np.diff(others, prepend=-1, append=len(characters)) - 1
+    return lengths
+
+
+def _num_fractions(characters: NDArray[np.uint8], is_outside: NDArray[np.bool_]) -> int:
+    """Points, and exponents that follow a digit, as those of true and false do not."""
+    exponents = _IS_EXPONENT[characters[1:]] & _IS_DIGIT[characters[:-1]] & is_outside[1:]
+    return int(np.count_nonzero((characters == _POINT) & is_outside)) + int(np.count_nonzero(exponents))

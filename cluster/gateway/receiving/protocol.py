@@ -16,6 +16,8 @@ away for LINGER_S: to close the connection before that would be a reset, which c
 from __future__ import annotations
 
 import asyncio
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar, Final, cast
@@ -64,7 +66,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waiting = b""
         self._is_turn_due = self._is_over = self._in_headers = self._has_gone = False
         self._refusal: HttpError | None = None
-        self._num_thrown_away = 0
+        self._num_thrown_away = self._num_idle_bytes = 0
         self._begin_request()
         self._timer = self.loop.call_later(self.limits.receive_timeout_s, self.transport.abort)
         if not self.all_connections.add(self):
@@ -81,6 +83,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waiting = b""
         self._timer.cancel()
         self.all_connections.discard(self)
+        self.pipeline.clear()
+        if self.cycle is not None:
+            # Ends a circle of references: garbage is collected seldom.
+            self.cycle.transport = self.transport
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -98,6 +104,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self._begin_request()
+        self._num_idle_bytes = 0
         self._in_headers = True
         extended: dict[str, Any] = self.scope  # type: ignore[assignment]  # a TypedDict of what the standard knows
         extended[ABORT] = self.transport.abort
@@ -125,10 +132,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._timer.cancel()
         self.all_connections.set_busy(self)
         super().on_headers_complete()
-        cycle = self.cycle
+        cycle = weakref.ref(self.cycle)
+
+        def is_received() -> bool:
+            return (known := cycle()) is None or not known.more_body
+
         extended: dict[str, Any] = self.scope  # type: ignore[assignment]  # as above
-        extended[IS_RECEIVED] = lambda: not cycle.more_body
-        cycle.transport = cast(asyncio.Transport, _AnswerTransport(self, cycle.transport))
+        extended[IS_RECEIVED] = is_received
+        self.cycle.transport = cast(asyncio.Transport, _AnswerTransport(self, self.transport, is_received))
 
     def on_body(self, body: bytes) -> None:
         """More of a request's body."""
@@ -210,7 +221,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("what was sent is no HTTP/1.1")
         if self._is_over or self._has_gone:
             return
-        if self._in_headers:
+        if was_spare and not self._in_headers and (self.cycle is None or self.cycle.response_complete):
+            self._num_idle_bytes += len(piece)
+            if self._num_idle_bytes > self.limits.max_header_bytes:
+                self.transport.abort()
+        elif self._in_headers:
             # The parser keeps a header that has not ended, of which it says nothing.
             has_ended = self._num_headers > num_headers
             self._num_unparsed_bytes = 0 if has_ended else self._num_unparsed_bytes + len(piece)
@@ -296,16 +311,18 @@ class _Flow(FlowControl):
 class _AnswerTransport:
     """What uvicorn writes an answer to. To close it before all of the request has come does so gently."""
 
-    def __init__(self, connection: BoundedProtocol, transport: asyncio.Transport) -> None:
+    def __init__(
+        self, connection: BoundedProtocol, transport: asyncio.Transport, is_received: Callable[[], bool]
+    ) -> None:
         self._connection = connection
         self._transport = transport
-        self._cycle = connection.cycle
+        self._is_received = is_received
         self.write = transport.write
         self.is_closing = transport.is_closing
 
     def close(self) -> None:
         """Close the connection."""
-        if self._cycle.more_body:
-            self._connection.close_after_answer()
-        else:
+        if self._is_received():
             self._transport.close()
+        else:
+            self._connection.close_after_answer()

@@ -41,6 +41,8 @@ _CHECKS = (
 _SETTINGS = """
 [checks.not_a_server_error]
 expected-statuses = ["2xx", "3xx", "4xx", 504]  # times that cannot be met are asked for, too
+[checks.negative_data_rejection]
+expected-statuses = [400, 401, 403, 404, 413, 415, 422, 504]  # lists that are too long make bodies too large
 """
 _ANSWER = '<think>hm</think>Yes.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>[{"name": "f"}]'
 
