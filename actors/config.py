@@ -229,6 +229,7 @@ class ModelFacts:
     generates: whether it gives tokens; if not, only vectors
     pooling: what vectors it gives; None if it gives none
     prompt_embeds_size: of one token's embedding; 0 if prompts cannot be embeddings
+    dtype: what it computes in, and a prompt's embeddings are cast to
     images: what the encoder takes; None if the model takes no images
     """
 
@@ -243,6 +244,7 @@ class ModelFacts:
     pooling: PoolingFacts | None = None
     prompt_embeds_size: int = 0
     images: ImageFacts | None = None
+    dtype: str = "float32"
 
     @property
     def request_limits(self) -> RequestLimits:

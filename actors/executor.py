@@ -55,6 +55,7 @@ class InProcessExecutor:
             pooling=runner.pooling,
             prompt_embeds_size=runner.prompt_embeds_size,
             images=runner.images,
+            dtype=runner.dtype,
         )
 
     @property

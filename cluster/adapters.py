@@ -19,6 +19,7 @@ from actors.adapter_files import describe_adapter, files_signature
 from actors.core.adapter import Adapter
 from actors.lora_config import LoraConfig, is_adapter_name
 from actors.peft_config import AdapterRefused
+from cluster.access.caller import Caller
 from cluster.errors import AdapterNotFound, FieldViolation, InvalidRequest
 
 logger = logging.getLogger(__name__)
@@ -52,20 +53,26 @@ class AdapterDirectory:
         found = {name: found.adapter for name, found in self._found.items()}
         return sorted((found | self._registered).values(), key=lambda adapter: adapter.name)
 
-    def knows(self, name: str) -> bool:
-        """Whether it is one of known()."""
-        return name in self._registered or name in self._found
+    def known_to(self, caller: Caller) -> list[Adapter]:
+        """Those of known() that a caller may use: of others it must not learn that they exist."""
+        return [adapter for adapter in self.known() if caller.may_use(adapter.name)]
 
-    async def find(self, name: str, field: str = "lora_name") -> Adapter:
+    def knows(self, name: str, caller: Caller) -> bool:
+        """Whether it is one of known_to()."""
+        return caller.may_use(name) and (name in self._registered or name in self._found)
+
+    async def find(self, name: str, caller: Caller, field: str = "lora_name") -> Adapter:
         """The adapter of that name. Raises AdapterNotFound; InvalidRequest if there is one that cannot be served.
 
         field: of the request, which names it
         """
+        if not caller.may_use(name):  # Before any look at the disk, which takes time.
+            raise self._not_found(name, caller, field)
         if (registered := self._registered.get(name)) is not None:
             return registered
         config = self._config
         if config is None or not is_adapter_name(name):
-            raise self._not_found(name, field)
+            raise self._not_found(name, caller, field)
         try:
             found = await self._look_for(name, config)
         except AdapterRefused as refused:
@@ -74,7 +81,7 @@ class AdapterDirectory:
             raise InvalidRequest(violation) from refused
         if found is None:
             self._found.pop(name, None)
-            raise self._not_found(name, field)
+            raise self._not_found(name, caller, field)
         self._found[name] = found
         self._found.move_to_end(name)
         if len(self._found) > _MAX_FOUND:
@@ -95,8 +102,9 @@ class AdapterDirectory:
         if not look.cancelled():
             look.exception()  # Seen, also if all that asked have left.
 
-    def _not_found(self, name: str, field: str) -> AdapterNotFound:
-        return AdapterNotFound(field, name, [adapter.name for adapter in self.known()], is_enabled=bool(self._config))
+    def _not_found(self, name: str, caller: Caller, field: str) -> AdapterNotFound:
+        known = [adapter.name for adapter in self.known_to(caller)]
+        return AdapterNotFound(field, name, known, is_enabled=bool(self._config))
 
 
 def _look_for(name: str, config: LoraConfig, before: _Found | None) -> _Found | None:

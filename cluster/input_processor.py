@@ -62,6 +62,7 @@ class ModelDescription:
     generates:     whether it gives tokens; if not, only vectors
     pooling:       what vectors it gives; None if it gives none
     prompt_embeds_size: of one token's embedding; 0 if prompts cannot be embeddings
+    dtype:         what a prompt's embeddings are cast to
     """
 
     name: str
@@ -71,6 +72,7 @@ class ModelDescription:
     generates: bool = True
     pooling: PoolingFacts | None = None
     prompt_embeds_size: int = 0
+    dtype: str = "float32"
 
     @classmethod
     def of(cls, name: str, facts: ModelFacts) -> Self:
@@ -83,6 +85,7 @@ class ModelDescription:
             facts.generates,
             facts.pooling,
             facts.prompt_embeds_size,
+            facts.dtype,
         )
 
 
@@ -110,7 +113,7 @@ class InputProcessor:
         """Validate, tokenize and complete a request. Long prompts are tokenized off the event loop.
 
         is_alone: nobody else would notice if some longer ones are not
-        Raises ModelNotFound, AdapterNotFound, PermissionDenied, EngineFailed if the adapter that made its output has
+        Raises ModelNotFound, AdapterNotFound, EngineFailed if the adapter that made its output has
         gone, or InvalidRequest with every violation that could be found at once.
         """
         arrival_time_s = self._clock()
@@ -140,7 +143,7 @@ class InputProcessor:
             cache_salt=cache_salt,
             tenant=request.caller.tenant,
             lora=adapter,
-            prompt_embeds=await _read_embeds(request.prompt),
+            prompt_embeds=await _read_embeds(request.prompt, self.model.dtype),
             mm_features=placed.features,
             encoder_inputs=placed.encoder_inputs,
         )
@@ -186,15 +189,15 @@ class InputProcessor:
         if self.images is not None:
             self.images.close()
 
-    def check_model(self, model: str) -> None:
+    def check_model(self, model: str, caller: Caller) -> None:
         """Raise ModelNotFound if a request for this one cannot be served."""
-        if model not in ("", self.model.name) and not self.adapters.knows(model):
+        if model not in ("", self.model.name) and not self.adapters.knows(model, caller):
             raise ModelNotFound(model, self.model.name)
 
     async def find_adapter(self, model: str, name: str, caller: Caller) -> Adapter | None:
         """The adapter that a request names by lora_name, or as its model.
 
-        Raises ModelNotFound, AdapterNotFound, PermissionDenied, InvalidRequest.
+        Raises ModelNotFound and AdapterNotFound, also for one that the caller may not use; InvalidRequest.
         """
         is_own_model = model in ("", self.model.name)
         if not name and is_own_model:
@@ -202,14 +205,11 @@ class InputProcessor:
         if name:
             if not is_own_model and model != name:
                 raise ModelNotFound(model, self.model.name)
-            caller.check_adapter(name)
-            return await self.adapters.find(name)
+            return await self.adapters.find(name, caller)
         try:
-            adapter = await self.adapters.find(model, "model")
+            return await self.adapters.find(model, caller, "model")
         except AdapterNotFound as missing:
             raise ModelNotFound(model, self.model.name) from missing
-        caller.check_adapter(adapter.name)
-        return adapter
 
     def check_envelope(self, request_id: str, salt: str, priority: int, violations: Violations) -> None:
         """Check what all kinds of requests have."""
@@ -222,7 +222,7 @@ class InputProcessor:
         violations.require(abs(priority) <= MAX_INT32, "priority", priority, f"up to {MAX_INT32}")
 
     def _check_before_tokenizing(self, request: GenerateRequest) -> None:
-        self.check_model(request.model)
+        self.check_model(request.model, request.caller)
         limits, violations = self.limits, Violations()
         violations.require(self.model.generates, "model", self.model.name, "one that generates; this one gives vectors")
         self.check_envelope(request.request_id, request.cache_salt, request.priority, violations)
@@ -382,9 +382,9 @@ def _num_chat_chars(chat: ChatPrompt) -> int:
     return num_chars + sum(len(json.dumps(other)) for other in [*others, chat.variables] if other)
 
 
-async def _read_embeds(prompt: Prompt | None) -> PromptEmbeds | None:
+async def _read_embeds(prompt: Prompt | None, model_dtype: str) -> PromptEmbeds | None:
     if not isinstance(prompt, EmbedsPrompt):
         return None
     if len(prompt.data) <= MAX_BYTES_ON_EVENT_LOOP:
-        return read_embeds(prompt)
-    return await asyncio.to_thread(read_embeds, prompt)
+        return read_embeds(prompt, model_dtype)
+    return await asyncio.to_thread(read_embeds, prompt, model_dtype)

@@ -13,7 +13,13 @@ from cluster.input_limits import InputLimits
 from cluster.sampling_rules import Violations
 
 _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
-_BFLOAT16_EXPONENT: Final = 0x7F80
+_TOO_LARGE: Final = {
+    "float32": float("inf"),
+    # Half a step above the largest number: what is nearer to it becomes infinite.
+    "bfloat16": float(np.array(0x7F7F8000, np.uint32).view(np.float32)),
+    "float16": 65_520.0,
+}
+"""What has at least this size is infinite in a model's dtype."""
 _DIGEST_BYTES: Final = 16
 
 
@@ -35,27 +41,28 @@ def check_shape(prompt: EmbedsPrompt, embedding_size: int, limits: InputLimits, 
         violations.add(f"{field}.data", f"{len(prompt.data)} bytes long", allowed)
 
 
-def read_embeds(prompt: EmbedsPrompt) -> PromptEmbeds:
+def read_embeds(prompt: EmbedsPrompt, model_dtype: str = "float32") -> PromptEmbeds:
     """What an engine gets of embeddings whose shape was checked: milliseconds of work where there are megabytes.
 
-    Raises InvalidRequest if a value is not finite: it would spread to every token of the output.
+    model_dtype: what the engine casts them to
+    Raises InvalidRequest if a value is not finite then: it would spread to every token of the output.
     """
     violations = Violations()
-    is_finite = _is_finite(prompt)
+    is_finite = np.abs(_values(prompt)) < _TOO_LARGE[model_dtype]
     if not is_finite.all():
         row = int(np.flatnonzero(~is_finite)[0]) // prompt.hidden_size
-        violations.add("prompt_embeds.data", f"NaN or infinite in row {row}", "finite numbers")
+        allowed = f"numbers that are finite in the model's dtype, which is {model_dtype}"
+        violations.add("prompt_embeds.data", f"NaN, infinite or too large in row {row}", allowed)
     violations.raise_if_any()
     digest = blake2b(f"{prompt.dtype} {prompt.hidden_size} ".encode(), digest_size=_DIGEST_BYTES)
     digest.update(prompt.data)
     return PromptEmbeds(prompt.data, prompt.num_tokens, prompt.hidden_size, prompt.dtype, digest.digest())
 
 
-def _is_finite(prompt: EmbedsPrompt) -> np.ndarray:
-    """[num_tokens * hidden_size] bool"""
+def _values(prompt: EmbedsPrompt) -> np.ndarray:
+    """[num_tokens * hidden_size] float32"""
     if prompt.dtype == "float32":
-        finite: np.ndarray = np.isfinite(np.frombuffer(prompt.data, dtype="<f4"))
-        return finite
-    bits = np.frombuffer(prompt.data, dtype="<u2")
-    bounded: np.ndarray = (bits & _BFLOAT16_EXPONENT) != _BFLOAT16_EXPONENT
-    return bounded
+        return np.frombuffer(prompt.data, dtype="<f4")
+    # A bfloat16 is the first half of a float32.
+    bits = np.frombuffer(prompt.data, dtype="<u2").astype(np.uint32) << np.uint32(16)
+    return bits.view(np.float32)

@@ -76,7 +76,8 @@ class Serving:
         self._recovery_policy = recovery_policy or RecoveryPolicy()
         self._moves = moves
         self._num_moves_of_ended = 0
-        self._in_flight: dict[str, _InFlight] = {}
+        # By tenant and id: no tenant can take, or find out, the ids of others.
+        self._in_flight: dict[tuple[str, str], _InFlight] = {}
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
         """Stream a request's output; the last chunk has an end. Closing the generator aborts the request.
@@ -292,17 +293,19 @@ class Serving:
     def _admitted(self, request: GenerateRequest | VectorRequest) -> Iterator[_InFlight]:
         deadline_s = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
         request_id, stopwatch = request.request_id, Stopwatch(self._clock, self.metrics)
+        key = request.caller.tenant, request_id
         with stopwatch.counting_the_end(), self._admission.enter() as place, request.caller.allowance.used():
-            if request_id in self._in_flight:
+            if key in self._in_flight:
                 allowed = "one that no request in flight has"
                 raise InvalidRequest(FieldViolation("request_id", repr(request_id), allowed))
-            in_flight = self._in_flight[request_id] = _InFlight(request_id, time.time(), stopwatch, place, deadline_s)
+            in_flight = _InFlight(request_id, key[0], time.time(), stopwatch, place, deadline_s)
+            self._in_flight[key] = in_flight
             try:
                 yield in_flight
             finally:
                 self._num_moves_of_ended += in_flight.num_moves
                 self._image_budget.release(in_flight.num_image_bytes)
-                del self._in_flight[request_id]
+                del self._in_flight[key]
 
 
 @dataclass(slots=True)
@@ -310,6 +313,7 @@ class _InFlight:
     """deadline_s: on the event loop's clock. seed, lora_digest, prompt_token_ids, recovery: once that is processed."""
 
     request_id: str
+    tenant: str
     arrived_at_s: float
     stopwatch: Stopwatch
     place: Place
@@ -334,10 +338,13 @@ class _InFlight:
         if self.recovery is None or attempt is None:
             # One that wants vectors has no recovery of its own: each of its prompts has.
             phase = "prefill" if self.place.is_waiting else "admitted"
-            return RequestView(self.request_id, self.arrived_at_s, phase, model_version=model_version)
+            return RequestView(
+                self.request_id, self.arrived_at_s, phase, tenant=self.tenant, model_version=model_version
+            )
         prefill, decode = attempt.prefill_report, attempt.decode_report
         return RequestView(
             request_id=self.request_id,
+            tenant=self.tenant,
             arrived_at_s=self.arrived_at_s,
             phase="decode" if attempt.num_new_tokens else "prefill",
             prefill_engine="" if prefill is None else prefill.engine_id,

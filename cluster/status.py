@@ -51,6 +51,8 @@ class IngressView:
 class RequestView:
     """A request in flight. phase: admitted, prefill or decode; attempt: 1 for the first.
 
+    request_id: unique among its tenant's
+    tenant: "" where there are none
     num_moves: how often another decode engine has taken it over after a preemption
     model_version: 0 before it is chosen
     """
@@ -65,6 +67,7 @@ class RequestView:
     attempt: int = 0
     num_moves: int = 0
     model_version: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -320,7 +320,7 @@ def _requests(requests: Sequence[admin_pb2.RequestInFlight]) -> _Table:
     columns = (" request", "age", " phase", " prefill", " decode", "prompt", "output", "attempt", "moves")
     rows = [
         [
-            request.request_id,
+            f"{request.tenant}/{request.request_id}" if request.tenant else request.request_id,
             _age(request.age_seconds),
             request.phase,
             request.prefill_engine or "-",

@@ -310,6 +310,11 @@ class ModelRunner:
         return self._model.vocab_size
 
     @property
+    def dtype(self) -> str:
+        """What the model computes in: float32, bfloat16 or float16."""
+        return str(self._model.forward.model.dtype).removeprefix("torch.")
+
+    @property
     def prompt_embeds_size(self) -> int:
         """Of one token's embedding; 0 if prompts cannot be embeddings."""
         return self._embeds.embedding_size if self.generates else 0

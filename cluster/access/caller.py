@@ -44,11 +44,9 @@ class Caller:
             f"priority is {asked}; token {self.name!r} may have {highest} and above (lower is first)"
         )
 
-    def check_adapter(self, adapter: str) -> None:
-        """adapter: its name, or "" for none. Raises PermissionDenied."""
-        if adapter and self.adapters is not None and adapter not in self.adapters:
-            allowed = ", ".join(sorted(self.adapters)) or "none"
-            raise PermissionDenied(f"adapter is {adapter!r}; token {self.name!r} may use: {allowed}")
+    def may_use(self, adapter: str) -> bool:
+        """Whether its requests may run with this adapter. One that may not be used looks like one that is not there."""
+        return self.adapters is None or adapter in self.adapters
 
     def check_administers(self) -> None:
         """Raises PermissionDenied."""

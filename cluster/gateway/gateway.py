@@ -247,11 +247,10 @@ class Gateway:
     async def models(self, call: Call) -> Response:
         """/v1/models: the model, and those adapters that have been asked for and that the caller may use"""
         del call
-        model, allowed = self._model(), current_caller().adapters
+        model = self._model()
         adapters = [
             msgspec.structs.replace(model, id=adapter.name, parent=model.id)
-            for adapter in self._processor.adapters.known()
-            if allowed is None or adapter.name in allowed
+            for adapter in self._processor.adapters.known_to(current_caller())
         ]
         return _json(ModelList([model, *adapters]))
 
@@ -269,7 +268,7 @@ class Gateway:
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest(FieldViolation("prompt", "given with messages, or without", "one of both"))
         processor = self._processor
-        processor.check_model(body.model)
+        processor.check_model(body.model, current_caller())
         prompt: Prompt = (
             TextPrompt(body.prompt) if body.prompt is not None else prompt_to_tokenize(body, body.messages or ())
         )
@@ -288,7 +287,7 @@ class Gateway:
     async def detokenize(self, call: Call) -> Response:
         """/detokenize"""
         body = await self._read(call, DetokenizeRequest)
-        self._processor.check_model(body.model)
+        self._processor.check_model(body.model, current_caller())
         return _json(Detokenized(await self._detokenize(body.tokens, "tokens")))
 
     async def health(self, call: Call) -> Response:

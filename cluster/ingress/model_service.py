@@ -64,11 +64,11 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
 
     def _input_processor(self, model: str) -> InputProcessor:
         input_processor = self._serving.newest_model().input_processor
-        input_processor.check_model(model)
+        input_processor.check_model(model, current_caller())
         return input_processor
 
     def _describe(self, input_processor: InputProcessor) -> model_pb2.GetModelResponse:
-        model, allowed = input_processor.model, current_caller().adapters
+        model = input_processor.model
         return model_pb2.GetModelResponse(
             model=model.name,
             max_model_len=model.max_model_len,
@@ -80,8 +80,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             model_versions=self._serving.served_versions(),
             adapters=[
                 model_pb2.AdapterDescription(name=one.name, digest=one.digest)
-                for one in input_processor.adapters.known()
-                if allowed is None or one.name in allowed
+                for one in input_processor.adapters.known_to(current_caller())
             ],
             generates=model.generates,
             vectors=None if model.pooling is None else vectors_to_proto(model.pooling),

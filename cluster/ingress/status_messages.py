@@ -194,6 +194,7 @@ def _request(request: RequestView, now_s: float) -> admin_pb2.RequestInFlight:
         model_version=request.model_version,
         attempt=request.attempt,
         moves=request.num_moves,
+        tenant=request.tenant,
     )
 
 

@@ -14,7 +14,7 @@ from cluster.ingress.protos.raypd.v1 import generate_pb2
 from cluster.input_limits import InputLimits
 from cluster.input_processor import MAX_BYTES_ON_EVENT_LOOP, InputProcessor, ModelDescription
 from cluster.model_tokenizer import ModelTokenizer
-from cluster.prompt_embeds import read_embeds
+from cluster.prompt_embeds import _TOO_LARGE, read_embeds
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, byte_tokenizer
 
 WIDTH = 3
@@ -64,11 +64,14 @@ async def test_many_embeddings_are_read_beside_the_event_loop() -> None:
         (replace(PROMPT, num_tokens=3), "data is 24 bytes long; allowed: 36 bytes: num_tokens x hidden_size"),
         (replace(PROMPT, dtype="float16"), "dtype is 'float16'; allowed: float32 or bfloat16"),
         (replace(PROMPT, num_tokens=9, data=bytes(108)), "data is 108 bytes long; allowed: at most 100 bytes"),
-        (with_value(PROMPT, np.float32(np.nan).tobytes(), 4), "data is NaN or infinite in row 1; allowed: finite"),
-        (with_value(PROMPT, np.float32(-np.inf).tobytes(), 0), "data is NaN or infinite in row 0"),
+        (
+            with_value(PROMPT, np.float32(np.nan).tobytes(), 4),
+            "data is NaN, infinite or too large in row 1; allowed: numbers",
+        ),
+        (with_value(PROMPT, np.float32(-np.inf).tobytes(), 0), "data is NaN, infinite or too large in row 0"),
         (
             with_value(EmbedsPrompt(bytes(12), 2, WIDTH, "bfloat16"), b"\xc0\x7f", 3),
-            "data is NaN or infinite in row 1",
+            "data is NaN, infinite or too large in row 1",
         ),
     ],
 )
@@ -112,3 +115,35 @@ def test_embeddings_are_read(dtype: generate_pb2.EmbedsDtype, expected: str) -> 
     embeds = generate_pb2.PromptEmbeds(data=b"abcd", num_tokens=1, hidden_size=2, dtype=dtype)
     request = request_from_proto("a", generate_pb2.GenerateRequest(prompt_embeds=embeds), None)
     assert request.prompt == EmbedsPrompt(b"abcd", 1, 2, expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "too_large"),
+    [("float32", 3.4028234e38, np.inf), ("bfloat16", 3.3961e38, 3.3962e38), ("float16", 65_519.0, 65_520.0)],
+)
+async def test_what_would_be_infinite_in_the_models_dtype_is_refused(
+    dtype: str, largest: float, too_large: float
+) -> None:
+    model = replace(MODEL, dtype=dtype)
+    for sign in (1, -1):
+        finite = with_value(PROMPT, np.float32(sign * largest).tobytes(), 4)
+        assert (await processor(model).process(GenerateRequest(prompt=finite))).prompt_embeds is not None
+        infinite = with_value(PROMPT, np.float32(sign * too_large).tobytes(), 4)
+        with pytest.raises(InvalidRequest, match=f"too large in row 1; allowed: .* which is {dtype}"):
+            await processor(model).process(GenerateRequest(prompt=infinite))
+
+
+async def test_numbers_of_bfloat16_may_be_too_large_for_float16() -> None:
+    prompt = with_value(EmbedsPrompt(bytes(12), 2, WIDTH, "bfloat16"), b"\x80\x47", 3)  # 65536.0
+    await processor(replace(MODEL, dtype="bfloat16")).process(GenerateRequest(prompt=prompt))
+    with pytest.raises(InvalidRequest, match="too large in row 1"):
+        await processor(replace(MODEL, dtype="float16")).process(GenerateRequest(prompt=prompt))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_bounds_are_those_of_the_cast(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    bound = np.float32(_TOO_LARGE[dtype])
+    below = np.nextafter(bound, np.float32(0))
+    cast = torch.tensor([float(bound), float(below)], dtype=torch.float32).to(getattr(torch, dtype))
+    assert torch.isfinite(cast).tolist() == [False, True]

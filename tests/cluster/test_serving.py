@@ -236,6 +236,35 @@ async def test_an_id_in_flight_is_refused_and_free_again_afterwards() -> None:
     assert text_of(await again) == "a"
 
 
+async def test_tenants_may_use_the_same_ids_at_the_same_time() -> None:
+    pair = make_pair()
+    requests = {tenant: replace(HELLO, caller=Caller(tenant, tenant)) for tenant in ("a", "b")}
+    streams = {tenant: pair.serving.generate(request) for tenant, request in requests.items()}
+    firsts = {tenant: asyncio.ensure_future(anext(stream)) for tenant, stream in streams.items()}
+    producers = {(await pair.next_requests())[0].tenant: None for _ in requests}
+    assert producers.keys() == requests.keys()
+    assert {(view.tenant, view.request_id) for view in pair.serving.requests_in_flight()} == {("a", "r"), ("b", "r")}
+    for request in requests.values():
+        with pytest.raises(InvalidRequest, match="one that no request in flight has"):
+            await anext(pair.serving.generate(request))
+
+    firsts["b"].cancel()
+    await asyncio.gather(firsts["b"], return_exceptions=True)
+    assert [view.tenant for view in pair.serving.requests_in_flight()] == ["a"]
+    [producer] = [request for request in pair.prefill.submitted if pair.prefill.has(request)]
+    assert producer.tenant == "a"
+    pair.prefill.send(producer, 0, "x", finish_reason=FinishReason.LENGTH)
+    assert (await firsts["a"]).text == "x"
+    await streams["a"].aclose()
+
+    resumed = replace(requests["b"], output_token_ids=tuple(b"he"), sampling=SamplingOptions(seed=3, max_tokens=3))
+    collecting = asyncio.create_task(collect(pair.serving.generate(resumed)))
+    producer, _ = await pair.next_requests()
+    pair.prefill.send(producer, 2, "y", finish_reason=FinishReason.LENGTH)
+    assert text_of(await collecting) == "y"
+    assert_nothing_is_left(pair)
+
+
 async def test_without_engines_nothing_is_submitted() -> None:
     serving = make_serving()
 

@@ -177,7 +177,7 @@ async def test_the_name_of_an_adapter_is_a_model() -> None:
     [prompt] = await process_vectors(processor, EmbedRequest(inputs=[A], model="mine"))
     assert prompt.lora == adapter
     caller = Caller("token", adapters=frozenset({"other"}))
-    with pytest.raises(PermissionDenied):
+    with pytest.raises(ModelNotFound, match="model 'mine' is not served here"):
         await process_vectors(processor, EmbedRequest(inputs=[A], model="mine", caller=caller))
 
 

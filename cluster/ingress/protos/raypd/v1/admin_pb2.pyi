@@ -407,7 +407,7 @@ class GuessStatus(_message.Message):
     def __init__(self, drafts: _Optional[int] = ..., guessed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_place: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RequestInFlight(_message.Message):
-    __slots__ = ("request_id", "age_seconds", "phase", "prefill_engine", "decode_engine", "prompt_tokens", "output_tokens", "attempt", "moves", "model_version")
+    __slots__ = ("request_id", "age_seconds", "phase", "prefill_engine", "decode_engine", "prompt_tokens", "output_tokens", "attempt", "moves", "model_version", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -418,6 +418,7 @@ class RequestInFlight(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     MOVES_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     age_seconds: float
     phase: str
@@ -428,7 +429,8 @@ class RequestInFlight(_message.Message):
     attempt: int
     moves: int
     model_version: int
-    def __init__(self, request_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., phase: _Optional[str] = ..., prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., attempt: _Optional[int] = ..., moves: _Optional[int] = ..., model_version: _Optional[int] = ...) -> None: ...
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., phase: _Optional[str] = ..., prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., attempt: _Optional[int] = ..., moves: _Optional[int] = ..., model_version: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("age_seconds", "text")
