@@ -44,8 +44,6 @@ def build_engine_core(
     launch_ranks: RankLauncher = ProcessRanks,
     shelf: EmbeddingShelf | None = None,
     trust: Trust | None = None,
-    *,
-    hash_key: BlockHashKey = PUBLIC_KEY,
 ) -> EngineCore:
     """Load the model, size and allocate the cache, warm up. Blocks for as long as the weights take.
 
@@ -53,8 +51,7 @@ def build_engine_core(
     say: told what the start is busy with, in a few words
     launch_ranks: starts the tensor-parallel ranks after the first, which is this process
     shelf: embeddings that others fetch are taken from there
-    hash_key: of the block hashes, the same in all engines that exchange KV
-    trust: what the ranks prove themselves by; an engine of one rank has no use for it
+    trust: what the ranks prove themselves by, and the key of block hashes; None outside of a cluster, with one rank
     Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable, StoreUnavailable or RankLost.
     """
     group: RankGroup | None = None
@@ -87,7 +84,13 @@ def build_engine_core(
         clock=time.monotonic,
     )
     executor: Executor = InProcessExecutor(worker, overlap=overlap)
-    return EngineCore(scheduler, executor if group is None else MultiRankExecutor(executor, group), hash_key=hash_key)
+    return EngineCore(
+        scheduler, executor if group is None else MultiRankExecutor(executor, group), hash_key=_hash_key(trust)
+    )
+
+
+def _hash_key(trust: Trust | None) -> BlockHashKey:
+    return PUBLIC_KEY if trust is None else BlockHashKey(trust.block_hash_key)
 
 
 def _without_chunks(config: EngineConfig) -> EngineConfig:

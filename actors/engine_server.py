@@ -47,6 +47,7 @@ from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust
 from kv_transfer.trust.refusals import Refusals
+from kv_transfer.trust.tls import listen
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class EngineServer:
         self.encode_service = EncodeService(self._encode, shelf, own, acceptor)
         handlers = (sessions.handler(), self._control.handler(), self.encode_service.handler(), acceptor.handler())
         self._server.add_generic_rpc_handlers(handlers)
-        address = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
+        address = f"{host}:{listen(self._server, f'{host}:0', self._trust.tls)}"
         identity = EngineAddress(self._engine_id, self._incarnation, address)
         self._core = await asyncio.to_thread(
             build_engine_core,

@@ -13,6 +13,7 @@ import grpc.aio
 from kv_transfer.grpc_control import GrpcControl
 from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor
 from kv_transfer.trust.membership import Member
+from kv_transfer.trust.tls import listen
 
 _TIMEOUT_S = 10.0
 _SERVER_OPTIONS = [
@@ -48,7 +49,7 @@ class RankControl:
         acceptor = GrpcAcceptor(self._member.trust)
         control = GrpcControl(asyncio.get_running_loop(), self._member, acceptor)
         self._server.add_generic_rpc_handlers((control.handler(), acceptor.handler()))
-        port = self._server.add_insecure_port(f"{host}:0")
+        port = listen(self._server, f"{host}:0", self._member.trust.tls)
         await self._server.start()
         return control, f"{host}:{port}"
 

@@ -35,6 +35,7 @@ from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor, prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member
 from kv_transfer.trust.secret import Purpose
+from kv_transfer.trust.tls import open_channel
 
 logger = logging.getLogger(__name__)
 
@@ -200,7 +201,7 @@ class RemoteEncoders:
         address = encoder.control_address
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            channel = self._channels[address] = open_channel(address, _OPTIONS, self._member.trust.tls)
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._ask_proven(channel, encoder, image)

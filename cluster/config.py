@@ -178,6 +178,19 @@ class ControllerConfig(_Settings):
     labels: dict[str, str] = Field(default_factory=dict, description="Ray labels of the nodes where it may be.")
 
 
+class InternalTlsConfig(_Settings):
+    """Certificates for connections within the cluster, at the same paths on every node (PEM).
+
+    Files that change are used from the next connection on.
+    """
+
+    ca: Path = Field(description="The authority whose certificates are accepted: one of the cluster's own.")
+    certificate: Path = Field(
+        description="For the DNS name raypd.internal, for servers and clients; all have the same."
+    )
+    key: Path = Field(description="The certificate's private key.")
+
+
 class RayConfig(_Settings):
     """Which Ray cluster."""
 
@@ -214,6 +227,17 @@ class ClusterConfig(_Settings):
         description="File with the secret by which engines, their ranks and ingresses prove themselves to each other, "
         "at the same path on every node: 64 hexadecimal digits a line; all lines are accepted. Only its owner and "
         "group may read it. Default: the controller draws a secret and hands it out through Ray.",
+    )
+    block_hash_key_file: Path | None = Field(
+        None,
+        description="File with the key of block hashes, at the same path on every node: 64 hexadecimal digits. Only "
+        "its owner and group may read it. Default: one is drawn at the start, so that KV stores that outlive the "
+        "cluster find nothing of before.",
+    )
+    internal_tls: bool | InternalTlsConfig = Field(
+        False,
+        description="Encrypt sessions, control streams and KV data over TCP with TLS 1.3, and let nobody without a "
+        "certificate get as far as the secret. true: the controller makes the certificates; or files of your own.",
     )
     ray: RayConfig = RayConfig()
     start_timeout_s: float = Field(600, gt=0, description="Until every engine has loaded its weights and is warm.")

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from kv_transfer.params import EngineAddress
 from kv_transfer.trust.handshake import Proven
+from kv_transfer.trust.tls import InternalTls
 from kv_transfer.wire import ControlMessage
 
 
@@ -42,6 +43,10 @@ class StreamEvents(Protocol):
 
 class Control(Protocol):
     """How an engine gets at the control streams of others, and they at its own."""
+
+    @property
+    def tls(self) -> InternalTls | None:
+        """What this engine's connections with others are encrypted with; None: they are not."""
 
     def serve(self, events: StreamEvents) -> None:
         """Hand what comes on streams that others dial to `events`, from now on."""

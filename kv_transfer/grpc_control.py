@@ -21,6 +21,7 @@ from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor, GrpcProo
 from kv_transfer.trust.handshake import Party, Proven
 from kv_transfer.trust.membership import Member
 from kv_transfer.trust.secret import Purpose
+from kv_transfer.trust.tls import InternalTls, open_channel, tls_advice
 from kv_transfer.wire import ControlMessage, decode, encode
 
 CONTROL_METHOD: Final = "/raypd.kv.v1.Control/Stream"
@@ -78,6 +79,11 @@ class GrpcControl:
         self._events: StreamEvents | None = None
         self._calls: set[asyncio.Task[None]] = set()
 
+    @property
+    def tls(self) -> InternalTls | None:
+        """See Control."""
+        return self._member.trust.tls
+
     def handler(self) -> grpc.GenericRpcHandler:
         """The gRPC handler for streams that others dial."""
         service, method = CONTROL_METHOD.strip("/").split("/")
@@ -112,7 +118,7 @@ class GrpcControl:
     async def _call(self, stream: GrpcStream, peer: EngineAddress, events: StreamEvents) -> None:
         reason = "closed by the peer"
         try:
-            async with grpc.aio.insecure_channel(peer.control_address, options=_CHANNEL_OPTIONS) as channel:
+            async with open_channel(peer.control_address, _CHANNEL_OPTIONS, self.tls) as channel:
                 proof = await prove(
                     channel,
                     self._member,
@@ -124,7 +130,7 @@ class GrpcControl:
                 if not await self._exchange(channel, proof, stream, events):
                     reason = f"{peer.control_address}: malformed message"
         except grpc.aio.AioRpcError as error:
-            reason = f"{peer.control_address}: {error.details()}"
+            reason = f"{peer.control_address}: {error.details()}{tls_advice(self.tls)}"
         except OtherParty as error:
             reason = f"{peer.control_address}: {error}"
         except Untrusted as error:

@@ -11,6 +11,7 @@ from kv_transfer.params import EngineAddress
 from kv_transfer.transports.loopback import Pipe
 from kv_transfer.trust.handshake import Party, Proven
 from kv_transfer.trust.secret import Purpose, SessionKey
+from kv_transfer.trust.tls import InternalTls
 from kv_transfer.wire import ControlMessage
 
 
@@ -56,6 +57,11 @@ class LoopbackControl:
     def __init__(self, hub: LoopbackHub, address: EngineAddress) -> None:
         self.hub = hub
         self._address = address
+
+    @property
+    def tls(self) -> InternalTls | None:
+        """None: nothing leaves the process."""
+        return None
 
     def serve(self, events: StreamEvents) -> None:
         """Make this engine reachable."""

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from actors.core.block_hash import PUBLIC_KEY, BlockHashKey
 from cluster.adapters import AdapterDirectory
 from cluster.config import ClusterConfig
 from cluster.errors import TokenizerUnusable
@@ -26,10 +27,16 @@ class ModelLoader:
     """Loads tokenizers off the event loop that it lives on."""
 
     def __init__(
-        self, config: ClusterConfig, versions: ModelVersions, adapters: AdapterDirectory | None = None
+        self,
+        config: ClusterConfig,
+        versions: ModelVersions,
+        adapters: AdapterDirectory | None = None,
+        *,
+        hash_key: BlockHashKey = PUBLIC_KEY,
     ) -> None:
-        """versions: what is loaded goes there; adapters: for all of them."""
+        """versions: what is loaded goes there; adapters: for all of them; hash_key: of block hashes, the cluster's."""
         self._config = config
+        self._hash_key = hash_key
         self._versions = versions
         self._adapters = adapters
         self._loaded: dict[int, ServedModel] = {}
@@ -85,5 +92,5 @@ class ModelLoader:
 
     def _make_router(self, model: ServedModel) -> Router:
         if self._config.ingress.router == "prefix_aware":
-            return PrefixAwarePair(model.facts.layout.block_size)
+            return PrefixAwarePair(model.facts.layout.block_size, hash_key=self._hash_key)
         return LeastLoadedPair()

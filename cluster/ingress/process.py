@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from actors.config import ModelFacts
+from actors.core.block_hash import BlockHashKey
 from actors.loop_watch import LoopWatch
 from cluster.access.control import AccessControl
 from cluster.access.tls import ServerTls
@@ -48,7 +49,9 @@ class IngressProcess:
         self._admin = admin
         self._versions = ModelVersions()
         self._adapters = AdapterDirectory(config.lora)
-        self._loader = ModelLoader(config, self._versions, self._adapters)
+        self._loader = ModelLoader(
+            config, self._versions, self._adapters, hash_key=BlockHashKey(member.trust.block_hash_key)
+        )
         self.loop_watch = LoopWatch()
         self._pool: SessionPool | None = None
         self._server: IngressServer | None = None

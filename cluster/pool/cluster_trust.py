@@ -12,20 +12,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from cluster.errors import SecretIsInFile
 from kv_transfer.trust.membership import TrustMaterial
 from kv_transfer.trust.secret import MAX_ACCEPTED
+from kv_transfer.trust.tls import TlsFiles, TlsMaterial
 
 
 class ClusterTrust:
     """What every process is to accept. Lives on the controller's event loop."""
 
-    def __init__(self, secret_file: Path | None, draw: Callable[[], TrustMaterial] = TrustMaterial.draw) -> None:
-        """secret_file: where each node has the secret; None: it is drawn."""
+    def __init__(
+        self,
+        secret_file: Path | None,
+        draw: Callable[[], TrustMaterial] = TrustMaterial.draw,
+        *,
+        block_hash_key_file: Path | None = None,
+        make_tls: Callable[[], TlsMaterial | TlsFiles | None] = lambda: None,
+    ) -> None:
+        """secret_file: where each node has the secret; None: it is drawn
+
+        block_hash_key_file: where each node has the key of block hashes; None: it is drawn
+        make_tls: makes the certificates that every process shows, or says where each node has them
+        """
         self._secret_file = secret_file
         self._draw = draw
+        self._block_hash_key_file = "" if block_hash_key_file is None else str(block_hash_key_file)
+        self._make_tls = make_tls
         self._material: TrustMaterial | None = None
         self._is_there = asyncio.Event()
 
@@ -39,13 +54,24 @@ class ClusterTrust:
         last_generation: the newest that an earlier controller is known to have given out
         """
         materials = [material for material in found if material is not None]
-        if self._secret_file is not None:
-            self._set(TrustMaterial(1, secret_file=str(self._secret_file)))
-        elif materials:
-            self._set(max(materials, key=lambda material: material.generation))
+        if materials:
+            material = max(materials, key=lambda material: material.generation)
         else:
-            drawn = self._draw()
-            self._set(TrustMaterial(max(drawn.generation, last_generation + 1), drawn.secrets))
+            material = self._make_material(last_generation)
+        if self._secret_file is not None:
+            # What processes have taken of an earlier controller has this generation, too: it says the same.
+            material = replace(material, generation=1, secrets=(), secret_file=str(self._secret_file))
+        self._set(material)
+
+    def _make_material(self, last_generation: int) -> TrustMaterial:
+        drawn = self._draw()
+        return replace(
+            drawn,
+            generation=max(drawn.generation, last_generation + 1),
+            block_hash_key=b"" if self._block_hash_key_file else drawn.block_hash_key,
+            block_hash_key_file=self._block_hash_key_file,
+            tls=self._make_tls(),
+        )
 
     @property
     def generation(self) -> int:
@@ -71,14 +97,15 @@ class ClusterTrust:
         drawn = self._draw()
         # Asked for again and again before any is dropped, the oldest ones have to go: the number is bounded.
         kept = self._material.secrets[: MAX_ACCEPTED - 1]
-        self._set(TrustMaterial(max(drawn.generation, self.generation + 1), (*drawn.secrets, *kept)))
+        generation = max(drawn.generation, self.generation + 1)
+        self._set(replace(self._material, generation=generation, secrets=(*drawn.secrets, *kept)))
 
     def settle(self, generations: Iterable[int]) -> bool:
         """Drop the older secrets if all have the newest. generations: of every process. Returns whether it did."""
         if not self.is_rotating or any(generation < self.generation for generation in generations):
             return False
         assert self._material is not None, "it rotates"
-        self._set(TrustMaterial(self.generation + 1, self._material.secrets[:1]))
+        self._set(replace(self._material, generation=self.generation + 1, secrets=self._material.secrets[:1]))
         return True
 
     def _set(self, material: TrustMaterial) -> None:

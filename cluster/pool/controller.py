@@ -19,7 +19,7 @@ import ray
 from actors.engine_profile import EngineProfile
 from actors.log_lines import write_log_lines
 from actors.ray_calls import RayCallFailed
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, InternalTlsConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import CannotPlace, CannotStart, InvalidConfig, UnknownNode
 from cluster.model_check import find_model_mistakes
@@ -41,6 +41,8 @@ from cluster.pool.saved_state import SavedState, StateStore
 from cluster.pool.slots import EngineState, RestartPolicy
 from cluster.pool.trust_calls import find_trust, spread_trust
 from cluster.status import ControllerView
+from kv_transfer.trust.authority import draw_tls_material
+from kv_transfer.trust.tls import TlsFiles, TlsMaterial
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +67,11 @@ class Controller:
         self._is_stopping = asyncio.Event()
         self._has_news = asyncio.Event()
         self._head = head = HeadProbe()
-        self._trust = trust = ClusterTrust(config.cluster_secret_file)
+        self._trust = trust = ClusterTrust(
+            config.cluster_secret_file,
+            block_hash_key_file=config.block_hash_key_file,
+            make_tls=lambda: _make_tls(config),
+        )
         self._ingresses = Ingresses(config, self._journal, self._policy, head, self._save, trust)
         self._fleet = Fleet(
             config,
@@ -97,6 +103,7 @@ class Controller:
         """
         await asyncio.to_thread(sweep, self._config.ray.namespace)
         self._trust.begin()
+        self._say_what_stores_find()
         await self._adapters.begin()
         await self._ingresses.find_places()
         self._ingresses.begin(time.time())
@@ -116,6 +123,16 @@ class Controller:
             raise CannotStart("; ".join(view.last_error for view in self._ingresses.views()))
         self._begin_rounds()
         return self._ingresses.addresses
+
+    def _say_what_stores_find(self) -> None:
+        config = self._config
+        if config.block_hash_key_file is None and any(
+            config.engine_config(role).kv_transfer.stores for role in EngineRole
+        ):
+            logger.warning(
+                "KV stores find nothing of before: the key of block hashes is drawn at each start, unless "
+                "block_hash_key_file is set"
+            )
 
     async def _wait_for_first_engines(self) -> None:
         """Until every engine that has room has loaded. Raises CannotPlace if those that have none are needed."""
@@ -430,3 +447,14 @@ class Controller:
             decisions=self._journal.decisions,
             trust_generation=self._trust.generation,
         )
+
+
+def _make_tls(config: ClusterConfig) -> TlsMaterial | TlsFiles | None:
+    """The certificates of internal_tls; None if it is off."""
+    match config.internal_tls:
+        case InternalTlsConfig() as files:
+            return TlsFiles(str(files.ca), str(files.certificate), str(files.key))
+        case True:
+            return draw_tls_material()
+        case _:
+            return None

@@ -40,6 +40,7 @@ from kv_transfer.trust.grpc_proof import METADATA_LIMITS, prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member
 from kv_transfer.trust.secret import Purpose
+from kv_transfer.trust.tls import open_channel, tls_advice
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class EngineSession:
 
     async def open(self) -> None:
         """Dial the engine; it and this end prove themselves to each other. Raises EngineLost."""
-        self._channel = grpc.aio.insecure_channel(self._descriptor.address, _CHANNEL_OPTIONS)
+        self._channel = open_channel(self._descriptor.address, _CHANNEL_OPTIONS, self._member.trust.tls)
         try:
             async with asyncio.timeout(self._timeout_s):
                 hello = await self._begin_call()
@@ -113,7 +114,8 @@ class EngineSession:
             raise EngineLost(self._descriptor.engine_id, f"{self._descriptor.address}: {error}") from error
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             await self.close()
-            raise EngineLost(self._descriptor.engine_id, f"no answer from {self._descriptor.address}") from error
+            reason = f"no answer from {self._descriptor.address}{tls_advice(self._member.trust.tls)}"
+            raise EngineLost(self._descriptor.engine_id, reason) from error
         expected = Hello(self._descriptor.engine_id, self._descriptor.incarnation)
         if hello != expected:
             await self.close()

@@ -7,6 +7,7 @@ nobody.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -15,27 +16,36 @@ from pathlib import Path
 
 from kv_transfer.errors import Untrusted
 from kv_transfer.trust.handshake import Party
-from kv_transfer.trust.secret import ClusterSecret, ClusterSecrets, KeySource, Purpose
-from kv_transfer.trust.secret_file import FileSecrets
+from kv_transfer.trust.secret import NUM_SECRET_BYTES, ClusterSecret, ClusterSecrets, KeySource, Purpose
+from kv_transfer.trust.secret_file import FileSecrets, read_secret_file
+from kv_transfer.trust.tls import InternalTls, TlsFiles, TlsMaterial
 
 
 @dataclass(frozen=True, slots=True)
 class TrustMaterial:
-    """The secrets that a process is to accept.
+    """The secrets that a process is to accept, and what stays the same for as long as its cluster lives.
 
     generation:  grows with each change, so that a late message does not bring back an older state
     secrets:     the current one first; empty if they are in a file
     secret_file: where each node has them; empty if they were drawn
+    block_hash_key: 32 bytes; empty if they are in a file
+    block_hash_key_file: where each node has the key of block hashes; empty if it was drawn
+    tls:         what connections within the cluster are encrypted with; None: they are not
     """
 
     generation: int
     secrets: tuple[bytes, ...] = field(default=(), repr=False)
     secret_file: str = ""
+    block_hash_key: bytes = field(default=b"", repr=False)
+    block_hash_key_file: str = ""
+    tls: TlsMaterial | TlsFiles | None = None
 
     @classmethod
     def draw(cls) -> TrustMaterial:
-        """Return a new secret. Its generation is later than any that this host has made before."""
-        return cls(time.time_ns(), (ClusterSecret.draw().reveal(),))
+        """Return new secrets. Their generation is later than any that this host has made before."""
+        return cls(
+            time.time_ns(), (ClusterSecret.draw().reveal(),), block_hash_key=secrets.token_bytes(NUM_SECRET_BYTES)
+        )
 
 
 class Trust:
@@ -46,6 +56,8 @@ class Trust:
         self._lock = threading.Lock()
         self._material: TrustMaterial | None = None
         self._keys: KeySource | None = None
+        self._block_hash_key = b""
+        self._tls: InternalTls | None = None
         self._others: dict[str, int] = {}
         self._listeners: list[Callable[[TrustMaterial], None]] = []
         if material is not None:
@@ -74,11 +86,18 @@ class Trust:
             self._others[name] = generation
 
     def use(self, material: TrustMaterial) -> None:
-        """Accept these secrets from now on, unless they are older than what is here. Raises SecretUnusable."""
+        """Accept these secrets from now on, unless they are older than what is here.
+
+        The key of block hashes and the certificates are those that came first. Raises SecretUnusable, TlsUnusable.
+        """
         with self._lock:
             if material.generation <= self.generation:
                 return
-            self._keys = _key_source(material)
+            keys = _key_source(material)
+            if self._material is None:
+                self._block_hash_key = _block_hash_key(material)
+                self._tls = None if material.tls is None else InternalTls(material.tls)
+            self._keys = keys
             self._material = material
             listeners = list(self._listeners)
         for tell in listeners:
@@ -91,6 +110,18 @@ class Trust:
             material = self._material
         if material is not None:
             tell(material)
+
+    @property
+    def block_hash_key(self) -> bytes:
+        """The key of the cluster's block hashes, 32 bytes. Raises Untrusted before anything was given."""
+        if not self._block_hash_key:
+            raise Untrusted("this process has not been given the cluster's key of block hashes")
+        return self._block_hash_key
+
+    @property
+    def tls(self) -> InternalTls | None:
+        """What this process's connections within the cluster are encrypted with; None: they are not."""
+        return self._tls
 
     def keys(self, purpose: Purpose) -> tuple[bytes, ...]:
         """Implement KeySource. Raises Untrusted before anything was given."""
@@ -105,6 +136,12 @@ class Member:
 
     party: Party
     trust: Trust
+
+
+def _block_hash_key(material: TrustMaterial) -> bytes:
+    if material.block_hash_key_file:
+        return read_secret_file(Path(material.block_hash_key_file))[0].reveal()
+    return material.block_hash_key
 
 
 def _key_source(material: TrustMaterial) -> KeySource:

@@ -13,7 +13,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 CLUSTER_NAME: Final = "raypd.internal"
 """The DNS name in every process's certificate. Nobody looks it up."""
+
+_MAX_PEM_BYTES: Final = 60 * 1024
+"""What a pipe holds without a reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +120,7 @@ class InternalTls:
             return self._current
 
 
-def open_channel(
-    address: str, options: tuple[tuple[str, str | int], ...] | list[tuple[str, str | int]], tls: InternalTls | None
-) -> grpc.aio.Channel:
+def open_channel(address: str, options: Sequence[tuple[str, str | int]], tls: InternalTls | None) -> grpc.aio.Channel:
     """Open a gRPC channel to another process of the cluster, with TLS if the cluster has it."""
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
@@ -132,6 +133,11 @@ def listen(server: grpc.aio.Server, address: str, tls: InternalTls | None) -> in
     if tls is None:
         return server.add_insecure_port(address)
     return server.add_secure_port(address, tls.server_credentials())
+
+
+def tls_advice(tls: InternalTls | None) -> str:
+    """Say, behind the reason why a gRPC connection failed, what else it may have been; "" without TLS."""
+    return "" if tls is None else " (internal_tls is on here: it has to be on there too, under the same authority)"
 
 
 def shake_hands(connection: TlsSocket, deadline_s: float) -> None:
@@ -176,13 +182,16 @@ def _context(protocol: int, material: TlsMaterial) -> ssl.SSLContext:
 
 @contextlib.contextmanager
 def _memory_file(content: bytes) -> Iterator[str]:
-    """Offer bytes as a file that is on no disk: ssl reads certificates and keys from files only."""
-    fd = os.memfd_create("raypd-tls", os.MFD_CLOEXEC)
+    """Offer bytes as a file that is on no disk, a pipe: ssl reads certificates and keys from files only."""
+    if len(content) > _MAX_PEM_BYTES:
+        raise ValueError(f"one has {len(content)} bytes; {_MAX_PEM_BYTES} are enough for a certificate with its chain")
+    reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
-        os.write(fd, content)
-        yield f"/proc/self/fd/{fd}"
+        os.write(writing, content)
+        os.close(writing)
+        yield f"/proc/self/fd/{reading}"
     finally:
-        os.close(fd)
+        os.close(reading)
 
 
 def _reason(error: ssl.SSLError) -> str:

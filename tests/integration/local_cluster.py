@@ -18,6 +18,7 @@ from cluster.pool.membership import Membership
 from cluster.pool.session_pool import SessionPool
 from cluster.router.prefix_aware import PrefixAwarePair
 from cluster.serving import Serving
+from kv_transfer.trust.membership import Trust
 from tests.trusted import TRUST, member
 
 
@@ -32,13 +33,13 @@ class LocalCluster:
 
 @asynccontextmanager
 async def local_cluster(
-    config: EngineConfig, *decode_configs: EngineConfig, moves_preempted: bool = True
+    config: EngineConfig, *decode_configs: EngineConfig, moves_preempted: bool = True, trust: Trust = TRUST
 ) -> AsyncIterator[LocalCluster]:
     """One prefill engine, and a decode engine of each of these configurations, or one of the same."""
-    engines = {"prefill-0": EngineServer(config, "prefill-0", 1, TRUST)}
+    engines = {"prefill-0": EngineServer(config, "prefill-0", 1, trust)}
     for number, decode_config in enumerate(decode_configs or (config,)):
-        engines[f"decode-{number}"] = EngineServer(decode_config, f"decode-{number}", 1, TRUST)
-    pool = SessionPool(member())
+        engines[f"decode-{number}"] = EngineServer(decode_config, f"decode-{number}", 1, trust)
+    pool = SessionPool(member(trust=trust))
     try:
         membership = Membership(0, ())
         for name, engine in engines.items():

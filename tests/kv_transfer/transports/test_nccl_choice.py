@@ -31,6 +31,8 @@ ADDRESS = EngineAddress("prefill-0", 1, "127.0.0.1:5000")
 class NoControl:
     """What joins engines of different processes."""
 
+    tls = None
+
     def serve(self, events: StreamEvents) -> None:
         raise AssertionError("not here")
 
