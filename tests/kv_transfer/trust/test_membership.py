@@ -35,7 +35,7 @@ def test_newer_material_replaces_older_and_late_messages_do_not_bring_that_back(
 
 def test_material_does_not_show_its_secrets_but_travels() -> None:
     given = material(1, OLD)
-    assert repr(given) == "TrustMaterial(generation=1, secret_file='')"
+    assert repr(given) == "TrustMaterial(generation=1, secret_file='', block_hash_key_file='', tls=None)"
     assert pickle.loads(pickle.dumps(given)) == given
 
 
