@@ -150,7 +150,8 @@ class Admission:
         """Give a newcomer its prefix hit and the blocks for so many tokens; returns whether it got them.
 
         A producer gets its whole prompt's blocks, so it can neither need more nor be preempted half-sent. What is
-        holding has all its blocks: nothing is taken, so nothing is refused.
+        holding has all its blocks: nothing is taken, so nothing is refused. Only requests that go on after their
+        prompt get slots to look ahead: with them a prompt that fills the pool would never fit, although it was let in.
         """
         is_producer = request.transfer_role is TransferRole.PRODUCER
         num_hit_tokens = len(hit) * self._kv.block_size
@@ -158,15 +159,18 @@ class Admission:
             num_hit_tokens += partial_hit.num_tokens
         num_computed_tokens = request.num_computed_tokens + num_hit_tokens
         num_slots = request.num_tokens - num_computed_tokens if is_producer else num_new_tokens
-        num_possible = request.max_num_tokens - num_computed_tokens
-        num_slots = min(num_slots + self._config.num_lookahead_tokens, max(num_slots, num_possible))
+        num_slots_in_all = request.num_tokens
+        if not request.computes_prompt_only:
+            num_lookahead, num_possible = self._config.num_lookahead_tokens, request.max_num_tokens
+            num_slots = min(num_slots + num_lookahead, max(num_slots, num_possible - num_computed_tokens))
+            num_slots_in_all = min(num_slots_in_all + num_lookahead, max(num_slots_in_all, num_possible))
         headroom = self._num_headroom_blocks()
         new_blocks = self._kv.allocate_slots(
             request,
             num_slots,
             hit,
             partial_hit=partial_hit,
-            full_sequence_must_fit=True,
+            num_slots_that_must_fit=num_slots_in_all,
             num_headroom_blocks=headroom,
         )
         return new_blocks is not None

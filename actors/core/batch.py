@@ -55,8 +55,8 @@ class Batch:
             # It may have been preempted for one before it.
             if request.status is RequestStatus.RUNNING:
                 self._schedule_one(request, step)
-        # Into an empty step they may come back at once.
-        if step.preempted and not step.is_empty:
+        # Where requests may join, they may come back at once.
+        if step.preempted and not step.may_admit:
             self._tell_of_preempted(step)
 
     def _tell_of_preempted(self, step: Step) -> None:
@@ -121,7 +121,8 @@ class Batch:
         """Give a running request the blocks that it needs for so many tokens; returns whether it got them."""
         rows, row = self._rows, request.row
         num_slots = request.num_computed_tokens + num_new_tokens
-        num_slots = max(num_slots, min(num_slots + self._config.num_lookahead_tokens, request.max_num_tokens))
+        if not request.computes_prompt_only:
+            num_slots = max(num_slots, min(num_slots + self._config.num_lookahead_tokens, request.max_num_tokens))
         num_new_blocks = self._kv.num_blocks_for(num_slots) - rows.num_blocks_of(row)
         if self._make_room(request, num_new_blocks, step) is not _Room.NOW:
             return False
@@ -135,10 +136,12 @@ class Batch:
         pool = self._kv.block_pool
         while num_blocks > pool.num_free_blocks:
             if num_blocks <= pool.num_free_blocks + self._kv.num_fenced_blocks:
+                step.somebody_waits_for_blocks = True
                 return _Room.LATER
             victim = self._choose_victim()
             if victim is request and self._rows.num_expected[request.row] > request.num_tokens:
                 # The token that is under way would be void, and the request come back to where it is now, for ever.
+                step.somebody_waits_for_blocks = True
                 return _Room.LATER
             self.preempt(victim, step)
             if victim is request:

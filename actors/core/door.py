@@ -93,8 +93,7 @@ def _find_lack_of_room(
         )
     if request.num_tokens >= request.max_num_tokens:
         return f"max_tokens is {request.max_tokens}: there is nothing to generate"
-    computes_prompt_only = request.transfer_role is TransferRole.PRODUCER or request.pooling_params is not None
-    num_slots = request.num_tokens if computes_prompt_only else request.max_num_tokens
+    num_slots = request.num_tokens if request.computes_prompt_only else request.max_num_tokens
     num_needed_blocks = -(-num_slots // block_size)
     if num_needed_blocks > num_blocks:
         return (

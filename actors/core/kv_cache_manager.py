@@ -125,14 +125,14 @@ class KVCacheManager:
         new_computed_blocks: Sequence[KVCacheBlock] = (),
         *,
         partial_hit: PartialHit | None = None,
-        full_sequence_must_fit: bool = False,
+        num_slots_that_must_fit: int = 0,
         num_headroom_blocks: int = 0,
     ) -> list[KVCacheBlock] | None:
         """Give the request slots for num_new_tokens after those that it has computed.
 
         new_computed_blocks: its prefix hit, if it holds nothing yet
         partial_hit: what it has after these; the next step copies it, and holds it until then
-        full_sequence_must_fit: refuse unless there are blocks for all its tokens, although it gets fewer now
+        num_slots_that_must_fit: refuse unless there are blocks for so many in all, although it gets fewer now
         num_headroom_blocks: refuse unless so many more stay free
         Returns the new blocks beyond the hit, or None if the pool has not enough: then nothing was touched.
         """
@@ -145,9 +145,7 @@ class KVCacheManager:
         if num_new_blocks <= 0 and not new_computed_blocks:
             return []
         num_new_blocks = max(num_new_blocks, 0)
-        num_wanted = num_new_blocks
-        if full_sequence_must_fit:
-            num_wanted = max(num_wanted, self.num_blocks_for(request.num_tokens) - num_held)
+        num_wanted = max(num_new_blocks, self.num_blocks_for(num_slots_that_must_fit) - num_held)
         # A free block of the hit leaves the free queue as well.
         num_wanted += sum(block.ref_cnt == 0 for block in new_computed_blocks) + num_headroom_blocks
         if num_wanted > self.block_pool.num_free_blocks:

@@ -232,6 +232,11 @@ class Request:
         return self.all_token_ids[self.num_prompt_tokens :]
 
     @property
+    def computes_prompt_only(self) -> bool:
+        """Whether it is over here with its prompt: it needs no slot for a token that follows."""
+        return self.transfer_role is TransferRole.PRODUCER or self.pooling_params is not None
+
+    @property
     def num_computed_tokens(self) -> int:
         """Tokens whose KV is in place, or will be once the steps under way are over."""
         return self._num_computed_tokens if self._rows is None else int(self._rows.num_computed[self.row])

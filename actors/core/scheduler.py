@@ -210,7 +210,7 @@ class Scheduler:
         self.remote.proceed(self._places, now_s)
         step = self._begin_step(self.config.max_num_batched_tokens, now_s)
         self._batch.schedule_running(step)
-        if not step.preempted or step.is_empty:
+        if step.may_admit:
             self._admission.schedule_waiting(step)
         for request in step.stranded:
             self._end_stranded(request, now_s)

@@ -38,6 +38,7 @@ class Step:
     new_block_ids: what a row gets beyond the blocks that the worker knows of
     preempted: by request id, the first victim first
     stranded: requests that would have to encode what this engine was not given; they have left their queues
+    somebody_waits_for_blocks: a running request lacks blocks that are there when the steps under way are over
     """
 
     config: SchedulerConfig
@@ -52,6 +53,7 @@ class Step:
     preempted: dict[str, Victim] = field(default_factory=dict)
     stranded: list[Request] = field(default_factory=list)
     is_load_limit_reached: bool = False
+    somebody_waits_for_blocks: bool = False
     num_prompt_tokens: int = 0
     num_prompt_logprobs: int = 0
     producer_progress: list[ProducerProgress] = field(default_factory=list)
@@ -60,6 +62,15 @@ class Step:
     def is_empty(self) -> bool:
         """Whether nothing is scheduled so far."""
         return not self.num_scheduled_tokens and not len(self.steady_rows)
+
+    @property
+    def may_admit(self) -> bool:
+        """Whether waiting requests may join.
+
+        Not while a running request waits for blocks: its victim would come back through its own blocks, which are
+        fenced and still named in the prefix cache, take what is free for its tail, and be preempted again, for ever.
+        """
+        return not self.somebody_waits_for_blocks and (self.is_empty or not self.preempted)
 
     def take_steady(self, rows: np.ndarray) -> None:
         """Schedule one token of each of these rows. There is always budget: one for each row that can be."""

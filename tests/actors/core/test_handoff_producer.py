@@ -274,3 +274,16 @@ def test_a_ticket_without_a_connector_is_refused() -> None:
     driver.scheduler.add_request(make_request("p", 8, role=PRODUCER))
     driver.step()
     assert driver.end_of("p").error == "the request needs handoffs, which this engine does not have"
+
+
+@pytest.mark.parametrize("num_tokens", [20, 24])
+def test_a_producer_whose_prompt_fills_the_pool_runs_with_slots_to_look_ahead(num_tokens: int) -> None:
+    """It gives one token and is over: it needs no slot to look ahead, and those behind it do not wait for ever."""
+    driver = Driver(make_scheduler(num_blocks=6, num_lookahead_tokens=5, connector=FakeConnector()))
+    driver.scheduler.add_request(make_request("p", num_tokens, role=TransferRole.PRODUCER))
+    driver.scheduler.add_request(make_request("behind", 4))
+    driver.step(KVConnectorOutput(ready_to_prefill={"p"}))
+    driver.run_until_finished("p")
+    driver.step(KVConnectorOutput(finished_sending={"p"}))
+    driver.run(max_steps=50)
+    assert driver.end_of("p").handed_over

@@ -62,10 +62,10 @@ def test_a_failed_allocation_touches_nothing() -> None:
 def test_what_has_to_fit_and_what_has_to_stay_free_are_refused_without_being_taken() -> None:
     kv = KVCacheManager(4, BLOCK_SIZE)
     request = make_request("a", 20)
-    assert kv.allocate_slots(request, 4, full_sequence_must_fit=True) is None
+    assert kv.allocate_slots(request, 4, num_slots_that_must_fit=20) is None
     small = make_request("b", 8)
     assert kv.allocate_slots(small, 8, num_headroom_blocks=3) is None
-    assert kv.allocate_slots(small, 8, full_sequence_must_fit=True, num_headroom_blocks=2) is not None
+    assert kv.allocate_slots(small, 8, num_slots_that_must_fit=8, num_headroom_blocks=2) is not None
 
 
 def test_one_token_is_left_to_compute_even_if_all_are_cached() -> None:

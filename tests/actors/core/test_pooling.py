@@ -68,3 +68,14 @@ def test_prompt_embeds_go_to_the_worker_and_have_to_fit_the_prompt() -> None:
     driver.step()
     assert [new.prompt_embeds for new in driver.steps[0].scheduled_new_reqs] == [embeds]
     assert driver.end_of("b").error == "prompt_embeds has 4 rows for 3 prompt tokens"
+
+
+@pytest.mark.parametrize("num_tokens", [20, 24])
+def test_a_prompt_that_fills_the_pool_is_embedded_with_slots_to_look_ahead(num_tokens: int) -> None:
+    """It has no token to look ahead to; those behind it run, too."""
+    driver = Driver(make_scheduler(num_blocks=6, num_lookahead_tokens=5, max_num_batched_tokens=8))
+    driver.scheduler.add_request(make_request("v", num_tokens, pooling_params=PoolingParams(pooling="mean")))
+    driver.scheduler.add_request(make_request("behind", 4))
+    driver.run(max_steps=50)
+    assert driver.end_of("v").pooling_output == [float(num_tokens)]
+    assert driver.scheduler.make_stats().num_preemptions == 0
