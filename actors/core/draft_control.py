@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from actors.config import SchedulerConfig, SpeculativeConfig
-from actors.core.outputs import DraftTokenIds, StepBatch
+from actors.core.outputs import NO_TOKEN, DraftTokenIds, StepBatch
 from actors.core.running_rows import RunningRows
 from actors.core.structured_output import StructuredOutputManager, cut_drafts
 
@@ -85,9 +85,13 @@ def make_draft_control(config: SchedulerConfig) -> DraftControl | None:
 
 
 def take_drafts(drafts: DraftTokenIds, rows: RunningRows, grammars: StructuredOutputManager | None) -> None:
-    """Let running requests have what was guessed for them, as far as their grammars allow it; others are ignored."""
+    """Let running requests have what was guessed for them, as far as their grammars allow it; others are ignored.
+
+    Where guesses are filled up with NO_TOKEN to a common length, what stands before these counts.
+    """
     for request_id, token_ids in zip(drafts.req_ids, drafts.draft_token_ids, strict=True):
         request = rows.by_id.get(request_id)
         if request is not None and rows.decodes(request):
-            request.spec_token_ids = allowed = cut_drafts(grammars, request, token_ids)
+            guessed = token_ids[: token_ids.index(NO_TOKEN)] if NO_TOKEN in token_ids else token_ids
+            request.spec_token_ids = allowed = cut_drafts(grammars, request, guessed)
             rows.has_drafts[request.row] = bool(allowed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from actors.config import SchedulerConfig
@@ -61,7 +62,12 @@ def schedule_encoder_inputs(
 
 @dataclass(slots=True)
 class EncoderStep:
-    """The encoder's part of one step. inputs: what it computes, by request id."""
+    """The encoder's part of one step.
+
+    Invariant: once every request is taken, given up or refunded, only requests that are in the step have inputs.
+
+    inputs: what the step computes, by request id
+    """
 
     cache: EncoderCacheManager
     budget: int
@@ -80,17 +86,25 @@ class EncoderStep:
             if feature.end > num_computed_tokens and feature.offset < num_computed_tokens + chosen.num_new_tokens:
                 self.cache.check_and_update_cache(request, input_id)
         if chosen.input_ids:
-            self.inputs[request.request_id] = list(chosen.input_ids)
+            # An item may have been left to it by a victim.
+            self.inputs.setdefault(request.request_id, []).extend(chosen.input_ids)
         self.budget -= chosen.num_embeds
 
     def give_up(self, request: Request, chosen: EncoderInputs) -> None:
-        """The chunk is not scheduled after all: let go of what was found for it."""
+        """The chunk is not scheduled: let go of what was found for it, and of what a victim has left to it."""
+        inputs = self.inputs.pop(request.request_id, [])
+        self._pass_on(request, [input_id for input_id in inputs if input_id in chosen.held_ids])
+        if kept := [input_id for input_id in inputs if input_id not in chosen.held_ids]:
+            self.inputs[request.request_id] = kept
         for input_id in chosen.held_ids:
             self.cache.free_encoder_input(request, input_id)
 
     def refund(self, request: Request) -> None:
-        """Take a victim back out of the step. What others count on is then computed for one of them."""
-        for input_id in self.inputs.pop(request.request_id, ()):
+        """Take a request back out of the step. What others count on is then computed for one of them."""
+        self._pass_on(request, self.inputs.pop(request.request_id, []))
+
+    def _pass_on(self, request: Request, input_ids: Iterable[int]) -> None:
+        for input_id in input_ids:
             heir = self.cache.revoke(request, input_id)
             if heir is None:
                 self.budget += request.mm_features[input_id].num_embeds

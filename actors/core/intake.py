@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -127,6 +127,7 @@ class Intake:
         token_ids = [token_id for token_id in results.token_ids[index].tolist() if token_id != NO_TOKEN]
         num_new_tokens = int(results.batch.num_new_tokens[index])
         num_computed_tokens = int(results.batch.num_computed_tokens[index]) + num_new_tokens
+        self._check_that_a_due_token_came(request, token_ids, results, index)
         num_computed_tokens -= self._reject_drafts(request, len(token_ids), results.drafts)
         num_earlier_tokens = request.num_tokens
         stop = _append_until_stop(request, token_ids)
@@ -146,6 +147,18 @@ class Intake:
             self._outbox.add_end(request, results.now_s, error=error, is_requests_fault=is_fault)
         elif new_token_ids:
             self._report_tokens(request, new_token_ids, stop, results)
+
+    @staticmethod
+    def _check_that_a_due_token_came(request: Request, token_ids: Sequence[int], results: _Results, index: int) -> None:
+        """Raise IntegrityError if the step has computed all of a request's tokens, or its drafts, and brings none.
+
+        Such a request would wait for its token for ever: no step computes a token that it does not have.
+        """
+        batch = results.batch
+        num_computed_tokens = int(batch.num_computed_tokens[index] + batch.num_new_tokens[index])
+        num_expected_tokens = request.num_prompt_tokens + int(batch.num_output_tokens[index])
+        if request.pooling_params is None and not token_ids and num_computed_tokens >= num_expected_tokens:
+            raise IntegrityError(f"{request.request_id}: all its tokens are computed, and no token was sampled for it")
 
     def _end_prompt(self, request: Request) -> None:
         """A prompt is computed: those with the same one may go on from it, while its request is here."""

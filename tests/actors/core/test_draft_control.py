@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from actors.config import SpeculativeConfig
 from actors.core.draft_control import DraftControl
@@ -10,6 +11,7 @@ from actors.core.outputs import DraftTokenIds, ModelRunnerOutput, SchedulerOutpu
 from actors.core.request import PromptEmbeds, RequestStatus
 from actors.core.sampling_params import StructuredOutputParams
 from actors.core.scheduler import Scheduler
+from actors.errors import IntegrityError
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import FakeConnector, FakeGrammars
@@ -194,3 +196,32 @@ def test_luck_is_counted_only_up_to_the_first_wrong_guess() -> None:
     control.learn(0, num_drafted=2, num_accepted=2)
     assert (control._tried[0], control._right[0]) == (6, 5)
     assert np.isclose(control._right[0] / control._tried[0], 5 / 6)
+
+
+def test_guesses_that_were_filled_up_to_a_common_length_count_without_the_filling() -> None:
+    scheduler = make_scheduler(num_speculative_tokens=3)
+    scheduler.add_request(make_request("a", 6, max_tokens=30))
+    scheduler.add_request(make_request("b", 6, max_tokens=30))
+    sample_one(scheduler, scheduler.schedule(), DraftTokenIds(["a", "b"], [[5, -1, -1], [-1, -1, -1]]))
+    step = scheduler.schedule()
+    assert step.scheduled_spec_decode_tokens == {"a": [5]}
+    assert step.num_scheduled_tokens == {"a": 2, "b": 1}
+
+
+@pytest.mark.parametrize("drafts", [None, DraftTokenIds(["a"], [[5, 6, 7]])])
+def test_a_worker_that_gives_no_token_where_one_is_due_is_a_broken_invariant(drafts: DraftTokenIds | None) -> None:
+    """Otherwise the request would wait for it for ever."""
+    scheduler = make_scheduler(num_speculative_tokens=3)
+    scheduler.add_request(make_request("a", 6, max_tokens=30))
+    sample_one(scheduler, scheduler.schedule(), drafts)
+    step = scheduler.schedule()
+    with pytest.raises(IntegrityError, match="no token was sampled"):
+        scheduler.update_from_output(step, ModelRunnerOutput(["a"], [[]]))
+
+
+def test_a_prompt_that_is_through_without_a_token_is_a_broken_invariant() -> None:
+    scheduler = make_scheduler()
+    scheduler.add_request(make_request("a", 6, max_tokens=30))
+    step = scheduler.schedule()
+    with pytest.raises(IntegrityError, match="a: all its tokens are computed"):
+        scheduler.update_from_output(step, ModelRunnerOutput(["a"], [[]]))

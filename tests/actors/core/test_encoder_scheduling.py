@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 
 import hypothesis.strategies as st
 import pytest
@@ -193,3 +194,57 @@ def test_every_chunk_finds_its_embeddings_under_pressure(policy: str, overlap: b
         assert tokens == reference_tokens(prompt, len(tokens), eos=-1)
     assert driver.scheduler.make_stats().num_preemptions > 0
     assert driver.scheduler.encoder_cache_manager.holders() == set()
+
+
+def test_whom_an_image_of_a_victim_is_left_to_encodes_it_only_in_a_step_that_it_is_in() -> None:
+    """The urgent request counts on the image that the other one encodes, preempts it, and waits for its blocks."""
+    driver = Driver(
+        make_scheduler(num_blocks=6, policy="priority", long_prefill_token_threshold=4, max_num_batched_tokens=16)
+    )
+    early, late = (MultiModalFeature("image", offset, 4, 4) for offset in (8, 12))
+    scheduler = driver.scheduler
+    scheduler.add_request(make_request("low", 16, priority=1, mm_features=[late], max_tokens=2))
+    # While it waits, prompts are computed in chunks of four tokens.
+    scheduler.add_request(make_request("behind", 22, priority=2, max_tokens=2))
+    driver.step()
+    scheduler.add_request(make_request("urgent", 16, priority=0, mm_features=[early], max_tokens=2))
+    under_way = deque(scheduler.schedule() for _ in range(3))
+    assert under_way[-1].preempted_req_ids == {"low"}
+    while scheduler.has_requests():
+        output = under_way.popleft()
+        assert output.scheduled_encoder_inputs.keys() <= output.num_scheduled_tokens.keys()
+        scheduler.update_from_output(output, driver.worker.execute(output))
+        under_way.append(scheduler.schedule())
+    assert driver.worker.num_encoded <= 2
+
+
+def test_an_image_that_is_left_to_a_request_is_encoded_beside_its_own() -> None:
+    cache = EncoderCacheManager(8)
+    step = EncoderStep(cache, budget=8)
+    shared, own = MultiModalFeature("shared", 0, 2, 2), MultiModalFeature("own", 4, 2, 2)
+    first, second, third = (
+        make_request(name, 8, mm_features=features)
+        for name, features in (("first", [shared]), ("second", [shared, own]), ("third", [shared]))
+    )
+    step.take(first, step.choose(first, 0, 8), 0)
+    chosen = step.choose(second, 0, 8)
+    step.refund(first)
+    step.take(second, chosen, 0)
+    assert sorted(step.inputs["second"]) == [0, 1]
+    step.give_up(third, step.choose(third, 0, 8))
+    step.refund(second)
+    assert (step.inputs, step.budget, cache.num_free_slots) == ({}, 8, 8)
+
+
+def test_an_image_goes_on_to_the_next_who_reads_it_when_its_heir_is_not_scheduled() -> None:
+    cache = EncoderCacheManager(8)
+    step = EncoderStep(cache, budget=8)
+    requests = [make_request(name, 4, mm_features=[MultiModalFeature("i", 0, 2, 2)]) for name in ("a", "b", "c")]
+    step.take(requests[0], step.choose(requests[0], 0, 4), 0)
+    waiting = step.choose(requests[1], 0, 4)
+    step.take(requests[2], step.choose(requests[2], 0, 4), 0)
+    step.refund(requests[0])
+    assert step.inputs == {"b": [0]}
+    step.give_up(requests[1], waiting)
+    assert step.inputs == {"c": [0]}
+    assert cache.holders() == {"c"}
