@@ -93,6 +93,11 @@ class FairRequestQueue:
         self._note_first(flow)
         self._num_requests += 1
 
+    def assign_place(self, request: Request) -> None:
+        """Give a request its place among its flow's, without adding it. Places are comparable across queues."""
+        queue = self._queues.get(self._flow_of(request))
+        (self._make_queue() if queue is None else queue).assign_place(request)
+
     def restore_request(self, request: Request) -> None:
         """Bring a request back to its place among its flow's, or among those that were prepended."""
         if request.queue_place[0] == FRONT_LANE:

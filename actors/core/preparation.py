@@ -1,4 +1,7 @@
-"""What a request needs before it may wait for its turn: its grammar, then its adapter. Each wait has a deadline."""
+"""What a request needs before it may wait for its turn: its grammar, then its adapter. Each wait has a deadline.
+
+A request that was prepared comes back to the place in the queue that it had been given when it arrived.
+"""
 
 from __future__ import annotations
 
@@ -59,10 +62,10 @@ class Preparation:
                 continue
             request.set_status(RequestStatus.WAITING, now_s)
             if not self._start_adapter(request, now_s):
-                self._waiting.add_request(request)
+                self._waiting.restore_request(request)
         for over in () if self.adapters is None else self.adapters.take_over(now_s):
             if over.failure is None:
-                self._waiting.add_request(over.request)
+                self._waiting.restore_request(over.request)
                 continue
             self._finish(over.request, RequestStatus.FINISHED_ERROR, now_s)
             self._outbox.add_end(over.request, now_s, error=over.failure, is_adapters_fault=over.is_adapters_fault)

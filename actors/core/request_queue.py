@@ -21,6 +21,9 @@ class RequestQueue(Protocol):
     def add_request(self, request: Request) -> None:
         """Add a request at its place."""
 
+    def assign_place(self, request: Request) -> None:
+        """Give a request the place that it would have if it were added now, without adding it: see restore_request."""
+
     def prepend_request(self, request: Request) -> None:
         """Add a request that was preempted: it goes before all that the policy counts as its equals."""
 
@@ -102,9 +105,13 @@ class FCFSRequestQueue(_HeapQueue):
         self._last = itertools.count(0) if arrivals is None else arrivals
         self._first = itertools.count(-1, -1)
 
+    def assign_place(self, request: Request) -> None:
+        """Give a request the place at the end, without adding it."""
+        request.queue_place = (self._lane, float(next(self._last)))
+
     def add_request(self, request: Request) -> None:
         """Add a request at the end."""
-        request.queue_place = (self._lane, float(next(self._last)))
+        self.assign_place(request)
         self.restore_request(request)
 
     def prepend_request(self, request: Request) -> None:
@@ -120,9 +127,13 @@ class PriorityRequestQueue(_HeapQueue):
         super().__init__(lane)
         self._config = config
 
+    def assign_place(self, request: Request) -> None:
+        """Give a request the place of its priority, without adding it."""
+        request.queue_place = (self._lane, *order_of(request, self._config)[:2])
+
     def add_request(self, request: Request) -> None:
         """Add a request at the place of its priority."""
-        request.queue_place = (self._lane, *order_of(request, self._config)[:2])
+        self.assign_place(request)
         self.restore_request(request)
 
     def prepend_request(self, request: Request) -> None:

@@ -147,7 +147,9 @@ class Scheduler:
         else:
             if request.deadline_s is not None:
                 self._deadlines.push(request.request_id, (request.deadline_s,))
-            if not self.preparation.start(request, now_s):
+            if self.preparation.start(request, now_s):
+                self.waiting.assign_place(request)
+            else:
                 self.waiting.add_request(request)
 
     def _find_refusal(self, request: Request) -> str | None:

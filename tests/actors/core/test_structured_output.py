@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from actors.core.request import FinishReason, RequestStatus
 from actors.core.sampling_params import StructuredOutputParams
 from actors.core.structured_output import GrammarFailure
@@ -144,3 +148,21 @@ def test_an_engine_without_a_compiler_refuses_grammars() -> None:
     driver.scheduler.add_request(make_request("a", 4, structured_output=JSON))
     driver.run()
     assert driver.end_of("a").error == "the request needs structured output, which this engine does not have"
+
+
+@pytest.mark.parametrize("fairness", ["none", "ingress", "tenant"])
+def test_requests_whose_grammars_are_compiled_come_back_to_the_places_of_their_arrival(fairness: Any) -> None:
+    """In whichever order they are compiled, and whoever has come since."""
+    grammars = FakeGrammars()
+    scheduler = make_scheduler(num_blocks=2, structured_output=grammars, fairness=fairness)
+    scheduler.add_request(make_request("running", 4, max_tokens=4))
+    step = scheduler.schedule()
+    for name in ("first", "second"):
+        scheduler.add_request(make_request(name, 4, structured_output=JSON))
+        scheduler.add_request(make_request(f"after {name}", 4))
+    grammars.compiled["second"] = None
+    scheduler.preparation.proceed(1000.0)
+    grammars.compiled["first"] = None
+    scheduler.preparation.proceed(1000.0)
+    assert [r.request_id for r in scheduler.waiting] == ["first", "after first", "second", "after second"]
+    assert step.num_scheduled_tokens == {"running": 4}
