@@ -34,7 +34,7 @@ from cluster.generation import EngineReport
 from cluster.output_order import Diverged, OutputOrder
 from cluster.router.base import Route
 from cluster.structured_output_rules import refused_by_compiler
-from kv_transfer.params import KVTransferParams, TransferRole
+from kv_transfer.params import HandoffRanks, KVTransferParams, TransferRole
 
 logger = logging.getLogger(__name__)
 
@@ -224,6 +224,7 @@ class Attempt:
                 self._on_silent_end(stream)
             elif output.preemption is None:
                 self._settle_move(stream)
+                self._settle_prefill(stream, output)
                 self._ready.extend(self._in_order(output))
             elif self.can_move:
                 self._ready.append(output)
@@ -277,6 +278,12 @@ class Attempt:
             raise self._failed(stream.failure, can_resume=stream.can_resume)
         logger.warning("prefill failed, the decode engine goes on", extra=self._fields(stream))
 
+    def _settle_prefill(self, stream: EngineStream, output: EngineCoreOutput) -> None:
+        """Where the decode engine gives the very first token, it does the prefill: it has refused the handoff."""
+        is_first = output.first_position == len(self._request.output_token_ids) and output.new_token_ids
+        if is_first and stream is self._decode and self._prefill is not None:
+            self._prefill.abort()
+
     def _settle_move(self, winner: EngineStream) -> None:
         """Of two decode engines, leave the request to the winner alone."""
         successor, self._successor = self._successor, None
@@ -329,7 +336,10 @@ class Attempt:
     def _with_ticket(self, role: TransferRole, peer: EngineConnection) -> EngineCoreRequest:
         request, address = self._request, peer.descriptor.kv_address
         transfer_id = f"{request.request_id}/{request.attempt}"
-        ticket = KVTransferParams(transfer_id, request.attempt, role, address)
+        prefill = self._route.prefill
+        assert prefill is not None, "who does all of it needs no ticket"
+        ranks = HandoffRanks(prefill.descriptor.handoff_rank, self._route.decode.descriptor.handoff_rank)
+        ticket = KVTransferParams(transfer_id, request.attempt, role, address, ranks=ranks)
         # What the consumer does not have comes from its producer.
         source = self._route.prefix_source if role is TransferRole.PRODUCER else None
         # What images are made of is large, and the consumer gets what has been made of it.

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from actors.core.outputs import EngineCoreOutput
 from actors.core.request import EngineCoreRequest
@@ -42,6 +42,10 @@ class EngineRole(StrEnum):
         return self in (EngineRole.DECODE, EngineRole.BOTH)
 
 
+_RANK_OF_ROLE: Final = {EngineRole.ENCODE: 0, EngineRole.PREFILL: 1, EngineRole.BOTH: 2, EngineRole.DECODE: 3}
+_MAX_ENGINES: Final = 1 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class EngineDescriptor:
     """Which engine, in which of its lives, in which role.
@@ -64,6 +68,12 @@ class EngineDescriptor:
     def key(self) -> EngineKey:
         """This life of it."""
         return self.engine_id, self.incarnation
+
+    @property
+    def handoff_rank(self) -> int:
+        """Where the engine stands in the order in which handoffs go: by its role, then by its number."""
+        number = self.engine_id.rpartition("-")[2]
+        return _RANK_OF_ROLE[self.role] * _MAX_ENGINES + (int(number) % _MAX_ENGINES if number.isdecimal() else 0)
 
     @property
     def kv_address(self) -> EngineAddress:

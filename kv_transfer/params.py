@@ -61,6 +61,14 @@ class PrefixSource:
 
 
 @dataclass(frozen=True, slots=True)
+class HandoffRanks:
+    """The ranks of a handoff's two engines; it goes from a lower to a higher one, or not at all."""
+
+    producer: Count
+    consumer: Count
+
+
+@dataclass(frozen=True, slots=True)
 class KVTransferParams:
     """One end's ticket for one transfer.
 
@@ -69,6 +77,7 @@ class KVTransferParams:
     peer:         the engine at the other end
     content_hash: names what the KV is of: tokens, adapter, images, salt. The engine fills it in by what it has got, so
                   that two ends which differ never hand over; empty: not compared
+    ranks:        of both engines, the same at both ends; None: not compared, for transfers that no blocks wait for
     """
 
     transfer_id: Name
@@ -76,3 +85,4 @@ class KVTransferParams:
     role: TransferRole
     peer: EngineAddress
     content_hash: ShortBytes = b""
+    ranks: HandoffRanks | None = None

@@ -27,6 +27,7 @@ from actors.core.encoder_cache_manager import EncoderCacheManager
 from actors.core.encoder_scheduling import EncoderStep
 from actors.core.fair_queue import create_request_queue
 from actors.core.grammar_wait import GrammarWait
+from actors.core.handoff_rank import HandoffRank
 from actors.core.intake import Intake
 from actors.core.integrity import check_places
 from actors.core.kv_cache_manager import KVCacheManager
@@ -47,6 +48,7 @@ from actors.core.structured_output import StructuredOutputManager
 from actors.errors import DuplicateRequest, IntegrityError
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import KVConnectorScheduler, ProducerEnd
+from kv_transfer.params import TransferRole
 from kv_transfer.prefix_sources import PrefixSources
 from kv_transfer.ranges import MAX_COUNT
 
@@ -98,6 +100,7 @@ class Scheduler:
             staging=staging,
             vocab_size=vocab_size,
         )
+        self._handoff_rank = HandoffRank(self.requests, self.remote.held)
         self.finished_req_ids: set[str] = set()
         self._places = Places.create(scheduler_config, cache_config)
         self._outbox = Outbox()
@@ -135,10 +138,17 @@ class Scheduler:
             raise DuplicateRequest(f"request {request.request_id} is still in this engine")
         if request.pooling_params is None:
             request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
+        objection = self._handoff_rank.find_objection(request)
+        if objection is not None and request.transfer_role is TransferRole.CONSUMER:
+            # It is no fault of the request's: this engine does all of it.
+            request.transfer_role = request.kv_transfer_params = objection = None
         self.requests[request.request_id] = request
         self.remote.add_request(request)
         now_s = self._clock()
-        if request.num_output_tokens and (stop := find_stop(request)) is not None:
+        if objection is not None:
+            self._finish(request, RequestStatus.FINISHED_ERROR, now_s)
+            self._outbox.add_end(request, now_s, error=f"handoff refused: {objection}")
+        elif request.num_output_tokens and (stop := find_stop(request)) is not None:
             self._finish(request, stop, now_s)
             self._outbox.add_end(request, now_s)
         elif (refusal := self._find_refusal(request)) is not None:
@@ -361,6 +371,7 @@ class Scheduler:
             num_waiting_reqs=len(self.requests) - len(self.running) - num_loading,
             num_waiting_for_remote_kvs=num_loading,
             num_held_reqs=len(self.remote.held),
+            num_refused_handoffs=self._handoff_rank.num_refused,
             num_free_blocks=pool.num_free_blocks,
             kv_cache_usage=self.kv_cache_manager.usage,
             num_preemptions=self._batch.num_preemptions,

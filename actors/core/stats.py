@@ -68,6 +68,8 @@ class SchedulerStats:
     num_output_tokens: int = 0
     num_steps: int = 0
     num_late_completions: int = 0
+    num_refused_handoffs: int = 0
+    """Tickets whose engines' ranks were in the wrong order, or not this engine's: one engine does all of it then."""
     """Completions that came late, twice or for an unknown request, and were dropped."""
     prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
     spec_decoding_stats: SpecDecodingStats | None = None

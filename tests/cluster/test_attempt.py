@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from actors.core.request import EngineCoreRequest, FinishReason
 from cluster.errors import DeadlineExceeded, EngineFailed, OutputsDiverged
 from cluster.generation import EngineReport, GenerateChunk
-from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+from kv_transfer.params import EngineAddress, HandoffRanks, KVTransferParams, TransferRole
 from tests.cluster.serving_setup import HELLO, assert_nothing_is_left, collect, decode_timings, make_pair, text_of
 from tests.fakes import FakeEngine
 
@@ -26,7 +26,9 @@ async def test_both_engines_get_the_request_with_a_ticket_for_the_same_transfer(
     assert ticket is not None
     decode_address = EngineAddress("d0", 7, "d0.example:1")
     prefill_address = EngineAddress("p0", 7, "p0.example:1")
-    assert ticket == KVTransferParams(ticket.transfer_id, 0, TransferRole.PRODUCER, decode_address)
+    ranks = HandoffRanks(*(engine.descriptor.handoff_rank for engine in (pair.prefill, pair.decode)))
+    assert ranks.producer < ranks.consumer
+    assert ticket == KVTransferParams(ticket.transfer_id, 0, TransferRole.PRODUCER, decode_address, ranks=ranks)
     assert consumer.kv_transfer_params == replace(ticket, role=TransferRole.CONSUMER, peer=prefill_address)
     assert replace(consumer, kv_transfer_params=ticket) == producer
     collecting.cancel()
@@ -55,6 +57,20 @@ async def test_a_token_that_both_engines_send_comes_once() -> None:
 
     chunks = await collecting
     assert [(chunk.first_position, chunk.text) for chunk in chunks] == [(0, "a"), (1, "b")]
+
+
+async def test_where_the_decode_engine_does_all_of_it_the_prefill_engine_is_let_go() -> None:
+    """It has refused the handoff, for instance since a role was switched; the client does not notice."""
+    pair = make_pair()
+    collecting = asyncio.create_task(collect(pair.serving.generate(HELLO)))
+    producer, consumer = await pair.next_requests()
+
+    pair.decode.send(consumer, 0, "a")
+    pair.decode.send(consumer, 1, "b", finish_reason=FinishReason.LENGTH)
+
+    assert "".join([chunk.text for chunk in await collecting]) == "ab"
+    assert pair.prefill.aborted == [producer.request_id]
+    assert_nothing_is_left(pair)
 
 
 async def test_a_first_token_that_ends_the_request_ends_it_everywhere() -> None:
