@@ -368,3 +368,18 @@ def reference_tokens(prompt: Sequence[int], max_tokens: int, eos: int = 0) -> li
         if token_ids[-1] == eos:
             break
     return token_ids[len(prompt) :]
+
+
+def describe(scheduler: Scheduler) -> str:
+    """What stands still, for a failing test: blocks, look-ahead, and of each request status, part and tokens."""
+    pool = scheduler.kv_cache_manager.block_pool
+    config = scheduler.config
+    settings = f"lookahead {config.num_lookahead_tokens}, overlap {config.overlap}, {config.policy}"
+    lines = [f"{pool.num_free_blocks} of {pool.num_blocks} blocks free, {settings}"]
+    for request in scheduler.requests.values():
+        part = "pooling" if request.pooling_params else request.transfer_role
+        lines.append(
+            f"{request.request_id} {request.status.name} {part}: {request.num_computed_tokens} of {request.num_tokens} "
+            f"tokens computed, {request.max_num_tokens} at most, {request.num_preemptions} preemptions"
+        )
+    return "; ".join(lines)

@@ -1,4 +1,4 @@
-"""Two engines' transfer tables, and links between them that are as slow, as unordered and as mortal as tests want.
+"""Engines' transfer tables, and links between them that are as slow, as unordered and as mortal as tests want.
 
 Everything of kv_transfer is real but threads, streams and bytes: a block is named by its id, and what a chunk holds is
 read when it leaves and written when it arrives. Control and data are ordered each, and not with each other.
@@ -76,7 +76,7 @@ class Queue:
 
 @dataclass(eq=False)
 class SimulatedLink:
-    """From the decode engine's dial until both ends know that it is dead.
+    """From the consumer's dial until both ends know that it is dead.
 
     upward, downward: control messages on their way to the producer, to the consumer
     leaving, receives: chunks that a data thread has yet to send, to receive
@@ -126,30 +126,51 @@ def _make_end(peer: EngineAddress, says: deque[object], data: deque[object], *, 
 
 
 @dataclass
-class Network:
-    """All links, and what happens on them. Each call is one event; it returns whether there was anything to do.
+class Endpoint:
+    """One engine's end of all its links. read, write: a block's contents there."""
 
-    read, write: a block's contents at the prefill engine, at the decode engine
-    """
-
-    config: KVTransferConfig
-    clock: Callable[[], float]
+    address: EngineAddress
+    network: Network
+    table: TransferTable = field(init=False)
     read: Callable[[int], list[int]] = field(init=False)
     write: Callable[[int, list[int]], None] = field(init=False)
-    links: list[SimulatedLink] = field(default_factory=list)
     num_lost: int = 0
 
     def __post_init__(self) -> None:
-        self.prefill = TransferTable(self.config, LAYOUT, cast(LinkTable, self))
-        self.decode = TransferTable(self.config, LAYOUT, cast(LinkTable, self))
+        self.table = TransferTable(self.network.config, LAYOUT, cast(LinkTable, self))
 
     def to_producer(self, peer: EngineAddress) -> PeerLink:
-        """See LinkTable: a usable link of the decode engine, dialled if there is none."""
-        for link in self.links:
-            if link.consumer.peer == (peer.engine_id, peer.incarnation) and link.consumer.is_usable:
+        """See LinkTable: a usable link to this producer, dialled if there is none."""
+        own = (self.address.engine_id, self.address.incarnation)
+        for link in self.network.links:
+            ends = link.consumer.peer, link.producer.peer
+            if ends == ((peer.engine_id, peer.incarnation), own) and link.consumer.is_usable:
                 return link.consumer
-        self.links.append(SimulatedLink.open(peer, DECODE))
-        return self.links[-1].consumer
+        self.network.links.append(SimulatedLink.open(peer, self.address))
+        return self.network.links[-1].consumer
+
+
+@dataclass
+class Network:
+    """All links, and what happens on them. Each call is one event; it returns whether there was anything to do."""
+
+    config: KVTransferConfig
+    clock: Callable[[], float]
+    ends: dict[str, Endpoint] = field(default_factory=dict)
+    links: list[SimulatedLink] = field(default_factory=list)
+
+    def add(self, address: EngineAddress) -> Endpoint:
+        """An engine joins."""
+        self.ends[address.engine_id] = end = Endpoint(address, self)
+        return end
+
+    def producer_of(self, link: SimulatedLink) -> Endpoint:
+        """Not for links to the dead."""
+        return self.ends[link.consumer.peer[0]]
+
+    def consumer_of(self, link: SimulatedLink) -> Endpoint:
+        """The end that dialled."""
+        return self.ends[link.producer.peer[0]]
 
     def deliver_upward(self, link: SimulatedLink) -> bool:
         if link.is_cut or not link.upward:
@@ -157,7 +178,7 @@ class Network:
         message = link.upward.popleft()
         assert isinstance(message, Ready | Cancel)
         if not self.is_dead(link):
-            self.prefill.on_consumer_message(link.producer, message, self.clock())
+            self.producer_of(link).table.on_consumer_message(link.producer, message, self.clock())
         return True
 
     def deliver_downward(self, link: SimulatedLink) -> bool:
@@ -165,15 +186,16 @@ class Network:
             return False
         message = link.downward.popleft()
         assert isinstance(message, Chunk | Finished)
-        self.decode.on_producer_message(link.consumer, message, self.clock())
+        self.consumer_of(link).table.on_producer_message(link.consumer, message, self.clock())
         return True
 
     def chunk_leaves(self, link: SimulatedLink) -> bool:
         if link.is_cut or not link.leaving:
             return False
         job = cast(ChunkJob, link.leaving.popleft())
-        link.flying.append([self.read(block_id) for block_id in block_ids_of(job)])
-        self.prefill.on_chunk_moved(link.producer, job, self.clock())
+        read = self.producer_of(link).read
+        link.flying.append([read(block_id) for block_id in block_ids_of(job)])
+        self.producer_of(link).table.on_chunk_moved(link.producer, job, self.clock())
         return True
 
     def chunk_arrives(self, link: SimulatedLink) -> bool:
@@ -181,28 +203,29 @@ class Network:
             return False
         job = cast(ChunkJob, link.receives.popleft())
         for block_id, contents in zip(block_ids_of(job), link.flying.popleft(), strict=True):
-            self.write(block_id, contents)
-        self.decode.on_chunk_moved(link.consumer, job, self.clock())
+            self.consumer_of(link).write(block_id, contents)
+        self.consumer_of(link).table.on_chunk_moved(link.consumer, job, self.clock())
         return True
 
     def producer_hears_of_the_loss(self, link: SimulatedLink) -> bool:
         if not link.is_cut or link.is_known_to_producer:
             return False
         link.is_known_to_producer = True
-        self._end(self.prefill, link.producer, link)
+        if not self.is_dead(link):
+            self._end(self.producer_of(link), link.producer, link)
         return True
 
     def consumer_hears_of_the_loss(self, link: SimulatedLink) -> bool:
         if not link.is_cut or link.is_known_to_consumer:
             return False
         link.is_known_to_consumer = True
-        self._end(self.decode, link.consumer, link)
+        self._end(self.consumer_of(link), link.consumer, link)
         return True
 
     def look_at_the_clock(self) -> None:
-        """Both agents apply their deadlines; a stuck link is closed."""
-        for table in (self.prefill, self.decode):
-            for end in table.on_time(self.clock()):
+        """All agents apply their deadlines; a stuck link is closed."""
+        for endpoint in self.ends.values():
+            for end in endpoint.table.on_time(self.clock()):
                 for link in self.links:
                     if end in (link.producer, link.consumer):
                         link.cut()
@@ -228,10 +251,10 @@ class Network:
     def is_dead(link: SimulatedLink) -> bool:
         return link.consumer.peer[0] == DEAD.engine_id
 
-    def _end(self, table: TransferTable, end: PeerLink, link: SimulatedLink) -> None:
+    def _end(self, endpoint: Endpoint, end: PeerLink, link: SimulatedLink) -> None:
         end.state, end.reason = LinkState.DEAD, "cut"
-        self.num_lost += 1
-        table.on_link_dead(end)
+        endpoint.num_lost += 1
+        endpoint.table.on_link_dead(end)
         # What was said, or queued, on it since the cut goes nowhere.
         link.forget_all()
 

@@ -107,7 +107,6 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
         self.network = Network(config, self.clock)
         self.prefill = self.make_engine(prefill, config, is_producer=True)
         self.decode = self.make_engine(decode, config, is_producer=False)
-        self.network.read, self.network.write = self.prefill.read_block, self.decode.write_block
         self.engines = {"prefill": self.prefill, "decode": self.decode}
         self.late_ends: list[tuple[SimulatedEngine, Request]] = []
         self.num_requests = 0
@@ -129,8 +128,10 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
             handoff_timeout_s=10.0,
             clock=self.clock,
         )
-        table = self.network.prefill if is_producer else self.network.decode
-        return SimulatedEngine(scheduler, table, self.clock, max_in_flight=2 if setup.overlap else 1)
+        end = self.network.add(PREFILL if is_producer else DECODE)
+        engine = SimulatedEngine(scheduler, end.table, self.clock, max_in_flight=2 if setup.overlap else 1)
+        end.read, end.write = engine.read_block, engine.write_block
+        return engine
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -409,4 +410,4 @@ class PrefillDecodeMachineAtLength(PrefillDecodeMachine):
 
 
 TestPrefillDecodeAtLength = pytest.mark.timeout(7200)(pytest.mark.slow(PrefillDecodeMachineAtLength.TestCase))
-TestPrefillDecodeAtLength.settings = settings(_SETTINGS, max_examples=10_000)
+TestPrefillDecodeAtLength.settings = settings(_SETTINGS, max_examples=15_000)

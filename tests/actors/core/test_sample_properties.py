@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -140,6 +141,13 @@ class SampleMachine(RuleBasedStateMachine):
 
 
 TestSamples = SampleMachine.TestCase
-TestSamples.settings = settings(
-    stateful_step_count=30, max_examples=100, deadline=None, suppress_health_check=list(HealthCheck)
-)
+_SETTINGS = settings(stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
+TestSamples.settings = settings(_SETTINGS, max_examples=100)
+
+
+class SampleMachineAtLength(SampleMachine):
+    """The same, for long."""
+
+
+TestSamplesAtLength = pytest.mark.timeout(7200)(pytest.mark.slow(SampleMachineAtLength.TestCase))
+TestSamplesAtLength.settings = settings(_SETTINGS, max_examples=20_000)

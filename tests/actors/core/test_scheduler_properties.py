@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.core.multimodal import MultiModalFeature
 from actors.core.outputs import DraftTokenIds, SchedulerOutput
 from actors.core.request import FinishReason, Request, RequestStatus
 from actors.core.sampling_params import PoolingParams, StructuredOutputParams
@@ -23,140 +20,55 @@ from kv_transfer.stores.host_memory import HostMemoryScheduler
 from kv_transfer.stores.messages import BlockLoad, LoadedBlocks, StoreMetadata
 from kv_transfer.stores.scheduler import KVStoreScheduler, StoreSet
 from tests.actors.core.admission_order import check_admission_order
+from tests.actors.core.arrivals import ARRIVALS, SETUPS, Arrival, Setup, place_items, show_images
 from tests.actors.core.builders import BLOCK_SIZE, EOS, Clock, make_request, make_scheduler
-from tests.actors.core.fakes import Driver, FakeConnector, FakeGrammars, next_token, reference_tokens
+from tests.actors.core.fakes import Driver, FakeConnector, FakeGrammars, describe, next_token, reference_tokens
 from tests.kv_transfer.stores.memory_store import EverythingStore
 
 GARBAGE = -99
 ANY_JSON = StructuredOutputParams("json_object")
 
 
-@dataclass(frozen=True)
-class Arrival:
-    num_shared: int
-    num_own: int
-    max_tokens: int
-    priority: int
-    role: TransferRole | None
-    deadline_in_s: float | None
-    num_resumed: int
-    is_ready: bool
-    tenant: str
-    lora_name: str | None
-    has_grammar: bool
-    is_pooling: bool
-    items: list[tuple[int, int]]
-    """Each: tokens of text before it, and its size."""
-
-
-ARRIVALS = st.builds(
-    Arrival,
-    num_shared=st.sampled_from([0, 4, 7, 8, 12]),
-    num_own=st.integers(0, 10),
-    max_tokens=st.integers(1, 16),
-    priority=st.integers(0, 2),
-    role=st.sampled_from([None, *TransferRole]),
-    deadline_in_s=st.sampled_from([None, None, None, 5.0]),
-    num_resumed=st.sampled_from([0, 0, 2]),
-    is_ready=st.booleans(),
-    tenant=st.sampled_from(["a", "b"]),
-    lora_name=st.sampled_from([None, None, "x", "y", "z"]),
-    has_grammar=st.sampled_from([False, False, False, True]),
-    is_pooling=st.sampled_from([False, False, False, True]),
-    items=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=3),
-)
-
-
-def place_items(items: list[tuple[int, int]], num_prompt_tokens: int) -> list[MultiModalFeature]:
-    """As many of them as the prompt has room for."""
-    features: list[MultiModalFeature] = []
-    offset = 0
-    for gap, size in items:
-        offset += gap
-        if offset + size > num_prompt_tokens:
-            break
-        features.append(MultiModalFeature(f"item-{size}", offset, size, size))
-        offset += size
-    return features
-
-
 class SchedulerMachine(RuleBasedStateMachine):
     """One engine that is producer and consumer at once, with peers that do anything that the protocol allows."""
 
-    @initialize(
-        num_blocks=st.integers(8, 14),
-        max_num_seqs=st.integers(1, 5),
-        budget=st.integers(4, 24),
-        chunked=st.booleans(),
-        threshold=st.sampled_from([0, 3]),
-        policy=st.sampled_from(["fcfs", "priority"]),
-        failure=st.sampled_from(["recompute", "fail"]),
-        caching=st.booleans(),
-        watermark=st.sampled_from([0.0, 0.1]),
-        max_reserved=st.integers(1, 3),
-        overlap=st.booleans(),
-        num_drafts=st.sampled_from([0, 0, 3]),
-        num_lookahead=st.sampled_from([0, 0, 5]),
-        max_loras=st.integers(1, 3),
-        encoder_size=st.integers(4, 9),
-        ageing_s=st.sampled_from([None, 2.0]),
-        fairness=st.sampled_from(["none", "ingress", "tenant"]),
-        num_host_blocks=st.sampled_from([0, 0, 3, 20]),
-        stores_all=st.sampled_from([False, False, True]),
-    )
-    def start(
-        self,
-        num_blocks: int,
-        max_num_seqs: int,
-        budget: int,
-        chunked: bool,
-        threshold: int,
-        policy: Any,
-        failure: Any,
-        caching: bool,
-        watermark: float,
-        max_reserved: int,
-        overlap: bool,
-        num_drafts: int,
-        num_lookahead: int,
-        max_loras: int,
-        encoder_size: int,
-        ageing_s: float | None,
-        fairness: Any,
-        num_host_blocks: int,
-        stores_all: bool,
-    ) -> None:
+    @initialize(setup=SETUPS)
+    def start(self, setup: Setup) -> None:
+        self.set_up(setup)
+
+    def set_up(self, setup: Setup) -> None:
+        self.setup = setup
         self.clock = Clock()
         self.grammars = FakeGrammars()
-        self.num_drafts = num_drafts
-        self.connector = FakeConnector(max_reserved_requests=max_reserved)
-        tiers: list[KVStoreScheduler] = [HostMemoryScheduler(num_host_blocks)] if num_host_blocks else []
-        tiers += [EverythingStore()] if stores_all else []
+        self.connector = FakeConnector(max_reserved_requests=setup.max_reserved)
+        tiers: list[KVStoreScheduler] = [HostMemoryScheduler(setup.num_host_blocks)] if setup.num_host_blocks else []
+        tiers += [EverythingStore()] if setup.stores_all else []
         self.stores = StoreSet(tiers) if tiers else None
         self.stored: dict[tuple[int, bytes], list[int]] = {}
         self.store_loads: dict[str, BlockLoad] = {}
+        self.max_model_len = setup.num_slots
         self.scheduler = make_scheduler(
-            num_blocks=num_blocks,
-            max_model_len=40,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max(budget, max_num_seqs),
-            enable_chunked_prefill=chunked,
-            long_prefill_token_threshold=threshold,
-            policy=policy,
-            watermark=watermark,
-            enable_prefix_caching=caching,
-            overlap=overlap,
-            num_speculative_tokens=num_drafts,
-            num_lookahead_tokens=num_lookahead,
-            max_loras=max_loras,
-            encoder_budget=encoder_size,
-            encoder_cache_size=encoder_size,
-            priority_ageing_s=ageing_s,
-            fairness=fairness,
+            num_blocks=setup.num_blocks,
+            max_model_len=self.max_model_len,
+            max_num_seqs=setup.max_num_seqs,
+            max_num_batched_tokens=max(setup.budget, setup.max_num_seqs),
+            enable_chunked_prefill=setup.chunked,
+            long_prefill_token_threshold=setup.threshold,
+            policy=setup.policy,
+            watermark=setup.watermark,
+            enable_prefix_caching=setup.caching,
+            overlap=setup.overlap,
+            num_speculative_tokens=setup.num_drafts,
+            num_lookahead_tokens=setup.num_lookahead,
+            max_loras=setup.max_loras,
+            encoder_budget=setup.encoder_size,
+            encoder_cache_size=setup.encoder_size,
+            priority_ageing_s=setup.ageing_s,
+            fairness=setup.fairness,
             structured_output=self.grammars,
             connector=self.connector,
             prefix_sources=PrefixSources(self.stores, None),
-            load_failure_policy=failure,
+            load_failure_policy=setup.failure,
             clock=self.clock,
         )
         self.driver = Driver(self.scheduler)
@@ -164,7 +76,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.unanswered: set[str] = set()
         # A step is executed as late as can be, just before it is taken in.
         self.in_flight: deque[SchedulerOutput] = deque()
-        self.max_in_flight = 2 if overlap else 1
         self.transfers = KVConnectorOutput()
         self.num_requests = 0
         # What a peer's link may still touch: reservations until their report, announced blocks until finished_sending.
@@ -182,23 +93,26 @@ class SchedulerMachine(RuleBasedStateMachine):
     def submit(self, arrival: Arrival) -> None:
         self.num_requests += 1
         request_id = f"r{self.num_requests}"
-        own_first = 100 if arrival.num_own % 2 else 1000 * self.num_requests
-        prompt = [*range(1, arrival.num_shared + 1), *range(own_first, own_first + arrival.num_own)] or [1]
-        resumed = reference_tokens(prompt, min(arrival.num_resumed, arrival.max_tokens))
+        kinds = self.setup.kinds
+        prompt = arrival.prompt(self.num_requests, self.setup)
+        is_pooling = "pooling" in kinds and arrival.is_pooling
+        num_resumed = min(arrival.num_resumed, arrival.max_tokens, max(0, self.max_model_len - len(prompt)))
+        num_resumed = num_resumed if "resumed" in kinds and not is_pooling else 0
+        has_deadline = "deadline" in kinds and arrival.deadline_in_s is not None
         request = make_request(
             request_id,
             prompt,
             max_tokens=arrival.max_tokens,
             priority=arrival.priority,
             arrival_time_s=self.clock.now_s,
-            deadline_s=None if arrival.deadline_in_s is None else self.clock.now_s + arrival.deadline_in_s,
-            output_token_ids=[] if arrival.is_pooling else resumed,
-            role=None if arrival.is_pooling else arrival.role,
+            deadline_s=self.clock.now_s + (arrival.deadline_in_s or 0) if has_deadline else None,
+            output_token_ids=reference_tokens(prompt, num_resumed),
+            role=arrival.role if "handoff" in kinds and not is_pooling else None,
             tenant=arrival.tenant,
-            lora_name=arrival.lora_name,
-            structured_output=ANY_JSON if arrival.has_grammar else None,
-            pooling_params=PoolingParams(pooling="mean") if arrival.is_pooling else None,
-            mm_features=place_items(arrival.items, len(prompt)),
+            lora_name=arrival.lora_name if "lora" in kinds else None,
+            structured_output=ANY_JSON if "grammar" in kinds and arrival.has_grammar else None,
+            pooling_params=PoolingParams(pooling="mean") if is_pooling else None,
+            mm_features=place_items(arrival.items, len(prompt)) if "image" in kinds else (),
         )
         self.submitted[request_id] = request
         if arrival.is_ready:
@@ -212,7 +126,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         earlier = self.submitted[data.draw(st.sampled_from(sorted(self.submitted)))]
         self.num_requests += 1
         request_id = f"r{self.num_requests}"
-        prompt = [*earlier.prompt_token_ids, *reference_tokens(earlier.prompt_token_ids, 3, eos=-1)][:30]
+        prompt = [*earlier.prompt_token_ids, *reference_tokens(earlier.prompt_token_ids, 3, eos=-1)][
+            : self.max_model_len
+        ]
         request = make_request(request_id, prompt, max_tokens=3, arrival_time_s=self.clock.now_s, role=role)
         self.submitted[request_id] = request
         self.transfers.ready_to_prefill.add(request_id)
@@ -229,7 +145,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 f"r{self.num_requests}",
                 leader.prompt_token_ids,
                 max_tokens=max_tokens,
-                output_token_ids=reference_tokens(leader.prompt_token_ids, min(num_resumed, max_tokens)),
+                output_token_ids=reference_tokens(
+                    leader.prompt_token_ids,
+                    max(0, min(num_resumed, max_tokens, self.max_model_len - leader.num_prompt_tokens)),
+                ),
                 arrival_time_s=self.clock.now_s,
                 tenant=leader.tenant,
                 lora_name=None if leader.lora is None else leader.lora.name,
@@ -257,7 +176,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: len(self.in_flight) < self.max_in_flight)
+    @precondition(lambda self: len(self.in_flight) < self.setup.depth)
     @rule()
     def schedule(self) -> None:
         output = self.scheduler.schedule()
@@ -298,11 +217,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _draft(self) -> None:
         """Propose tokens for everything that runs, the right ones for every other request."""
-        if not self.num_drafts:
+        if not self.setup.num_drafts:
             return
         running = list(self.scheduler.running)
         drafts = [
-            reference_tokens(request.all_token_ids, self.num_drafts, eos=-1) if number % 2 else [5] * self.num_drafts
+            reference_tokens(request.all_token_ids, self.setup.num_drafts, eos=-1)
+            if number % 2
+            else [5] * self.setup.num_drafts
             for number, request in enumerate(running)
         ]
         self.scheduler.update_draft_token_ids(DraftTokenIds([request.request_id for request in running], drafts))
@@ -310,12 +231,38 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(num_steps=st.integers(1, 8))
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            if len(self.in_flight) < self.max_in_flight:
-                self.schedule()
-            if len(self.in_flight) == self.max_in_flight:
-                self.update()
-            self.blocks_and_places_agree()
-            self.announced_blocks_keep_their_kv()
+            self.step()
+
+    def step(self) -> bool:
+        """As far ahead as the engine goes, then one step is taken in; returns whether anything happened."""
+        while len(self.in_flight) < self.setup.depth:
+            self.schedule()
+        num_outputs, is_empty = len(self.driver.outputs), self.in_flight[0].is_empty()
+        self.update()
+        self.blocks_and_places_agree()
+        self.announced_blocks_keep_their_kv()
+        return not is_empty or len(self.driver.outputs) > num_outputs
+
+    def num_steps_for_progress(self) -> int:
+        return 20 * (len(self.submitted) + 1) + 4 * self.setup.num_slots
+
+    @precondition(lambda self: self.scheduler.requests)
+    @rule()
+    def nothing_comes_from_outside(self) -> None:
+        """Within a bounded number of steps a request advances for good, until all that is left waits for others."""
+        num_quiet_steps = num_steps = num_advances = 0
+        while num_quiet_steps <= self.setup.depth:
+            num_quiet_steps = 0 if self.step() else num_quiet_steps + 1
+            num_steps = num_steps + 1 if num_advances == (num_advances := self.num_advances()) else 0
+            assert num_steps < self.num_steps_for_progress(), f"busy, and gets nowhere: {describe(self.scheduler)}"
+        remote = self.scheduler.remote
+        waits_for_outside = remote.blocked_producers or self.links or remote.has_transfers or self.grammars.compiling
+        if self.scheduler.next_deadline() is None and not waits_for_outside:
+            assert not self.scheduler.requests, f"nothing happens any more: {describe(self.scheduler)}"
+
+    def num_advances(self) -> int:
+        """Of what is never taken back: a token that a client has, an end. A preemption is told of, and no advance."""
+        return sum(output.preemption is None for output in self.driver.outputs)
 
     # -- peers ---------------------------------------------------------------------------------------------------
 
@@ -421,19 +368,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        while self.in_flight:
-            self.update()
-        for _ in range(60 * (len(self.submitted) + 1)):
+        for _ in range(self.num_steps_for_progress()):
             if not self.scheduler.has_requests() and not self.links:
                 break
             self.peers_do_their_part()
             for request_id in sorted(self.store_loads):
                 self._end_store_load(request_id, 3)
             self.grammars_are_compiled(None)
-            self.schedule()
+            self.step()
+        while self.in_flight:
             self.update()
-            self.blocks_and_places_agree()
-        assert not self.scheduler.has_requests(), f"stuck: {self.scheduler.requests}"
+        assert not self.scheduler.has_requests(), f"stuck: {describe(self.scheduler)}"
         assert not self.scheduler.encoder_cache_manager.holders()
         pool = self.scheduler.kv_cache_manager.block_pool
         assert pool.num_free_blocks == pool.num_blocks
@@ -454,7 +399,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """What the client saw is a gapless part of the only right answer, up to its end if the request ended well."""
         request_id = request.request_id
         prompt = request.prompt_token_ids
-        right = reference_tokens(prompt, min(request.max_tokens, 40 - len(prompt)))
+        right = reference_tokens(prompt, min(request.max_tokens, max(0, self.max_model_len - len(prompt))))
         outputs = [output for output in self.driver.outputs if output.request_id == request_id]
         seen = self.driver.tokens_of(request_id)
         first = next((output.first_position for output in outputs if output.new_token_ids), 0)
@@ -476,15 +421,31 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(seen) == 1
 
 
+class ImageMachine(SchedulerMachine):
+    """Prompts that show the same few images, in small pools with steps under way: victims leave images to others."""
+
+    @initialize(setup=SETUPS.map(show_images))
+    def start(self, setup: Setup) -> None:
+        self.set_up(setup)
+
+
 _SETTINGS = settings(stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(_SETTINGS, max_examples=150)
+TestScheduler.settings = settings(_SETTINGS, max_examples=120)
+TestImages = ImageMachine.TestCase
+TestImages.settings = settings(_SETTINGS, max_examples=40)
 
 
 class SchedulerMachineAtLength(SchedulerMachine):
     """The same, for long."""
 
 
-TestSchedulerAtLength = pytest.mark.timeout(3600)(pytest.mark.slow(SchedulerMachineAtLength.TestCase))
-TestSchedulerAtLength.settings = settings(_SETTINGS, max_examples=10_000)
+class ImageMachineAtLength(ImageMachine):
+    """The same, for long."""
+
+
+TestSchedulerAtLength = pytest.mark.timeout(7200)(pytest.mark.slow(SchedulerMachineAtLength.TestCase))
+TestSchedulerAtLength.settings = settings(_SETTINGS, max_examples=30_000)
+TestImagesAtLength = pytest.mark.timeout(7200)(pytest.mark.slow(ImageMachineAtLength.TestCase))
+TestImagesAtLength.settings = settings(_SETTINGS, max_examples=20_000)
