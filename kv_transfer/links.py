@@ -24,6 +24,7 @@ from kv_transfer.pieces import PieceMap
 from kv_transfer.stats import LinkStats
 from kv_transfer.transports.base import DataLink, Transport
 from kv_transfer.transports.opening import Opening
+from kv_transfer.trust.secret import SessionKey
 from kv_transfer.wire import PROTOCOL_VERSION, Hello, Refused, Welcome
 
 _MAX_LOST: Final = 32
@@ -132,7 +133,7 @@ class LinkTable:
         """Producer: a consumer has dialled. Refuse it and return the reason, or open our end."""
         refusal = self._find_refusal(hello)
         try:
-            pending = self._transport.listen() if refusal is None else None
+            pending = self._transport.listen(_key_of(stream)) if refusal is None else None
         except LinkLost as error:
             refusal, pending = str(error), None
         if pending is None:
@@ -171,7 +172,8 @@ class LinkTable:
             timeout_s = self._config.connect_timeout_s
             link.pieces = PieceMap(self._layout, welcome.layout, self._kv_cache)
             rendezvous = welcome.rendezvous
-            data = self._start_data(link, lambda opening: self._transport.connect(rendezvous, timeout_s, opening))
+            key = _key_of(link.stream)
+            data = self._start_data(link, lambda opening: self._transport.connect(rendezvous, timeout_s, opening, key))
             link.open(data, time.monotonic())
             self.num_changes += 1
 
@@ -295,6 +297,11 @@ class PublishedLinks:
             self._num_changes, self._next_s = self._table.num_changes, now_s + _STATS_INTERVAL_S
             self.links = self._table.stats(epoch_s)
         return has_changed
+
+
+def _key_of(stream: ControlStream) -> SessionKey | None:
+    """Return what the two ends of a proven stream share."""
+    return None if stream.proven is None else stream.proven.session_key
 
 
 def _key(link: PeerLink) -> _LinkKey:

@@ -11,6 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kv_transfer.transports.opening import Opening
+from kv_transfer.trust.secret import KeySource
 
 
 class ComputeEvent(Protocol):
@@ -64,8 +65,14 @@ class Transport(Protocol):
     def name(self) -> str:
         """As in KVTransferConfig.transport; both ends must have the same."""
 
-    def listen(self) -> PendingLink:
-        """Producer: prepare a link. Raises LinkLost."""
+    def listen(self, key: KeySource | None = None) -> PendingLink:
+        """Producer: prepare a link. Raises LinkLost.
 
-    def connect(self, rendezvous: str, timeout_s: float, opening: Opening | None = None) -> DataLink:
-        """Consumer: join a link. Raises LinkLost. opening: as for accept()."""
+        key: of the control stream that the link belongs to, which both ends prove to each other on every connection
+            of the link. Without it they prove that they know the rendezvous
+        """
+
+    def connect(
+        self, rendezvous: str, timeout_s: float, opening: Opening | None = None, key: KeySource | None = None
+    ) -> DataLink:
+        """Consumer: join a link. Raises LinkLost. opening: as for accept(); key: as for listen()."""

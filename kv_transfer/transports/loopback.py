@@ -11,6 +11,7 @@ from torch import Tensor
 from kv_transfer.errors import ChunkTimeout, LinkLost
 from kv_transfer.transports.base import ComputeEvent
 from kv_transfer.transports.opening import Opening
+from kv_transfer.trust.secret import KeySource
 
 
 class Pipe:
@@ -104,11 +105,13 @@ class LoopbackTransport:
     def __init__(self, pipes: PipeSource) -> None:
         self._pipes = pipes
 
-    def listen(self) -> _PendingPipe:
+    def listen(self, key: KeySource | None = None) -> _PendingPipe:
         """Make a pipe."""
         return _PendingPipe(*self._pipes.make_pipe())
 
-    def connect(self, rendezvous: str, timeout_s: float, opening: Opening | None = None) -> Pipe:
+    def connect(
+        self, rendezvous: str, timeout_s: float, opening: Opening | None = None, key: KeySource | None = None
+    ) -> Pipe:
         """Take the other end."""
         del timeout_s, opening
         pipe = self._pipes.take_pipe(rendezvous)

@@ -24,6 +24,7 @@ from kv_transfer.transports.nccl_device import Device
 from kv_transfer.transports.nccl_library import NcclLibrary
 from kv_transfer.transports.nccl_messages import MESSAGE_SIZE_BYTES, STAGING_SIZE_BYTES, cut_messages
 from kv_transfer.transports.opening import Opening
+from kv_transfer.trust.secret import KeySource
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +126,7 @@ class NcclTransport:
             self._abandoned = [communicator for communicator in self._abandoned if not communicator.is_quiet]
             return len(self._abandoned)
 
-    def listen(self) -> _PendingNcclLink:
+    def listen(self, key: KeySource | None = None) -> _PendingNcclLink:
         """Draw a unique id."""
         try:
             unique_id = self._library.make_unique_id()
@@ -133,7 +134,9 @@ class NcclTransport:
             raise LinkLost(f"NCCL opens no rendezvous: {error}") from error
         return _PendingNcclLink(self, Rendezvous(self._library.version, self._message_size_bytes, unique_id))
 
-    def connect(self, rendezvous: str, timeout_s: float, opening: Opening | None = None) -> NcclLink:
+    def connect(
+        self, rendezvous: str, timeout_s: float, opening: Opening | None = None, key: KeySource | None = None
+    ) -> NcclLink:
         """Join the producer's communicator."""
         del opening  # An initialisation cannot be interrupted.
         parsed = Rendezvous.parse(rendezvous)

@@ -4,7 +4,8 @@ Over a Unix socket the producer names where each block lies; the consumer copies
 acknowledges. The producer holds what it has named until the acknowledgement or the link's end.
 
 Invariant: a copy counts only if the link stood after it. The producer ends the link before it lets named blocks go, so
-whatever a late consumer has read of reused blocks is never counted as received. Nobody writes another process's pool.
+whatever a late consumer has read of reused blocks is never counted as received. Nobody writes another process's pool:
+its file is sealed against that (shared_pool.py).
 Blocks that are not in the pool (chunks that were gathered into a buffer) go through the socket.
 """
 

@@ -2,7 +2,10 @@
 
 memfd rather than a file in /dev/shm: it needs no name, so a killed process leaves nothing behind; it is not bounded by
 the size of /dev/shm, which is 64 MiB in most containers; and its descriptor crosses a socket even where the two ends'
-file systems are not shared. Its size is sealed: whoever maps it cannot be hit by a shrinking file.
+file systems are not shared. Its size is sealed: whoever maps it cannot be hit by a shrinking file. And it is sealed
+against writing by anything but this process's own mapping: a descriptor that was passed read-only could be opened anew
+for writing through /proc, whatever its mode. A kernel that does not know that seal (before Linux 5.1) refuses it; then
+there is no such pool, and KV travels by TCP.
 
 The descriptor lives as long as the tensor's storage, which knows it by its file name.
 """
@@ -25,6 +28,8 @@ from torch import Tensor
 from kv_transfer.layout import KVCacheLayout
 
 _FD_DIRECTORY: Final = "/proc/self/fd/"
+_F_SEAL_FUTURE_WRITE: Final = 0x10
+"""Linux 5.1; Python 3.11 does not name it."""
 _MADV_POPULATE_WRITE: Final = 23
 """Linux 5.14; Python 3.11 does not name it."""
 
@@ -51,8 +56,11 @@ def _make_file_storage(size_bytes: int) -> torch.UntypedStorage:
     fd = os.memfd_create("raypd-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size_bytes)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        os.fchmod(fd, 0o600)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         storage = torch.UntypedStorage.from_file(f"{_FD_DIRECTORY}{fd}", True, size_bytes)
+        # Only now that it is mapped here: no later mapping or write() changes it, by whatever descriptor.
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
     except RuntimeError as error:
         os.close(fd)
         raise OSError(errno.ENOMEM, f"torch does not map the memory file: {error}") from error

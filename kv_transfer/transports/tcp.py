@@ -1,16 +1,21 @@
 """The transport between CPU engines: TCP across hosts, and straight out of the producer's pool on one host.
 
-The producer listens in two places: on a TCP port, and, if its pool is in a memory file, on an abstract Unix socket of
-an unguessable name. Both go to the consumer, which tries the Unix socket first. Such sockets exist within one network
-namespace, so between hosts, or containers with networks of their own, nobody answers at once and TCP is taken, with TLS
-if the cluster has it (internal_tls). Over the Unix socket the producer passes the pool's descriptor, read-only; only a
-consumer that could map it says so. Nothing is configured, and nothing that is missing on the way (no common /dev/shm,
-no descriptor passing) fails the link.
+The producer listens in two places: on a TCP port, and, if its pool is in a memory file, on an abstract Unix socket.
+Both go to the consumer, which tries the Unix socket first. Such sockets exist within one network namespace, so between
+hosts, or containers with networks of their own, nobody answers at once and TCP is taken, with TLS if the cluster has it
+(internal_tls). Nothing is configured, and nothing that is missing on the way (no common /dev/shm, no descriptor
+passing) fails the link.
+
+Whoever reaches these sockets is a stranger until proven: the names of abstract sockets are listed for every user of the
+host. So both ends first prove the key of the control stream that the link belongs to, together with a token of this one
+link, and neither travels on the connection. Over the Unix socket the other end must also run as the producer's user.
+Then the producer passes the pool's descriptor, which nobody can write by; only a consumer that could map it says so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import secrets
@@ -19,17 +24,22 @@ import socket
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
 
-from kv_transfer.errors import KVTransferError, LinkLost, NotRaypd
+from kv_transfer.errors import KVTransferError, LinkLost, Untrusted
+from kv_transfer.refused_messages import RefusedMessages
 from kv_transfer.transports.base import ComputeEvent, DataLink
 from kv_transfer.transports.byte_stream import ByteStream
 from kv_transfer.transports.opening import Opening
 from kv_transfer.transports.shared_memory import SharedMemoryLink
 from kv_transfer.transports.shared_pool import map_pool, open_pool, pool_bytes
+from kv_transfer.trust.byte_stream import accept_proof, dial_proof
+from kv_transfer.trust.handshake import Acceptor, Dialer, Party
+from kv_transfer.trust.secret import KeySource, Purpose, SessionKey
 from kv_transfer.trust.tls import InternalTls, shake_hands
 from kv_transfer.trust.tls_socket import TlsSocket
 
@@ -38,6 +48,11 @@ logger = logging.getLogger(__name__)
 _HEADER: Final = struct.Struct("!4sQQ")
 _MAGIC: Final = b"rpkv"
 _MAPPED: Final = b"m"
+_CREDENTIALS: Final = struct.Struct("3i")
+"""Process, user and group id."""
+_PRODUCER: Final = Party("producer", 1)
+_CONSUMER: Final = Party("consumer", 1)
+"""Names of a link's two ends. Which engines these are is bound in by the control stream's key."""
 _TOKEN_SIZE_BYTES: Final = 16
 _NUM_PROBES: Final = 4
 """Of an idle connection, before it is given up."""
@@ -95,13 +110,22 @@ def as_buffer(block: Tensor) -> memoryview:
 
 
 class _PendingTcpLink:
-    """rendezvous: IP address, TCP port, and the token that names the Unix socket and proves who connects."""
+    """rendezvous: IP address, TCP port, and the link's token."""
 
-    def __init__(self, host: str, kv_cache: Tensor, silence_timeout_s: float, tls: InternalTls | None) -> None:
+    def __init__(
+        self,
+        host: str,
+        kv_cache: Tensor,
+        silence_timeout_s: float,
+        tls: InternalTls | None,
+        key: KeySource | None,
+    ) -> None:
         self._kv_cache = kv_cache
         self._tls = tls
         self._silence_timeout_s = silence_timeout_s
         self._token = secrets.token_bytes(_TOKEN_SIZE_BYTES)
+        self._key = key or SessionKey(self._token)
+        self._refused = RefusedMessages()
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((host, 0), family=family, backlog=4)
         self._pool_fd = open_pool(kv_cache)
@@ -135,17 +159,42 @@ class _PendingTcpLink:
         if listener is self._local_listener:
             return self._welcome_locally(connection, deadline_s, opening)
         stream = connection if self._tls is None else self._tls.accepting(connection)
-        if _is_welcome(stream, self._token, deadline_s, opening):
+        if self._is_proven(stream, Purpose.DATA_LINK, deadline_s, opening):
             return _tcp_link(stream, self._silence_timeout_s)
+        stream.close()
         return None
 
     def _welcome_locally(self, connection: socket.socket, deadline_s: float, opening: Opening) -> DataLink | None:
         assert self._pool_fd is not None, "only a pool in a file is listened for"
-        with contextlib.suppress(OSError):
-            socket.send_fds(connection, [_MAPPED], [self._pool_fd])
-        if _is_welcome(connection, _MAPPED, deadline_s, opening):
-            return _announced(SharedMemoryLink(ByteStream(connection), pool_bytes(self._kv_cache)))
+        user = _user_of(connection)
+        if user != os.geteuid():
+            self._refused.add("shared memory", f"user {user}", "it runs as another user")
+        elif self._is_proven(connection, Purpose.SHARED_MEMORY, deadline_s, opening):
+            with contextlib.suppress(OSError, KVTransferError), opening.waking(connection):
+                socket.send_fds(connection, [_MAPPED], [self._pool_fd])
+                mapped = bytearray(len(_MAPPED))
+                ByteStream(connection).receive([memoryview(mapped)], deadline_s)
+                if mapped == _MAPPED:
+                    return _announced(SharedMemoryLink(ByteStream(connection), pool_bytes(self._kv_cache)))
+        connection.close()
         return None
+
+    def _is_proven(
+        self, connection: socket.socket | TlsSocket, purpose: Purpose, deadline_s: float, opening: Opening
+    ) -> bool:
+        """Whether it is the consumer of this link that has connected: whoever is meant may still come."""
+        acceptor = Acceptor(self._key, purpose, _PRODUCER, bound=self._token)
+        try:
+            with opening.waking(connection):
+                if isinstance(connection, TlsSocket):
+                    shake_hands(connection, deadline_s)
+                accept_proof(connection, acceptor, deadline_s)
+        except Untrusted as error:
+            self._refused.add(purpose, "a stranger", str(error))
+            return False
+        except (OSError, KVTransferError):
+            return False
+        return True
 
     @contextlib.contextmanager
     def _closing(self) -> Iterator[None]:
@@ -157,25 +206,6 @@ class _PendingTcpLink:
                 self._local_listener.close()
             if self._pool_fd is not None:
                 os.close(self._pool_fd)
-
-
-def _is_welcome(connection: socket.socket | TlsSocket, expected: bytes, deadline_s: float, opening: Opening) -> bool:
-    """Whether it is the consumer that has connected, and it can do what its kind of link needs; else hang up."""
-    greeting = bytearray(len(expected))
-    try:
-        with opening.waking(connection):
-            if isinstance(connection, TlsSocket):
-                shake_hands(connection, deadline_s)
-            ByteStream(connection).receive([memoryview(greeting)], deadline_s)
-        if secrets.compare_digest(greeting, expected):
-            return True
-    except NotRaypd as error:
-        logger.warning("a stranger called at a KV link", extra={"reason": str(error)})
-    except (OSError, KVTransferError):
-        # It has hung up, or says nothing: whoever is meant may still come.
-        pass
-    connection.close()
-    return False
 
 
 class TcpTransport:
@@ -196,23 +226,48 @@ class TcpTransport:
         self._kv_cache = kv_cache
         self._silence_timeout_s = silence_timeout_s
 
-    def listen(self) -> _PendingTcpLink:
+    def listen(self, key: KeySource | None = None) -> _PendingTcpLink:
         """Open the listening sockets."""
         try:
-            return _PendingTcpLink(self._host, self._kv_cache, self._silence_timeout_s, self._tls)
+            return _PendingTcpLink(self._host, self._kv_cache, self._silence_timeout_s, self._tls, key)
         except OSError as error:
             raise LinkLost(f"no rendezvous can be opened at {self._host}: {error}") from error
 
-    def connect(self, rendezvous: str, timeout_s: float, opening: Opening | None = None) -> DataLink:
+    def connect(
+        self, rendezvous: str, timeout_s: float, opening: Opening | None = None, key: KeySource | None = None
+    ) -> DataLink:
         """Map the producer's pool if it is on this host, else connect by TCP."""
         opening, deadline_s = opening or Opening(), time.monotonic() + timeout_s
-        host, port, token_hex = rendezvous.split("|")
-        token = bytes.fromhex(token_hex)
-        local = _connect_locally(token, deadline_s, opening)
+        address, token = _read_rendezvous(rendezvous)
+        proof = _Proof(key or SessionKey(token), token)
+        local = _connect_locally(proof, deadline_s, opening)
         if local is not None:
             return local
-        connection = _connect((host, int(port)), token, deadline_s, opening, self._tls)
-        return _tcp_link(connection, self._silence_timeout_s)
+        return _tcp_link(_connect(address, proof, deadline_s, opening, self._tls), self._silence_timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """What a consumer proves itself with: the key of the control stream, and the link's token."""
+
+    key: KeySource
+    token: bytes
+
+    def dial(self, connection: socket.socket | TlsSocket, purpose: Purpose, deadline_s: float) -> None:
+        """Raises Untrusted."""
+        dial_proof(connection, Dialer(self.key, purpose, _CONSUMER, _PRODUCER, bound=self.token), deadline_s)
+
+
+def _read_rendezvous(rendezvous: str) -> tuple[tuple[str, int], bytes]:
+    """Return the address and the token. Raises LinkLost: it comes from the peer."""
+    try:
+        host, port_text, token_hex = rendezvous.split("|")
+        port, token = int(port_text), bytes.fromhex(token_hex)
+    except ValueError as error:
+        raise LinkLost(f"the peer names no rendezvous: {error}") from error
+    if not 0 < port < 2**16 or len(token) != _TOKEN_SIZE_BYTES:
+        raise LinkLost(f"the peer names no rendezvous: port {port}, a token of {len(token)} bytes")
+    return (host, port), token
 
 
 def _tcp_link(connection: socket.socket | TlsSocket, silence_timeout_s: float) -> TcpLink:
@@ -240,8 +295,15 @@ def _announced(link: _Link) -> _Link:
 
 
 def _local_name(token: bytes) -> str:
-    # Abstract (it begins with a zero byte): no file, nothing to remove.
-    return f"\0raypd-kv-{token.hex()}"
+    # Abstract (it begins with a zero byte): no file, nothing to remove. It is listed, so it must not tell the token.
+    return f"\0raypd-kv-{hashlib.sha256(b'name of ' + token).hexdigest()[:32]}"
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Return the user id of the process at the other end of a Unix socket, as it was when it connected."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(credentials)
+    return int(user)
 
 
 def _listen_locally(token: bytes) -> socket.socket | None:
@@ -256,7 +318,7 @@ def _listen_locally(token: bytes) -> socket.socket | None:
 
 
 def _connect(
-    address: tuple[str, int], token: bytes, deadline_s: float, opening: Opening, tls: InternalTls | None
+    address: tuple[str, int], proof: _Proof, deadline_s: float, opening: Opening, tls: InternalTls | None
 ) -> socket.socket | TlsSocket:
     host, port = address
     connection: socket.socket | TlsSocket
@@ -272,26 +334,28 @@ def _connect(
         with opening.waking(connection):
             if isinstance(connection, TlsSocket):
                 shake_hands(connection, deadline_s)
-            ByteStream(connection).send([memoryview(token)], deadline_s)
-    except (OSError, LinkLost, NotRaypd) as error:
+            proof.dial(connection, Purpose.DATA_LINK, deadline_s)
+    except (OSError, LinkLost, Untrusted) as error:
         connection.close()
         opening.check()
         raise LinkLost(f"no rendezvous at {host}:{port}: {error}") from error
     return connection
 
 
-def _connect_locally(token: bytes, deadline_s: float, opening: Opening) -> SharedMemoryLink | None:
+def _connect_locally(proof: _Proof, deadline_s: float, opening: Opening) -> SharedMemoryLink | None:
     """The link over the producer's pool; None if it is not on this host, or not in a file, or cannot be mapped."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     fds: list[int] = []
     try:
         with opening.waking(connection):
-            connection.settimeout(max(0.001, min(_GREETING_TIMEOUT_S, deadline_s - time.monotonic())))
-            connection.connect(_local_name(token))
+            deadline_s = min(deadline_s, time.monotonic() + _GREETING_TIMEOUT_S)
+            connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+            connection.connect(_local_name(proof.token))
+            proof.dial(connection, Purpose.SHARED_MEMORY, deadline_s)
             _, fds, _, _ = socket.recv_fds(connection, len(_MAPPED), 1)
             memory = map_pool(fds[0])
             connection.sendall(_MAPPED)
-    except (OSError, IndexError, ValueError, LinkLost):
+    except (OSError, IndexError, ValueError, LinkLost, Untrusted):
         connection.close()
         return None
     finally:

@@ -15,11 +15,12 @@ from typing import Final
 
 from kv_transfer.errors import NotRaypd, Untrusted
 from kv_transfer.trust.handshake import MAX_MESSAGE_BYTES, Acceptor, Dialer, Proven, refusal
+from kv_transfer.trust.tls_socket import TlsSocket
 
 _LENGTH: Final = struct.Struct("!H")
 
 
-def dial_proof(connection: socket.socket, dialer: Dialer, deadline_s: float) -> Proven:
+def dial_proof(connection: socket.socket | TlsSocket, dialer: Dialer, deadline_s: float) -> Proven:
     """Prove this end, which dialled, and have the other end prove itself. deadline_s: monotonic.
 
     The socket's timeout is as before afterwards; closing the connection is the caller's. Raises Untrusted.
@@ -31,7 +32,7 @@ def dial_proof(connection: socket.socket, dialer: Dialer, deadline_s: float) -> 
     return proven
 
 
-def accept_proof(connection: socket.socket, acceptor: Acceptor, deadline_s: float) -> Proven:
+def accept_proof(connection: socket.socket | TlsSocket, acceptor: Acceptor, deadline_s: float) -> Proven:
     """Prove this end, which accepted the connection; the rest is as in dial_proof()."""
     with _as_untrusted(connection):
         try:
@@ -44,7 +45,7 @@ def accept_proof(connection: socket.socket, acceptor: Acceptor, deadline_s: floa
 
 
 @contextlib.contextmanager
-def _as_untrusted(connection: socket.socket) -> Iterator[None]:
+def _as_untrusted(connection: socket.socket | TlsSocket) -> Iterator[None]:
     timeout_s = connection.gettimeout()
     try:
         yield
@@ -57,19 +58,19 @@ def _as_untrusted(connection: socket.socket) -> Iterator[None]:
             connection.settimeout(timeout_s)
 
 
-def _send(connection: socket.socket, message: bytes, deadline_s: float) -> None:
+def _send(connection: socket.socket | TlsSocket, message: bytes, deadline_s: float) -> None:
     connection.settimeout(_left_s(deadline_s))
     connection.sendall(_LENGTH.pack(len(message)) + message)
 
 
-def _receive(connection: socket.socket, deadline_s: float) -> bytes:
+def _receive(connection: socket.socket | TlsSocket, deadline_s: float) -> bytes:
     (size,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size, deadline_s))
     if size > MAX_MESSAGE_BYTES:
         raise NotRaypd("it does not speak raypd's handshake: an older raypd, or a stranger")
     return _receive_exactly(connection, size, deadline_s)
 
 
-def _receive_exactly(connection: socket.socket, size: int, deadline_s: float) -> bytes:
+def _receive_exactly(connection: socket.socket | TlsSocket, size: int, deadline_s: float) -> bytes:
     received = bytearray()
     while len(received) < size:
         connection.settimeout(_left_s(deadline_s))

@@ -16,6 +16,7 @@ from kv_transfer.grpc_control import GrpcControl, GrpcStream
 from kv_transfer.params import EngineAddress
 from kv_transfer.transports.base import ComputeEvent, DataLink, PendingLink, Transport
 from kv_transfer.transports.byte_stream import ByteStream
+from kv_transfer.trust.secret import KeySource
 from kv_transfer.wire import ControlMessage, Ready
 from tests.faults.fault_points import FaultPoints, Point
 
@@ -73,9 +74,9 @@ class FaultyTransport:
         self._points = points
         self.name = transport.name
 
-    def listen(self) -> PendingLink:
+    def listen(self, key: KeySource | None = None) -> PendingLink:
         self._points.reach(Point.LISTENING)
-        return _FaultyPendingLink(self._transport.listen(), self._points)
+        return _FaultyPendingLink(self._transport.listen(key), self._points)
 
     def connect(self, *arguments: Any) -> DataLink:
         return _faulty(self._transport.connect(*arguments), self._points)

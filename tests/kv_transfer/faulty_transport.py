@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kv_transfer import worker_connector
 from kv_transfer.transports.base import ComputeEvent, DataLink, PendingLink, Transport
+from kv_transfer.trust.secret import KeySource
 
 
 @dataclass(slots=True)
@@ -64,9 +65,11 @@ class _FaultyTransport:
         self._faults = faults
         self.name = transport.name
 
-    def listen(self) -> PendingLink:
-        return _FaultyPendingLink(self._transport.listen(), self._faults)
+    def listen(self, key: KeySource | None = None) -> PendingLink:
+        return _FaultyPendingLink(self._transport.listen(key), self._faults)
 
-    def connect(self, rendezvous: str, timeout_s: float, opening: object = None) -> DataLink:
+    def connect(
+        self, rendezvous: str, timeout_s: float, opening: object = None, key: KeySource | None = None
+    ) -> DataLink:
         del opening
-        return _FaultyLink(self._transport.connect(rendezvous, timeout_s), self._faults)
+        return _FaultyLink(self._transport.connect(rendezvous, timeout_s, key=key), self._faults)

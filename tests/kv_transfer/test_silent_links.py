@@ -19,6 +19,7 @@ from kv_transfer.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress
 from kv_transfer.stats import LinkState, TransferStats
 from kv_transfer.transports.base import DataLink, PendingLink, Transport
+from kv_transfer.trust.secret import KeySource
 from kv_transfer.wire import ControlMessage
 from tests.kv_transfer.connected_workers import LAYOUT, Node, Pair, connected_pair
 from tests.kv_transfer.faulty_transport import Faults
@@ -61,8 +62,8 @@ class _ProxiedTransport:
         self.connect = transport.connect
         self.name = transport.name
 
-    def listen(self) -> PendingLink:
-        return _ProxiedPendingLink(self._listen(), self._proxies)
+    def listen(self, key: KeySource | None = None) -> PendingLink:
+        return _ProxiedPendingLink(self._listen(key), self._proxies)
 
 
 @pytest.fixture
@@ -191,6 +192,7 @@ def test_a_load_that_is_cancelled_while_its_producer_does_not_answer_gives_its_b
 @pytest.mark.parametrize("num_bytes", [0, 100, 700], ids=["before a chunk", "in its header", "inside a chunk"])
 def test_a_chunk_that_is_swallowed_costs_its_link_and_nothing_else(proxies: Proxies, num_bytes: int) -> None:
     with connected_pair("tcp", CONFIG) as pair:
+        pair.hand_over("first", SOURCE, range(12, 16), NUM_TOKENS)
         pair.begin("a", TARGET, NUM_TOKENS)
         (proxy,) = proxies.made
         if num_bytes:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
+import stat
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -72,4 +75,35 @@ def test_a_pools_descriptor_goes_with_its_last_view() -> None:
     assert psutil.Process().num_fds() == num_fds + 1
     assert not view.any()
     del view
+    assert psutil.Process().num_fds() == num_fds
+
+
+def test_a_pool_that_was_opened_anew_for_writing_cannot_be_written_but_by_its_owner() -> None:
+    pool = allocate_shared_pool(LAYOUT)
+    fd = open_pool(pool)
+    assert fd is not None
+    try:
+        assert stat.S_IMODE(os.fstat(fd).st_mode) == 0o600
+        anew = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)
+        try:
+            with pytest.raises(PermissionError):
+                os.pwrite(anew, b"forged", 0)
+            with pytest.raises(PermissionError):
+                mmap.mmap(anew, SIZE_BYTES)
+            with pytest.raises(PermissionError):
+                os.ftruncate(anew, 0)
+        finally:
+            os.close(anew)
+        pool.fill_(7.0)
+        assert np.frombuffer(os.pread(fd, 8, 0), np.float32).tolist() == [7.0, 7.0]
+    finally:
+        os.close(fd)
+
+
+def test_a_kernel_without_the_seal_gets_no_shared_pool_and_no_descriptor_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_pool, "_F_SEAL_FUTURE_WRITE", 0x4000)
+    num_fds = psutil.Process().num_fds()
+    with pytest.raises(OSError, match="Invalid argument"):
+        allocate_shared_pool(LAYOUT)
+    gc.collect()
     assert psutil.Process().num_fds() == num_fds

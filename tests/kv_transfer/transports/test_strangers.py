@@ -1,0 +1,93 @@
+"""Strangers at a data link's sockets get nothing, and do not keep out who is meant."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from kv_transfer.errors import LinkLost, Untrusted
+from kv_transfer.transports.shared_memory import SharedMemoryLink
+from kv_transfer.transports.shared_pool import allocate_shared_pool
+from kv_transfer.transports.tcp import _CONSUMER, _PRODUCER, TcpTransport, _local_name
+from kv_transfer.trust.byte_stream import dial_proof
+from kv_transfer.trust.handshake import Dialer
+from kv_transfer.trust.secret import Purpose, SessionKey
+from tests.kv_transfer.connected_workers import LAYOUT
+
+TIMEOUT_S = 20.0
+KEY, OTHER_KEY = SessionKey(b"k" * 32), SessionKey(b"o" * 32)
+
+# Another user of the host, who has read the name in /proc/net/unix.
+NOBODY = """
+import os, socket, sys
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+connection = socket.socket(socket.AF_UNIX)
+connection.settimeout(10)
+connection.connect("\\0" + sys.argv[1])
+print(len(socket.recv_fds(connection, 4096, 4)[1]), connection.recv(1) == b"")
+"""
+
+
+@pytest.mark.parametrize("knows", ["the rendezvous", "another key", "nothing"])
+def test_who_does_not_know_the_streams_key_gets_no_descriptor(knows: str) -> None:
+    pending = TcpTransport("127.0.0.1", allocate_shared_pool(LAYOUT)).listen(KEY)
+    token = bytes.fromhex(pending.rendezvous.split("|")[2])
+    with ThreadPoolExecutor(1) as thread, socket.socket(socket.AF_UNIX) as stranger:
+        accepting = thread.submit(pending.accept, TIMEOUT_S)
+        stranger.settimeout(TIMEOUT_S)
+        stranger.connect(_local_name(token))
+        if knows == "nothing":
+            stranger.sendall(b"m" * 64)
+        else:
+            key = OTHER_KEY if knows == "another key" else SessionKey(token)
+            dialer = Dialer(key, Purpose.SHARED_MEMORY, _CONSUMER, _PRODUCER, bound=token)
+            with pytest.raises(Untrusted):
+                dial_proof(stranger, dialer, time.monotonic() + TIMEOUT_S)
+        stranger.shutdown(socket.SHUT_WR)
+        fds: list[int] = []
+        with contextlib.suppress(ConnectionResetError):
+            _, fds, _, _ = socket.recv_fds(stranger, 4096, 4)
+        assert fds == []
+        consumer = TcpTransport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=KEY)
+        producer = accepting.result(TIMEOUT_S)
+    assert isinstance(consumer, SharedMemoryLink)
+    producer.close()
+    consumer.close()
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["tcp", "shared memory"])
+def test_a_consumer_of_another_control_stream_is_refused(is_shared: bool) -> None:
+    pool = allocate_shared_pool(LAYOUT) if is_shared else torch.zeros(LAYOUT.shape)
+    pending = TcpTransport("127.0.0.1", pool).listen(KEY)
+    with ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(pending.accept, 3.0)
+        with pytest.raises(LinkLost, match="secret"):
+            TcpTransport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=OTHER_KEY)
+        assert isinstance(accepting.exception(TIMEOUT_S), LinkLost)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_of_the_host_gets_no_descriptor() -> None:
+    pending = TcpTransport("127.0.0.1", allocate_shared_pool(LAYOUT)).listen(KEY)
+    token = bytes.fromhex(pending.rendezvous.split("|")[2])
+    assert token.hex() not in Path("/proc/net/unix").read_text(), "the list of sockets tells no token"
+    with ThreadPoolExecutor(1) as thread:
+        accepting = thread.submit(pending.accept, TIMEOUT_S)
+        name = _local_name(token)[1:]
+        told = subprocess.run(
+            [sys.executable, "-c", NOBODY, name], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+        )
+        assert told.stdout.split() == ["0", "True"]
+        consumer = TcpTransport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=KEY)
+        producer = accepting.result(TIMEOUT_S)
+    producer.close()
+    consumer.close()
