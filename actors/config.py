@@ -31,6 +31,11 @@ class ModelConfig(_Settings):
         "auto", description="dummy: random weights (from seed) of the real config."
     )
     max_model_len: int | None = Field(None, ge=2, description="Prompt plus output tokens; default: the model's own.")
+    generation_config: Literal["auto", "ignore"] = Field(
+        "auto",
+        description="auto: requests that do not name temperature, top_k, top_p, min_p, repetition_penalty or "
+        "max_tokens get what the checkpoint's generation_config.json says; ignore: raypd's own defaults.",
+    )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
     seed: int = Field(0, description="For random weights only; sampling seeds belong to requests.")
 

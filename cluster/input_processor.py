@@ -17,6 +17,7 @@ from typing import Final, Self
 from actors.config import ModelFacts
 from actors.core.adapter import Adapter
 from actors.core.request import EngineCoreRequest, PromptEmbeds
+from actors.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from actors.pooling_facts import PoolingFacts
 from cluster.access.caller import Caller
 from cluster.adapters import AdapterDirectory
@@ -63,6 +64,7 @@ class ModelDescription:
     pooling:       what vectors it gives; None if it gives none
     prompt_embeds_size: of one token's embedding; 0 if prompts cannot be embeddings
     dtype:         what a prompt's embeddings are cast to
+    defaults:      sampling parameters of requests that do not give them
     """
 
     name: str
@@ -73,10 +75,11 @@ class ModelDescription:
     pooling: PoolingFacts | None = None
     prompt_embeds_size: int = 0
     dtype: str = "float32"
+    defaults: GenerationDefaults = NO_DEFAULTS
 
     @classmethod
-    def of(cls, name: str, facts: ModelFacts) -> Self:
-        """What an engine says of the model that it has loaded."""
+    def of(cls, name: str, facts: ModelFacts, defaults: GenerationDefaults = NO_DEFAULTS) -> Self:
+        """What an engine says of the model that it has loaded, and the checkpoint's files of requests."""
         return cls(
             name,
             facts.max_model_len,
@@ -86,6 +89,7 @@ class ModelDescription:
             facts.pooling,
             facts.prompt_embeds_size,
             facts.dtype,
+            defaults,
         )
 
 
@@ -134,7 +138,7 @@ class InputProcessor:
         return EngineCoreRequest(
             request_id=draw_engine_request_id(request.request_id),
             prompt_token_ids=placed.token_ids,
-            sampling_params=resolve_sampling(request.sampling, max_tokens, bad_words),
+            sampling_params=resolve_sampling(request.sampling, max_tokens, bad_words, self.model.defaults),
             output_token_ids=list(request.output_token_ids),
             eos_token_ids=self.model.eos_token_ids,
             priority=request.caller.priority(request.priority),
@@ -337,7 +341,8 @@ class InputProcessor:
         room = max_model_len - num_prompt_tokens
         asked = request.sampling.max_tokens
         min_tokens = request.sampling.min_tokens or 0
-        max_tokens = asked if asked is not None else min(room, max(self.limits.default_max_tokens, min_tokens))
+        default = self.model.defaults.max_tokens or self.limits.default_max_tokens
+        max_tokens = asked if asked is not None else min(room, max(default, min_tokens))
         allowed = f"at most {room}, which a prompt of {num_prompt_tokens} tokens leaves of {max_model_len}"
         violations.require(max_tokens <= room, "sampling_params.max_tokens", max_tokens, allowed)
         violations.require(min_tokens <= room, "sampling_params.min_tokens", min_tokens, allowed)

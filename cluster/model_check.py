@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from actors.adapter_files import check_adapter
 from actors.config import ModelConfig
+from actors.generation_defaults import InvalidGenerationConfig, read_generation_file
 from actors.lora_config import LoraConfig
 from actors.peft_config import AdapterRefused
 from cluster.checkpoint_files import UnreadableCheckpoint, read_config_file, read_weights
@@ -31,7 +32,8 @@ def find_model_mistakes(model: ModelConfig, tensor_parallel_sizes: Mapping[str, 
         config = read_config_file(directory)
         if model.load_format == "auto":
             read_weights(directory)
-    except UnreadableCheckpoint as error:
+        read_generation_file(directory)
+    except (UnreadableCheckpoint, InvalidGenerationConfig) as error:
         return [f"model.model: {error}"]
     if model.trust_remote_code and "auto_map" in config:
         # Its code is for the engines to run.

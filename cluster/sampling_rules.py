@@ -8,6 +8,7 @@ import secrets
 from typing import Final, TypeVar
 
 from actors.core.sampling_params import SamplingParams
+from actors.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from cluster.errors import FieldViolation, InvalidRequest
 from cluster.generation import SamplingOptions
 from cluster.input_limits import InputLimits
@@ -54,18 +55,24 @@ def check_sampling(options: SamplingOptions, vocab_size: int, limits: InputLimit
 
 
 def resolve_sampling(
-    options: SamplingOptions, max_tokens: int, bad_words: tuple[tuple[int, ...], ...] = ()
+    options: SamplingOptions,
+    max_tokens: int,
+    bad_words: tuple[tuple[int, ...], ...] = (),
+    own: GenerationDefaults = NO_DEFAULTS,
 ) -> SamplingParams:
-    """Fill in the defaults of checked options; draw a seed if there is none. bad_words: their tokens"""
-    temperature = _given(options.temperature, 1.0)
+    """Fill in the defaults of checked options; draw a seed if there is none.
+
+    bad_words: their tokens; own: the model's own, which come before raypd's
+    """
+    temperature = _given(options.temperature, _given(own.temperature, 1.0))
     return SamplingParams(
         temperature=temperature if temperature >= GREEDY_BELOW_TEMPERATURE else 0.0,
-        top_k=max(0, _given(options.top_k, 0)),
-        top_p=_given(options.top_p, 1.0),
-        min_p=_given(options.min_p, 0.0),
+        top_k=max(0, _given(options.top_k, _given(own.top_k, 0))),
+        top_p=_given(options.top_p, _given(own.top_p, 1.0)),
+        min_p=_given(options.min_p, _given(own.min_p, 0.0)),
         presence_penalty=_given(options.presence_penalty, 0.0),
         frequency_penalty=_given(options.frequency_penalty, 0.0),
-        repetition_penalty=_given(options.repetition_penalty, 1.0),
+        repetition_penalty=_given(options.repetition_penalty, _given(own.repetition_penalty, 1.0)),
         # Drawn here and once: so every engine that ever runs this request samples the same tokens.
         seed=_given(options.seed, secrets.randbits(63)),
         max_tokens=max_tokens,

@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.config import ModelConfig
+from actors.generation_defaults import GenerationFile, InvalidGenerationConfig, read_generation_file
 from actors.model.attention.base import register_attention
 from actors.model.attention.probe import GeometryProbe, KVGeometry
 from actors.model.config_rules import architecture_name, describe, quantization_method, read_config
@@ -105,6 +106,8 @@ def _build(
     directory: Path, model_config: ModelConfig, group: TensorParallelGroup | None
 ) -> tuple[PretrainedConfig, ModelShard]:
     config = read_config(directory, trust_remote_code=model_config.trust_remote_code)
+    # Read here for its faults, before the weights are.
+    _read_generation_file(directory)
     # It builds one, too, to look at.
     refuse_unsupported(
         config,
@@ -346,13 +349,19 @@ def _indices(flags: list[bool]) -> list[int]:
     return [index for index, flag in enumerate(flags) if flag]
 
 
+def _read_generation_file(directory: Path) -> GenerationFile:
+    try:
+        return read_generation_file(directory)
+    except InvalidGenerationConfig as error:
+        raise CheckpointError(f"model: {error}") from error
+
+
 def _read_eos_token_ids(directory: Path, config: PretrainedConfig) -> tuple[int, ...]:
     """Those of generation_config.json, or else of the config."""
-    eos: int | list[int] | None = None
-    if (directory / "generation_config.json").is_file():
-        eos = GenerationConfig.from_pretrained(directory, local_files_only=True).eos_token_id
-    if eos is None:
-        eos = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
+    from_file = _read_generation_file(directory).eos_token_ids
+    if from_file is not None:
+        return from_file
+    eos: int | list[int] | None = getattr(config.get_text_config(decoder=True), "eos_token_id", None)
     if eos is None:
         return ()
     return (eos,) if isinstance(eos, int) else tuple(eos)

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import asdict
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -346,7 +347,8 @@ class Gateway:
 
     def _model(self) -> Model:
         model = self._processor.model
-        return Model(model.name, self._started_s, model.max_model_len)
+        defaults = {name: value for name, value in asdict(model.defaults).items() if value is not None}
+        return Model(model.name, self._started_s, model.max_model_len, sampling_defaults=defaults or msgspec.UNSET)
 
     @property
     def _processor(self) -> InputProcessor:

@@ -299,7 +299,11 @@ class EmbeddingList(Struct, frozen=True):
 
 
 class Model(Struct, frozen=True):
-    """A model that is served. max_model_len: tokens of prompt and output together; parent: of a LoRA adapter"""
+    """A model that is served.
+
+    max_model_len: tokens of prompt and output together; parent: of a LoRA adapter
+    sampling_defaults: sampling parameters of requests that do not give them, as generation_config.json names them
+    """
 
     id: str
     created: int
@@ -307,6 +311,7 @@ class Model(Struct, frozen=True):
     object: Literal["model"] = "model"
     owned_by: str = "raypd"
     parent: str | UnsetType = UNSET
+    sampling_defaults: dict[str, float] | UnsetType = UNSET
 
 
 class ModelList(Struct, frozen=True):

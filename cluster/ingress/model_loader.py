@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from actors.core.block_hash import PUBLIC_KEY, BlockHashKey
+from actors.generation_defaults import NO_DEFAULTS, GenerationDefaults, InvalidGenerationConfig, read_generation_file
 from cluster.adapters import AdapterDirectory
 from cluster.config import ClusterConfig
 from cluster.errors import TokenizerUnusable
@@ -64,7 +65,8 @@ class ModelLoader:
                 limits = self._config.ingress.images
                 images = await asyncio.to_thread(open_image_door, Path(model.directory), limits)
                 router = self._make_router(model)
-            description = ModelDescription.of(self._config.model_name, model.facts)
+            defaults = await asyncio.to_thread(self._read_defaults, model)
+            description = ModelDescription.of(self._config.model_name, model.facts, defaults)
             processor = InputProcessor(
                 description, tokenizer, self._config.ingress.limits, adapters=self._adapters, images=images
             )
@@ -79,6 +81,14 @@ class ModelLoader:
             except TokenizerUnusable as error:
                 self.errors[model.version] = str(error)
                 logger.error("a model version gets no requests", extra={"version": model.version, "error": str(error)})
+
+    def _read_defaults(self, model: ServedModel) -> GenerationDefaults:
+        if self._config.model.generation_config == "ignore":
+            return NO_DEFAULTS
+        try:
+            return read_generation_file(Path(model.directory)).defaults
+        except InvalidGenerationConfig as error:
+            raise TokenizerUnusable(str(error)) from error
 
     def _load_tokenizer(self, model: ServedModel) -> ModelTokenizer:
         use_fastokens = self._config.ingress.use_fastokens

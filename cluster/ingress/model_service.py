@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import grpc.aio
@@ -84,6 +85,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
             ],
             generates=model.generates,
             vectors=None if model.pooling is None else vectors_to_proto(model.pooling),
+            sampling_defaults=model_pb2.SamplingDefaults(**dataclasses.asdict(model.defaults)),
         )
 
 

@@ -5,6 +5,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from actors.core.sampling_params import SamplingParams
+from actors.generation_defaults import GenerationDefaults
 from cluster.errors import InvalidRequest, ModelNotFound
 from cluster.generation import (
     ChatMessage,
@@ -323,3 +324,18 @@ async def test_a_huge_value_is_shortened_in_its_error() -> None:
 async def test_another_model_is_not_found() -> None:
     with pytest.raises(ModelNotFound, match="'other' is not served here"):
         await _processor().process(GenerateRequest(prompt=TextPrompt("x"), model="other"))
+
+
+async def test_the_models_own_defaults_come_before_raypds_and_after_the_clients() -> None:
+    model = replace(MODEL, defaults=GenerationDefaults(temperature=0.6, top_k=5, max_tokens=3))
+    plain = (await _processor(model).process(GenerateRequest(prompt=TextPrompt("hi")))).sampling_params
+    assert (plain.temperature, plain.top_k, plain.max_tokens) == (0.6, 5, 3)
+    own = SamplingOptions(temperature=1.0, max_tokens=9)
+    asked = (await _processor(model).process(GenerateRequest(prompt=TextPrompt("hi"), sampling=own))).sampling_params
+    assert (asked.temperature, asked.top_k, asked.max_tokens) == (1.0, 5, 9)
+
+
+async def test_the_models_max_tokens_are_cut_to_the_room_that_is_left() -> None:
+    model = replace(MODEL, defaults=GenerationDefaults(max_tokens=4096))
+    request = await _processor(model).process(GenerateRequest(prompt=TextPrompt("hi")))
+    assert request.sampling_params.max_tokens == 30

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import openai
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from actors.core.request import FinishReason
+from actors.generation_defaults import GenerationDefaults
 from cluster.access.control import AccessControl
 from cluster.access.tokens import Tokens, hash_token
 from cluster.errors import AddressUnavailable
@@ -351,3 +353,18 @@ async def test_pings_and_the_version_are_answered() -> None:
             assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
         assert (await setup.http.get("/version")).json() == {"version": server_version()}
         assert (await setup.http.put("/ping")).status_code == 405
+
+
+async def test_the_models_own_sampling_defaults_are_shown_and_count_for_requests() -> None:
+    async with gateway_setup() as setup:
+        processor = setup.pair.serving.newest_model().input_processor
+        assert "sampling_defaults" not in (await setup.http.get("/v1/models")).json()["data"][0]
+        processor.model = replace(processor.model, defaults=GenerationDefaults(temperature=0.6, top_k=5))
+        shown = (await setup.http.get("/v1/models")).json()["data"][0]
+        assert shown["sampling_defaults"] == {"temperature": 0.6, "top_k": 5}
+        for body, expected in (({}, (0.6, 5)), ({"temperature": 1.0}, (1.0, 5)), ({"temperature": None}, (0.6, 5))):
+            asked = {"prompt": "hello", "max_tokens": 4} | body
+            asking = asyncio.create_task(setup.http.post("/v1/completions", json=asked))
+            params = (await setup.answer("ab")).sampling_params
+            assert (params.temperature, params.top_k) == expected
+            assert (await asking).status_code == 200

@@ -159,3 +159,20 @@ async def test_the_newest_model_is_described_and_an_older_snapshot_forgets_none(
             assert (await client.get_model()).max_model_len == 64
     finally:
         await process.drain(0)
+
+
+@pytest.mark.parametrize(("setting", "temperature"), [("auto", 0.3), ("ignore", None)])
+async def test_sampling_defaults_are_those_of_the_version_unless_they_are_ignored(
+    setting: str, temperature: float | None, tmp_path: Path
+) -> None:
+    versions = ModelVersions()
+    directory = shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    (directory / "generation_config.json").write_text('{"temperature": 0.3}')
+    config = ClusterConfig.model_validate({"model": {"model": str(directory), "generation_config": setting}})
+    version = await loaded(ModelLoader(config, versions), versions, ServedModel(1, str(directory), FACTS))
+    assert version.input_processor.model.defaults.temperature == temperature
+    (directory / "generation_config.json").write_text("{")
+    broken = ServedModel(2, str(directory), FACTS)
+    if setting == "auto":
+        with pytest.raises(TokenizerUnusable, match="is not JSON"):
+            await ModelLoader(config, versions).load(broken)

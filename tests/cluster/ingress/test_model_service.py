@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from actors.generation_defaults import GenerationDefaults
 from cluster.access.allowance import Allowance, AllowanceLimits
 from cluster.access.caller import Caller, calling_as
 from cluster.errors import AllowanceSpent, InvalidRequest, ModelNotFound
+from cluster.ingress.conversions import request_from_proto
 from cluster.ingress.model_service import ModelService
 from cluster.ingress.protos.raypd.v1 import generate_pb2, model_pb2
 from cluster.input_processor import InputProcessor
@@ -81,3 +84,18 @@ async def test_tokenizing_counts_as_a_request() -> None:
         await service().Tokenize(model_pb2.TokenizeRequest(text="x"), CONTEXT)
         with pytest.raises(AllowanceSpent):
             await service().Detokenize(model_pb2.DetokenizeRequest(token_ids=[1]), CONTEXT)
+
+
+async def test_the_models_own_sampling_defaults_are_shown_and_count_for_requests() -> None:
+    serving = make_pair().serving
+    processor = serving.newest_model().input_processor
+    processor.model = replace(processor.model, defaults=GenerationDefaults(temperature=0.6, top_k=5))
+
+    described = await ModelService(serving).GetModel(model_pb2.GetModelRequest(), CONTEXT)
+
+    assert described.sampling_defaults == model_pb2.SamplingDefaults(temperature=0.6, top_k=5)
+    silent, explicit = generate_pb2.SamplingParams(), generate_pb2.SamplingParams(temperature=1.0, top_k=0)
+    for message, expected in ((silent, (0.6, 5)), (explicit, (1.0, 0))):
+        request = request_from_proto("a", generate_pb2.GenerateRequest(text="x", sampling_params=message), None)
+        params = (await processor.process(request)).sampling_params
+        assert (params.temperature, params.top_k) == expected

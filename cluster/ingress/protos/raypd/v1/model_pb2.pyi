@@ -62,7 +62,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetModelResponse(_message.Message):
-    __slots__ = ("model", "max_model_len", "vocab_size", "eos_token_ids", "has_chat_template", "server_version", "limits", "model_versions", "adapters", "generates", "vectors")
+    __slots__ = ("model", "max_model_len", "vocab_size", "eos_token_ids", "has_chat_template", "server_version", "limits", "model_versions", "adapters", "generates", "vectors", "sampling_defaults")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class GetModelResponse(_message.Message):
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     GENERATES_FIELD_NUMBER: _ClassVar[int]
     VECTORS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_DEFAULTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     max_model_len: int
     vocab_size: int
@@ -85,7 +86,24 @@ class GetModelResponse(_message.Message):
     adapters: _containers.RepeatedCompositeFieldContainer[AdapterDescription]
     generates: bool
     vectors: VectorDescription
-    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., server_version: _Optional[str] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ..., model_versions: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDescription, _Mapping]]] = ..., generates: _Optional[bool] = ..., vectors: _Optional[_Union[VectorDescription, _Mapping]] = ...) -> None: ...
+    sampling_defaults: SamplingDefaults
+    def __init__(self, model: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., has_chat_template: _Optional[bool] = ..., server_version: _Optional[str] = ..., limits: _Optional[_Union[RequestLimits, _Mapping]] = ..., model_versions: _Optional[_Iterable[int]] = ..., adapters: _Optional[_Iterable[_Union[AdapterDescription, _Mapping]]] = ..., generates: _Optional[bool] = ..., vectors: _Optional[_Union[VectorDescription, _Mapping]] = ..., sampling_defaults: _Optional[_Union[SamplingDefaults, _Mapping]] = ...) -> None: ...
+
+class SamplingDefaults(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    max_tokens: int
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., max_tokens: _Optional[int] = ...) -> None: ...
 
 class VectorDescription(_message.Message):
     __slots__ = ("embedding_size", "pooling", "normalize", "matryoshka_dimensions", "labels")
