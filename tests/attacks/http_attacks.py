@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from cluster.gateway.receiving.entries import count_entries
 from tests.attacks.target import Attack, Target
 
 _MAX_BODY_BYTES: Final = 16 * 2**20 - 200
@@ -36,8 +37,19 @@ class HostileBody:
 
     def make(self, size: int) -> bytes:
         """Entries end with commas, or with nothing; the last one is made right."""
+        return self.of(max(1, (size - len(self.before) - len(self.after)) // len(self.entry)))
+
+    def of(self, num_entries: int) -> bytes:
+        return self.before + (self.entry * num_entries).rstrip(b",") + self.after
+
+    def make_within_bounds(self, size: int) -> bytes:
+        """As many entries as are let in to be parsed."""
         num = max(1, (size - len(self.before) - len(self.after)) // len(self.entry))
-        return self.before + (self.entry * num).rstrip(b",") + self.after
+        step = num
+        while step := step // 2:
+            *_, counts = count_entries(self.of(num))
+            num += -step if counts.excess() else step if len(self.of(num + step)) <= size else 0
+        return self.of(max(1, num - 64))
 
 
 def _bodies() -> list[HostileBody]:
@@ -142,10 +154,10 @@ def _bodies() -> list[HostileBody]:
     ]
 
 
-async def _send_body(body: HostileBody, size: int, target: Target) -> None:
+async def _send_body(body: HostileBody, make: Callable[[], bytes], target: Target) -> None:
     """Some of them one after the other, then some at once."""
-    data = body.make(size)
-    for num_at_once in (1, 1, 4 if size > _SMALL_BYTES else _NUM_AT_ONCE):
+    data = make()
+    for num_at_once in (1, 1, 4 if len(data) > _SMALL_BYTES else _NUM_AT_ONCE):
         statuses = await asyncio.gather(*(post(target, body.path, data) for _ in range(num_at_once)))
         allowed = body.statuses | ({429} if num_at_once > 1 else set())
         assert set(statuses) <= allowed, f"{body.name} was answered {statuses}"
@@ -320,13 +332,14 @@ _CONNECTIONS: Final = [
 _QUICK: Final = ("empty objects", "empty lists", "arguments")
 
 
-def _body_attack(body: HostileBody, size: int, *, is_slow: bool) -> Attack:
-    name = f"http: {body.name}" + (", small" if size == _SMALL_BYTES else "")
-    return Attack(name, functools.partial(_send_body, body, size), is_slow=is_slow)
+def _attacks(body: HostileBody) -> Iterator[Attack]:
+    """With a body that is as large as it may be, one with as many entries as are let in, and one read in one piece."""
+    for size, make, is_slow in (
+        ("", lambda: body.make(_MAX_BODY_BYTES), body.name not in _QUICK),
+        (", within bounds", lambda: body.make_within_bounds(_MAX_BODY_BYTES), body.name not in _QUICK),
+        (", small", lambda: body.make(_SMALL_BYTES), True),
+    ):
+        yield Attack(f"http: {body.name}{size}", functools.partial(_send_body, body, functools.cache(make)), is_slow)
 
 
-ATTACKS: list[Attack] = [
-    *_CONNECTIONS,
-    *(_body_attack(body, _MAX_BODY_BYTES, is_slow=body.name not in _QUICK) for body in _bodies()),
-    *(_body_attack(body, _SMALL_BYTES, is_slow=True) for body in _bodies()),
-]
+ATTACKS: list[Attack] = [*_CONNECTIONS, *(attack for body in _bodies() for attack in _attacks(body))]

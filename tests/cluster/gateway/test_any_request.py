@@ -48,7 +48,7 @@ _ANSWER = '<think>hm</think>Yes.<tool_call>{"name": "f", "arguments": {"a": 1}}<
 
 
 @asynccontextmanager
-async def answering() -> AsyncIterator[Setup]:
+async def answering(config: HttpConfig = _CONFIG) -> AsyncIterator[Setup]:
     """A door whose engines answer at once."""
 
     async def answer(engine: FakeEngine) -> None:
@@ -56,7 +56,7 @@ async def answering() -> AsyncIterator[Setup]:
             with suppress(TimeoutError):  # nobody asks
                 _answer(engine, await engine.next_request())
 
-    async with gateway_setup(_CONFIG, pooling=PoolingFacts(embedding_size=4)) as setup, asyncio.TaskGroup() as tasks:
+    async with gateway_setup(config, pooling=PoolingFacts(embedding_size=4)) as setup, asyncio.TaskGroup() as tasks:
         engines = [tasks.create_task(answer(engine)) for engine in (setup.pair.prefill, setup.pair.decode)]
         yield setup
         for task in engines:
