@@ -4,7 +4,9 @@ on nodes as KubeRay would make them; a job; attached and detached."""
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
+from cluster.config import DEMO_MODEL
 from tests.cluster.manifests.deployments import OVERLAYS, of_kind, rendered
 from tests.integration.deployment import MAX_RANKS, Deployment
 from tests.integration.pods import ROOT, Pods
@@ -125,14 +128,16 @@ def test_a_submitted_job_that_is_killed_leaves_nothing(deployment: Deployment) -
 def test_a_model_that_cannot_be_served_ends_the_start_with_its_name_and_leaves_nothing(
     deployment: Deployment, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}')
-    (tmp_path / "model.safetensors").touch()
+    directory = shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    config = json.loads((directory / "config.json").read_text())
+    # Only an engine finds out that the model's attention does not ask for the window.
+    (directory / "config.json").write_text(json.dumps(config | {"sliding_window": 64}))
 
-    with deployment.serve("--model", str(tmp_path), *_ONE_ENGINE) as driver:
+    with deployment.serve("--model", str(directory), *_ONE_ENGINE) as driver:
         said, _ = driver.communicate(timeout=CLUSTER_S)
 
     assert driver.returncode == 1, said
-    assert "T5ForConditionalGeneration" in said
+    assert "LlamaForCausalLM cannot be served: its config names a sliding window of 64" in said
     deployment.wait_until_gone()
 
 
