@@ -43,6 +43,10 @@ from cluster.tokenizing import MAX_CHARS_ALONE, MAX_CHARS_ON_EVENT_LOOP, off_eve
 
 MAX_BYTES_ON_EVENT_LOOP: Final = 65_536
 """More embeddings are read on a thread."""
+_MAX_DETOKENIZED: Final = 262_144
+"""Or the context, if that is longer."""
+_MANY_TOKENS: Final = 32_768
+_MANY_MESSAGES: Final = 1000
 MAX_INT32: Final = 2**31 - 1
 WHATEVER_FITS: Final = -1
 """As truncate_prompt_tokens."""
@@ -125,7 +129,9 @@ class InputProcessor:
         if adapter is not None and request.lora_digest not in ("", adapter.digest):
             reason = f"adapter {adapter.name!r} has other weights now than those that made its output so far"
             raise EngineFailed(request.request_id, reason, num_new_tokens=0, can_resume=False)
+        await _let_others_go_on(request)
         self._check_before_tokenizing(request)
+        await _let_others_go_on(request)
         max_chars = MAX_CHARS_ALONE if is_alone else MAX_CHARS_ON_EVENT_LOOP
         tokens = await self._tokenize(request.prompt, request.add_special_tokens, max_chars)
         prompt_token_ids = self._cut(request, tokens)
@@ -177,16 +183,21 @@ class InputProcessor:
         return await off_event_loop(num_chars, lambda: tokenizer.encode_start(first, second, max_tokens=max_tokens))
 
     async def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of tokens, of as many as a prompt may have characters. Raises InvalidRequest."""
-        violations = Violations()
-        limit, vocab_size = self.limits.max_prompt_chars, self.model.vocab_size
-        if len(token_ids) > limit:
-            violations.add("token_ids", f"{len(token_ids)} tokens long", f"at most {limit} tokens")
-        elif token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        """Return the text of tokens, of 262 144 or as many as the context has. Raises InvalidRequest."""
+        self.check_num_to_detokenize(len(token_ids))
+        violations, vocab_size = Violations(), self.model.vocab_size
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
             violations.add("token_ids", reprlib.repr(token_ids), f"token ids from 0 to {vocab_size - 1}")
         violations.raise_if_any()
         decode = self.tokenizer.backend.decode
         return await off_event_loop(len(token_ids), lambda: decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def check_num_to_detokenize(self, num_tokens: int) -> None:
+        """Raise InvalidRequest if these are too many tokens to make a text of."""
+        violations, limit = Violations(), max(self.model.max_model_len, _MAX_DETOKENIZED)
+        if num_tokens > limit:
+            violations.add("token_ids", f"{num_tokens} tokens long", f"at most {limit} tokens")
+        violations.raise_if_any()
 
     def close(self) -> None:
         """No request will come any more: end what works on images."""
@@ -385,6 +396,19 @@ def _num_chat_chars(chat: ChatPrompt) -> int:
     num_chars = sum(len(text) for text in texts if isinstance(text, str))
     others = [*(message.fields for message in chat.messages if message.fields), *chat.tools]
     return num_chars + sum(len(json.dumps(other)) for other in [*others, chat.variables] if other)
+
+
+async def _let_others_go_on(request: GenerateRequest) -> None:
+    """Between the pieces of what a long prompt takes: streams are not held up by all of it."""
+    match request.prompt:
+        case TokenPrompt(token_ids):
+            is_long = len(token_ids) > _MANY_TOKENS
+        case ChatPrompt(messages):
+            is_long = len(messages) > _MANY_MESSAGES
+        case _:
+            is_long = len(request.output_token_ids) > _MANY_TOKENS
+    if is_long:
+        await asyncio.sleep(0)
 
 
 async def _read_embeds(prompt: Prompt | None, model_dtype: str) -> PromptEmbeds | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from cluster.errors import FieldViolation, InvalidRequest
 from cluster.generation import Prompt
-from cluster.ingress.conversions import prompt_from_proto, request_from_proto, response_to_proto
+from cluster.ingress.conversions import prompts_from_proto, request_from_proto, response_to_proto
 from cluster.ingress.protos.raypd.v1 import generate_pb2
 from cluster.samples import GenerateManyRequest, SampleChunk
 
 
-def batch_from_proto(
+async def batch_from_proto(
     request_id: str, message: generate_pb2.GenerateBatchRequest, timeout_s: float | None
 ) -> GenerateManyRequest:
     """Read a client's request. Raises InvalidRequest if it has a prompt too many, or one that is missing."""
@@ -17,15 +17,14 @@ def batch_from_proto(
     if each.prompt is not None:
         raise InvalidRequest(FieldViolation("each", "a request with a prompt", "one without; prompts has them"))
     return GenerateManyRequest(
-        prompts=[_prompt(index, prompt) for index, prompt in enumerate(message.prompts)],
+        prompts=[_present(index, prompt) for index, prompt in enumerate(await prompts_from_proto(message.prompts))],
         n=message.n if message.HasField("n") else 1,
         best_of=message.best_of if message.HasField("best_of") else None,
         each=each,
     )
 
 
-def _prompt(index: int, message: generate_pb2.Prompt) -> Prompt:
-    prompt = prompt_from_proto(message)
+def _present(index: int, prompt: Prompt | None) -> Prompt:
     if prompt is None:
         raise InvalidRequest(
             FieldViolation(f"prompts[{index}]", "empty", "one of text, token_ids, chat and prompt_embeds")

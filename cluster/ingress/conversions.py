@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable
 from typing import Final
@@ -53,6 +54,10 @@ _FINISH_REASONS: Final = {
     FinishReason.STOP: generate_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: generate_pb2.FINISH_REASON_LENGTH,
 }
+
+
+_SLICE_BYTES: Final = 65_536
+"""Of prompts that are read in one piece."""
 
 
 def request_from_proto(
@@ -117,6 +122,18 @@ def prompt_from_proto(
             return EmbedsPrompt(embeds.data, embeds.num_tokens, embeds.hidden_size, dtype)
         case _:
             return None
+
+
+async def prompts_from_proto(messages: Iterable[generate_pb2.Prompt]) -> list[Prompt | None]:
+    """Read many prompts, in slices: together they can have 100 000 messages, or millions of tokens."""
+    prompts, num_bytes = [], 0
+    for message in messages:
+        prompts.append(prompt_from_proto(message))
+        num_bytes += message.ByteSize()
+        if num_bytes > _SLICE_BYTES:
+            num_bytes = 0
+            await asyncio.sleep(0)
+    return prompts
 
 
 def _part(message: generate_pb2.ContentPart) -> str | ImageInput:

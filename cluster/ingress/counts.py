@@ -15,6 +15,8 @@ from cluster.input_limits import InputLimits
 
 MAX_IMAGES: Final = 1024
 """However many are allowed."""
+MAX_TOKENS: Final = 1_048_576
+"""However many the context has."""
 _MAX_CHATS: Final = 10
 """So many of the longest conversations are read in one call."""
 
@@ -25,6 +27,8 @@ def check_generate(message: generate_pb2.GenerateRequest, limits: InputLimits) -
     """Raises InvalidRequest."""
     _check_chats([message], limits, "chat", limits.max_chat_messages)
     _require(len(message.images), MAX_IMAGES, "images", "images")
+    _require(len(message.token_ids.ids), MAX_TOKENS, "token_ids", "tokens")
+    _require(len(message.output_token_ids), MAX_TOKENS, "output_token_ids", "tokens")
     _require(len(message.sampling_params.choice.choices), limits.max_choices, "sampling_params.choice", "texts")
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from actors.core.sampling_params import Pooling
 from actors.pooling_facts import PoolingFacts
 from cluster.generation import Usage
-from cluster.ingress.conversions import prompt_from_proto
+from cluster.ingress.conversions import prompt_from_proto, prompts_from_proto
 from cluster.ingress.protos.raypd.v1 import embed_pb2, generate_pb2, model_pb2
 from cluster.vectors.requests import (
     ClassifyRequest,
@@ -25,7 +25,7 @@ _NUMBERS: Final[dict[Pooling, embed_pb2.Pooling]] = {
 }
 
 
-def embed_request_from_proto(message: embed_pb2.EmbedRequest, timeout_s: float | None) -> EmbedRequest:
+async def embed_request_from_proto(message: embed_pb2.EmbedRequest, timeout_s: float | None) -> EmbedRequest:
     """Read a client's request. timeout_s: how long the call may still take."""
     pooling: str | None = None
     if message.pooling != embed_pb2.POOLING_UNSPECIFIED:
@@ -33,7 +33,7 @@ def embed_request_from_proto(message: embed_pb2.EmbedRequest, timeout_s: float |
         names = {number: name for name, number in _NUMBERS.items()}
         pooling = names.get(message.pooling, str(message.pooling))
     return EmbedRequest(
-        inputs=[prompt_from_proto(prompt) for prompt in message.inputs],
+        inputs=await prompts_from_proto(message.inputs),
         pooling=pooling,
         normalize=message.normalize if message.HasField("normalize") else None,
         dimensions=message.dimensions if message.HasField("dimensions") else None,
@@ -41,17 +41,17 @@ def embed_request_from_proto(message: embed_pb2.EmbedRequest, timeout_s: float |
     )
 
 
-def classify_request_from_proto(message: embed_pb2.ClassifyRequest, timeout_s: float | None) -> ClassifyRequest:
+async def classify_request_from_proto(message: embed_pb2.ClassifyRequest, timeout_s: float | None) -> ClassifyRequest:
     """Read a client's request. timeout_s: how long the call may still take."""
-    inputs = [prompt_from_proto(prompt) for prompt in message.inputs]
+    inputs = await prompts_from_proto(message.inputs)
     return ClassifyRequest(inputs=inputs, activate=not message.raw_logits, **_envelope(message, timeout_s))
 
 
-def score_request_from_proto(message: embed_pb2.ScoreRequest, timeout_s: float | None) -> ScoreRequest:
+async def score_request_from_proto(message: embed_pb2.ScoreRequest, timeout_s: float | None) -> ScoreRequest:
     """Read a client's request. timeout_s: how long the call may still take."""
     return ScoreRequest(
         query=prompt_from_proto(message.query),
-        documents=[prompt_from_proto(prompt) for prompt in message.documents],
+        documents=await prompts_from_proto(message.documents),
         activate=not message.raw_logits,
         **_envelope(message, timeout_s),
     )

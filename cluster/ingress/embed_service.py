@@ -34,7 +34,7 @@ class EmbedService(embed_pb2_grpc.EmbedServiceServicer):
     async def Embed(self, request: embed_pb2.EmbedRequest, context: _Context) -> embed_pb2.EmbedResponse:  # noqa: N802
         """Give an embedding for each input."""
         self._prepare(request)
-        result = await self._serving.embed(embed_request_from_proto(request, context.time_remaining()))
+        result = await self._serving.embed(await embed_request_from_proto(request, context.time_remaining()))
         return embed_result_to_proto(request.request_id, result)
 
     async def Classify(  # noqa: N802
@@ -42,13 +42,13 @@ class EmbedService(embed_pb2_grpc.EmbedServiceServicer):
     ) -> embed_pb2.ClassifyResponse:
         """Give what the classification head says of each input."""
         self._prepare(request)
-        result = await self._serving.classify(classify_request_from_proto(request, context.time_remaining()))
+        result = await self._serving.classify(await classify_request_from_proto(request, context.time_remaining()))
         return classify_result_to_proto(request.request_id, result)
 
     async def Score(self, request: embed_pb2.ScoreRequest, context: _Context) -> embed_pb2.ScoreResponse:  # noqa: N802
         """Give how well each document answers the query."""
         self._prepare(request)
-        result = await self._serving.score(score_request_from_proto(request, context.time_remaining()))
+        result = await self._serving.score(await score_request_from_proto(request, context.time_remaining()))
         return score_result_to_proto(request.request_id, result)
 
     def _prepare(self, request: embed_pb2.EmbedRequest | embed_pb2.ClassifyRequest | embed_pb2.ScoreRequest) -> None:

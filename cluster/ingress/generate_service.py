@@ -47,7 +47,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
             request.each.request_id = uuid.uuid4().hex
         request_id = request.each.request_id
         check_batch(request, self._serving.newest_model().input_processor.limits)
-        batch = batch_from_proto(request_id, request, context.time_remaining())
+        batch = await batch_from_proto(request_id, request, context.time_remaining())
         async with aclosing(self._serving.generate_many(batch)) as samples:
             async for sample in samples:
                 await context.write(sample_to_proto(request_id, sample))

@@ -58,7 +58,9 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         """Return the text of tokens."""
         del context
         current_caller().allowance.take_request()
-        text = await self._input_processor(request.model).detokenize(
+        input_processor = self._input_processor(request.model)
+        input_processor.check_num_to_detokenize(len(request.token_ids))
+        text = await input_processor.detokenize(
             list(request.token_ids), skip_special_tokens=request.skip_special_tokens
         )
         return model_pb2.DetokenizeResponse(text=text)

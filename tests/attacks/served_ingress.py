@@ -25,7 +25,7 @@ from tests.trusted import member
 
 VOCAB_SIZE: Final = 4096
 EMBEDDING_SIZE: Final = 64
-MAX_MODEL_LEN: Final = 1 << 20
+MAX_MODEL_LEN: Final = 131_072
 _LAYOUT: Final = KVCacheLayout(
     num_blocks=32,
     num_kv_heads=2,
@@ -44,7 +44,7 @@ FACTS: Final = ModelFacts(
     pooling=PoolingFacts(embedding_size=EMBEDDING_SIZE, labels=("no", "yes")),
     prompt_embeds_size=EMBEDDING_SIZE,
 )
-"""The demo model's tokenizer, a context as long as the longest prompts that are let in, and every kind of request."""
+"""The demo model's tokenizer, a usual context, and every kind of request."""
 _TOKEN_IDS: Final = range(300, 400)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.attacks import connection_attacks, grpc_attacks, http_attacks
 from tests.attacks.callback_times import CallbackReport
@@ -14,14 +15,27 @@ from tests.attacks.victim import Felt
 ATTACKS = [*grpc_attacks.ATTACKS, *connection_attacks.ATTACKS, *http_attacks.ATTACKS]
 
 
-@pytest.mark.parametrize("attack", [a for a in ATTACKS if not a.is_slow], ids=lambda attack: attack.name)
+def parameters(*, is_slow: bool) -> list[ParameterSet]:
+    """What is known not to hold is not hidden: pytest tells of it as expected failures."""
+    return [
+        pytest.param(
+            attack,
+            id=attack.name,
+            marks=[pytest.mark.xfail(reason=attack.why_not_held, strict=False)] if attack.why_not_held else [],
+        )
+        for attack in ATTACKS
+        if attack.is_slow == is_slow
+    ]
+
+
+@pytest.mark.parametrize("attack", parameters(is_slow=False))
 async def test_an_attack_is_felt_by_nobody(attack: Attack, ingress: AttackedIngress) -> None:
     effects = await ingress.suffer(attack)
     assert effects.mistakes() == [], effects
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("attack", [a for a in ATTACKS if a.is_slow], ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", parameters(is_slow=True))
 async def test_a_large_attack_is_felt_by_nobody(attack: Attack, ingress: AttackedIngress) -> None:
     effects = await ingress.suffer(attack)
     assert effects.mistakes() == [], effects

@@ -34,13 +34,13 @@ def test_structured_output_is_read(
     assert request.sampling.structured_output == expected
 
 
-def test_each_conversation_of_a_batch_has_images_of_its_own_and_each_text_those_of_the_call() -> None:
+async def test_each_conversation_of_a_batch_has_images_of_its_own_and_each_text_those_of_the_call() -> None:
     chats = make_batch_request([[("user", ["?", picture])] for picture in (b"one", b"two")], 2, None, {})
     texts = make_batch_request(["<image>", "<image>!"], 1, None, {"images": [b"same"]})
     images = [
         [
             one.image.data
-            for sample in split(batch_from_proto("r", batch, None), InputLimits())
+            for sample in split(await batch_from_proto("r", batch, None), InputLimits())
             for one in images_of(sample.request)
         ]
         for batch in (chats, texts)
@@ -48,12 +48,12 @@ def test_each_conversation_of_a_batch_has_images_of_its_own_and_each_text_those_
     assert images == [[b"one", b"one", b"two", b"two"], [b"same", b"same"]]
 
 
-def test_a_prompt_may_be_cut_and_have_special_tokens_or_not() -> None:
+async def test_a_prompt_may_be_cut_and_have_special_tokens_or_not() -> None:
     plain = request_from_proto("a", generate_pb2.GenerateRequest(text="x"), None)
     assert (plain.truncate_prompt_tokens, plain.add_special_tokens) == (None, None)
     message = generate_pb2.GenerateRequest(text="x", truncate_prompt_tokens=0, add_special_tokens=False)
     asked = request_from_proto("a", message, None)
     assert (asked.truncate_prompt_tokens, asked.add_special_tokens) == (0, False)
     options: BatchOptions = {"truncate_prompt_tokens": -1, "add_special_tokens": True}
-    batch = batch_from_proto("a", make_batch_request(["x", "y"], 1, None, options), None)
+    batch = await batch_from_proto("a", make_batch_request(["x", "y"], 1, None, options), None)
     assert (batch.each.truncate_prompt_tokens, batch.each.add_special_tokens) == (-1, True)
