@@ -46,7 +46,6 @@ class EngineHealth:
     error: why the engine thread died, if it did
     is_asked_to_end: whether its process has got a SIGTERM
     trust_generation: which of the cluster's secrets it and its ranks accept (TrustMaterial.generation)
-    num_refused: connections that did not prove the cluster's secret
     loop_busy_s: for how long the event loop of its gRPC server has been busy with one thing; 0 while it answers
     """
 
@@ -56,7 +55,6 @@ class EngineHealth:
     error: str | None
     is_asked_to_end: bool = False
     trust_generation: int = 0
-    num_refused: int = 0
     loop_busy_s: float = 0.0
 
 
@@ -129,7 +127,6 @@ class EngineActor:
             error=server.error,
             is_asked_to_end=self._is_asked_to_end.is_set(),
             trust_generation=self._trust.settled_generation,
-            num_refused=server.refusals.total,
             loop_busy_s=server.loop_watch.busy_s,
         )
 

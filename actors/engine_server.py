@@ -12,6 +12,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import grpc
 
@@ -276,7 +277,8 @@ class EngineServer:
     @property
     def stats(self) -> SchedulerStats:
         """The scheduler's newest snapshot."""
-        return self._thread.stats if self._thread is not None else SchedulerStats()
+        stats = self._thread.stats if self._thread is not None else SchedulerStats()
+        return replace(stats, num_refused_connections=self.refusals.total)
 
     @property
     def is_idle(self) -> bool:

@@ -186,6 +186,7 @@ def _of_engines(engines: Sequence[EngineView], now_s: float) -> Iterator[Metric]
     preempted = _counter("raypd_engine_preemptions", "Requests that lost their blocks to others.")
     queried = _counter("raypd_engine_prefix_queried_tokens", "Prompt tokens looked up in the prefix cache.")
     cached = _counter("raypd_engine_prefix_cached_tokens", "Of these, found there.")
+    refused = _counter("raypd_engine_refused_connections", "Connections without a proof of the cluster's secret.")
     for engine in engines:
         stats, labels = engine.stats, [engine.engine_id, engine.role]
         assert stats is not None, "those without were left out"
@@ -198,7 +199,8 @@ def _of_engines(engines: Sequence[EngineView], now_s: float) -> Iterator[Metric]
         preempted.add_metric(labels, stats.num_preemptions)
         queried.add_metric(labels, stats.prefix_cache_stats.queries)
         cached.add_metric(labels, stats.prefix_cache_stats.hits)
-    yield from (requests, usage, blocks, prompt, output, preempted, queried, cached)
+        refused.add_metric(labels, stats.num_refused_connections)
+    yield from (requests, usage, blocks, prompt, output, preempted, queried, cached, refused)
     yield from _of_transfers(engines, now_s)
 
 

@@ -74,6 +74,8 @@ class SchedulerStats:
     prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
     spec_decoding_stats: SpecDecodingStats | None = None
     num_corrupted_reqs: int = 0
+    num_refused_connections: int = 0
+    """Connections to the engine that did not prove the cluster's secret."""
     transfer_stats: TransferStats | None = None
     store_stats: StoreStats | None = None
     adapter_stats: AdapterStats | None = None
