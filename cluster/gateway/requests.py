@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SkipValidation
 from pydantic_core import PydanticCustomError
 
 MAX_LENGTH: Final = 1 << 14
@@ -40,6 +40,8 @@ def _number_of(key: object) -> object:
 
 _MAX_DIGITS: Final = 20
 
+AnyJson = Annotated[JsonValue, SkipValidation]
+"""Its parser has made it: to look at each value again would take as long as there are many."""
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 Items = Annotated[list[_T], Field(max_length=MAX_LENGTH, fail_fast=True)]
 Entries = Annotated[dict[str, _V], Field(max_length=MAX_LENGTH)]
@@ -83,7 +85,7 @@ class JsonSchema(Body):
 
     name: str
     description: str | None = None
-    json_schema: Entries[JsonValue] | None = Field(None, alias="schema")
+    json_schema: Entries[AnyJson] | None = Field(None, alias="schema")
     strict: bool | None = None
 
 
@@ -112,7 +114,7 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 class StructuredOutputs(Body):
     """vLLM's way to say what the output has to be: one of them."""
 
-    json_: str | Entries[JsonValue] | None = Field(None, alias="json")
+    json_: str | Entries[AnyJson] | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
     choice: Items[str] | None = None
@@ -162,7 +164,7 @@ class GenerationBody(WorkBody):
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: str | Entries[JsonValue] | None = None
+    guided_json: str | Entries[AnyJson] | None = None
     guided_regex: str | None = None
     guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
@@ -287,7 +289,7 @@ class FunctionDefinition(Body):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
-    parameters: Entries[JsonValue] | None = None
+    parameters: Entries[AnyJson] | None = None
     strict: bool | None = None
 
 
@@ -325,7 +327,7 @@ class ChatCompletionRequest(GenerationBody):
     include_reasoning: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: Entries[JsonValue] | None = None
+    chat_template_kwargs: Entries[AnyJson] | None = None
     chat_template: None = None
     documents: Items[Entries[str]] | None = None
     mm_processor_kwargs: None = None
@@ -353,7 +355,7 @@ class TokenizeRequest(Body):
     tools: Items[Tool] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: Entries[JsonValue] | None = None
+    chat_template_kwargs: Entries[AnyJson] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 

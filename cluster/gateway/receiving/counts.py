@@ -32,6 +32,8 @@ MAX_ARGUMENTS: Final = 1 << 17
 """Commas and opening brackets of all arguments of a conversation's calls: as many values as these can have."""
 MAX_VALUES: Final = 1 << 16
 """JSON values that tools, documents and variables of a chat template have in all."""
+MAX_DEPTH: Final = 200
+"""Values of JSON that are inside each other: what writes and renders them calls itself for each."""
 
 
 def check_counts(body: Body, limits: InputLimits) -> None:
@@ -84,7 +86,7 @@ def _check_values(tools: Sequence[Tool], variables: JsonValue, documents: Sequen
     parameters: list[object] = [tool.function.parameters for tool in tools]
     num_values = len(tools) + len(documents)
     for field, value in (("tools", parameters), ("chat_template_kwargs", variables)):
-        num_values += sum(1 for _ in islice(_values_in(value), MAX_VALUES + 1))
+        num_values += sum(1 for _ in islice(_values_in(field, value), MAX_VALUES + 1))
         if num_values > MAX_VALUES:
             what = "values, those of tools, documents and chat_template_kwargs together"
             raise InvalidRequest(FieldViolation(field, f"more than {MAX_VALUES} {what}", f"at most {MAX_VALUES}"))
@@ -98,15 +100,20 @@ def _check_forms(body: GenerationBody, limits: InputLimits) -> None:
     if (structured := body.structured_outputs) is not None:
         wanted += [("structured_outputs.json", structured.json_), ("structured_outputs.choice", structured.choice)]
     for field, value in wanted:
-        if not isinstance(value, str) and _has_more_chars(value, limits.max_grammar_chars):
+        if not isinstance(value, str) and _has_more_chars(field, value, limits.max_grammar_chars):
             allowed = f"at most {limits.max_grammar_chars} characters"
             raise InvalidRequest(FieldViolation(field, f"longer than {limits.max_grammar_chars} characters", allowed))
 
 
-def _values_in(value: object) -> Iterator[object]:
-    """Yield a JSON value and all values inside it, one after the other, so that a count can stop."""
+def _values_in(field: str, value: object) -> Iterator[object]:
+    """Yield a JSON value and all values inside it, one after the other, so that a count can stop.
+
+    Raises InvalidRequest if they are too deep inside each other.
+    """
     waiting = [iter((value,))]
     while waiting:
+        if len(waiting) > MAX_DEPTH:
+            raise InvalidRequest(FieldViolation(field, "too deep", f"at most {MAX_DEPTH} values inside each other"))
         for one in waiting[-1]:
             yield one
             if isinstance(one, dict):
@@ -119,10 +126,10 @@ def _values_in(value: object) -> Iterator[object]:
             waiting.pop()
 
 
-def _has_more_chars(value: object, most: int) -> bool:
+def _has_more_chars(field: str, value: object, most: int) -> bool:
     """Whether a value's JSON has certainly more characters than these."""
     num_chars = 0
-    for one in _values_in(value):
+    for one in _values_in(field, value):
         num_chars += 1 + len(one) if isinstance(one, str) else 1
         if isinstance(one, dict):
             num_chars += sum(map(len, one))
