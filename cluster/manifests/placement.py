@@ -16,7 +16,7 @@ from typing import Any, Final
 import yaml
 
 from cluster.access.tls import TlsConfig
-from cluster.config import ClusterConfig, EngineGroupConfig, IngressConfig
+from cluster.config import ClusterConfig, EngineGroupConfig, IngressConfig, InternalTlsConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
 from cluster.manifests.settings import GPU, KubernetesConfig, PodConfig
@@ -97,6 +97,13 @@ def settle(config: ClusterConfig) -> ClusterConfig:
         raise InvalidConfig(
             "kubernetes",
             ["ingress.tls and ingress.tokens: here the files come from Secrets; set kubernetes.tls, kubernetes.tokens"],
+        )
+    if isinstance(config.internal_tls, InternalTlsConfig) or config.block_hash_key_file is not None:
+        raise InvalidConfig(
+            "kubernetes",
+            [
+                "files of internal_tls, block_hash_key_file: nothing brings these files into the pods; use internal_tls: true"
+            ],
         )
     models = config.kubernetes.models
     if models is not None and not Path(config.model.model).is_relative_to(models.mount_path):
