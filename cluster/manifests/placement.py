@@ -102,7 +102,7 @@ def settle(config: ClusterConfig) -> ClusterConfig:
         raise InvalidConfig(
             "kubernetes",
             [
-                "files of internal_tls, block_hash_key_file: nothing brings these files into the pods; internal_tls: true needs none"
+                "files of internal_tls, block_hash_key_file: nothing brings them into pods; internal_tls: true needs none"
             ],
         )
     models = config.kubernetes.models
