@@ -101,9 +101,7 @@ def settle(config: ClusterConfig) -> ClusterConfig:
     if isinstance(config.internal_tls, InternalTlsConfig) or config.block_hash_key_file is not None:
         raise InvalidConfig(
             "kubernetes",
-            [
-                "files of internal_tls, block_hash_key_file: nothing brings them into pods; internal_tls: true needs none"
-            ],
+            ["files of internal_tls, block_hash_key_file: nothing brings them into pods; internal_tls: true has none"],
         )
     models = config.kubernetes.models
     if models is not None and not Path(config.model.model).is_relative_to(models.mount_path):

@@ -421,7 +421,7 @@ def test_the_settings_of_the_page_are_the_projects() -> None:
         ),
         ({"ray": {"address": "10.0.0.1:6379"}}, "ray.address: the manifests bring a Ray cluster of their own"),
         ({"block_hash_key_file": "/key"}, "nothing brings them into pods"),
-        ({"internal_tls": {"ca": "/ca", "certificate": "/c", "key": "/k"}}, "internal_tls: true needs none"),
+        ({"internal_tls": {"ca": "/ca", "certificate": "/c", "key": "/k"}}, "internal_tls: true has none"),
         ({"ingress": {"tokens": "/tokens"}}, "here the files come from Secrets; set kubernetes.tls, kubernetes.tokens"),
         ({"prefill": {"num_gpus": 0.5}}, "prefill.num_gpus = 0.5: a pod holds one engine, and whole GPUs"),
         ({"decode": {"num_cpus": 0.5}}, "decode.num_cpus = 0.5: a pod holds one engine, and whole CPUs"),
