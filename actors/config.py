@@ -54,7 +54,11 @@ class CacheConfig(_Settings):
         "together on one host see the same free memory: their fractions must add up to less than 1.",
     )
     enable_prefix_caching: bool = True
-    enable_kv_events: bool = Field(False, description="Tell which blocks the prefix cache stores and forgets.")
+    enable_kv_events: bool = Field(
+        False,
+        description="Tell which blocks the prefix cache stores and forgets. The newest 16384 events, 16 MiB at "
+        "most, are kept until they are read; a gap in their numbers tells a reader that older ones were dropped.",
+    )
 
 
 class SpeculativeConfig(_Settings):
