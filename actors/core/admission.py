@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from actors.config import SchedulerConfig
 from actors.core.block_pool import KVCacheBlock
 from actors.core.kv_cache_manager import KVCacheManager
@@ -10,15 +12,19 @@ from actors.core.prompt_tails import PartialHit
 from actors.core.remote_kv import LoadDecision, RemoteKV
 from actors.core.request import Request, RequestStatus
 from actors.core.request_queue import RequestQueue, order_of
-from actors.core.step import Step
+from actors.core.step import SqueezingLoad, Step
 from kv_transfer.params import TransferRole
+
+_MAX_SQUEEZING_LOADS: Final = 8
+"""How many loads are passed in one step; each costs a look-up of its prefix, in each step."""
 
 
 class Admission:
     """Takes waiting requests in the policy's order.
 
     The first one that has no room stops the scan: nothing overtakes it, so it can't starve. Those that wait for a peer
-    are set aside and never stop it.
+    are set aside and never stop it. A load for which there are blocks, but which would squeeze out those that run, is
+    passed by max_num_seqs requests at most.
     """
 
     def __init__(
@@ -43,6 +49,9 @@ class Admission:
                 has_room = self._has_seat(step) and self._admit(request, queue, step)
             if not has_room:
                 break
+        for load in step.squeezing:
+            load.request.num_passed += step.num_admitted - load.num_admitted_before
+            load.queue.restore_request(load.request)
 
     def _bring_back_loras(self) -> None:
         places = self._places
@@ -93,14 +102,28 @@ class Admission:
             decision = LoadDecision.LIMIT_REACHED
         else:
             decision = self._remote.start_load(request, self._places, self._num_headroom_blocks(), step.now_s)
+        if decision is LoadDecision.WOULD_SQUEEZE:
+            decision = self._set_load_aside(request, queue, step)
         if decision is LoadDecision.STARTED:
             queue.pop_request()
+            step.num_admitted += 1
         elif decision is LoadDecision.LIMIT_REACHED:
             step.is_load_limit_reached = True
             if queue is not self._remote.blocked_consumers:
                 queue.remove_request(request)
                 self._remote.blocked_consumers.add_request(request)
         return decision is not LoadDecision.NO_ROOM
+
+    def _set_load_aside(self, request: Request, queue: RequestQueue, step: Step) -> LoadDecision:
+        """Let others pass a load that would squeeze out those that run, until enough have.
+
+        Then it stops the scan, as who has no room does: without that, it could wait behind smaller ones for ever.
+        """
+        if request.num_passed >= self._config.max_num_seqs or len(step.squeezing) >= _MAX_SQUEEZING_LOADS:
+            return LoadDecision.NO_ROOM
+        queue.remove_request(request)
+        step.squeezing.append(SqueezingLoad(request, queue, step.num_admitted))
+        return LoadDecision.WOULD_SQUEEZE
 
     def _admit(self, request: Request, queue: RequestQueue, step: Step) -> bool:
         """Move a waiting request into the batch, if there is room; a producer without READY is set aside.
@@ -119,6 +142,7 @@ class Admission:
             request, hit, self._places, self._num_headroom_blocks(), step.now_s
         ):
             queue.pop_request()
+            step.num_admitted += 1
             return True
         partial_hit = None if is_holding else kv.find_partial_block(request, hit)
         if partial_hit is not None:
@@ -138,6 +162,7 @@ class Admission:
                 step.encoder.give_up(request, chosen)
             return False
         queue.pop_request()
+        step.num_admitted += not is_holding
         self._seat(request, num_hit_tokens, step)
         if chosen is not None:
             step.encoder.take(request, chosen, num_computed_tokens)

@@ -22,8 +22,8 @@ Pinned blocks come back without any further block of this engine:
 So the engine that waits for blocks waits only for things that end by themselves; nothing is admitted past a request at
 the head that waits for blocks; and with nothing pinned and nothing running, whatever passed the door fits.
 
-A load is granted only if afterwards every admitted request could still grow to its full length beside all pinned
-blocks, preempting what can be preempted (_leaves_room): transfers never squeeze out the work that they are for.
+A load is granted only if every admitted request could still have its tokens, and some more, beside all pinned blocks
+(_leaves_room): transfers do not squeeze out the work that they are for. Others may pass a load that this rule refuses.
 """
 
 from __future__ import annotations
@@ -63,6 +63,9 @@ from kv_transfer.stores.messages import StoreStats
 
 _LOAN_STEPS: Final = 8
 """About how long a loan takes."""
+_MAX_GROWTH_TOKENS: Final = 256
+_MAX_GROWTH: Final = 8
+"""What a request may grow by while a load is under way: so many tokens, but no more than a pool's eighth."""
 
 
 class LoadDecision(enum.Enum):
@@ -71,6 +74,8 @@ class LoadDecision(enum.Enum):
     STARTED = enum.auto()
     LIMIT_REACHED = enum.auto()
     """No further load is granted now: others may pass."""
+    WOULD_SQUEEZE = enum.auto()
+    """The blocks are free, but those that are admitted will need them: others may pass, within bounds."""
     NO_ROOM = enum.auto()
     """The blocks are missing: nobody may pass."""
 
@@ -116,6 +121,8 @@ class RemoteKV:
         self.store_stats: StoreStats | None = None
         self._kv = kv_cache_manager
         self._config = config
+        num_slots = kv_cache_manager.block_pool.num_blocks * kv_cache_manager.block_size
+        self._num_growth_tokens = min(_MAX_GROWTH_TOKENS, num_slots // _MAX_GROWTH)
         self._load_deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
 
     @property
@@ -157,7 +164,7 @@ class RemoteKV:
         if num_remote_tokens is None:
             return LoadDecision.LIMIT_REACHED
         if not self._leaves_room(request, places):
-            return LoadDecision.NO_ROOM
+            return LoadDecision.WOULD_SQUEEZE
         num_new_tokens = request.num_tokens + 1 - num_local_tokens
         if self._kv.allocate_slots(request, num_new_tokens, hit, num_headroom_blocks=num_headroom_blocks) is None:
             return LoadDecision.NO_ROOM
@@ -201,21 +208,29 @@ class RemoteKV:
         self._load_deadlines.push(request.request_id, (now_s + timeout_s,))
 
     def _leaves_room(self, consumer: Request, places: Places) -> bool:
-        """Whether each admitted request can reach its full length beside all pinned blocks, this load's included."""
-        num_blocks_for, num_blocks_of = self._kv.num_blocks_for, self._kv.num_blocks_of
-        num_own = num_blocks_for(consumer.num_tokens + 1)
+        """Whether each admitted request can grow beside all pinned blocks, this load's included.
+
+        By max_tokens, one client could keep everybody's loads out: it looks as far ahead as a load takes.
+        """
+        num_blocks_of = self._kv.num_blocks_of
+        num_own = self._kv.num_blocks_for(consumer.num_tokens + 1)
         num_pinned = num_own + self.prefix_loads.num_lent_blocks() + self.embeddings.num_blocks()
         num_pinned += sum(num_blocks_of(request_id) for request_id in (*self.loading, *self.held))
-        max_growth = num_blocks_for(consumer.max_num_tokens) - num_own
+        max_growth = self._num_blocks_soon(consumer) - num_own
         for request in self.loading.values():
-            max_growth = max(max_growth, num_blocks_for(request.max_num_tokens) - num_blocks_of(request.request_id))
+            max_growth = max(max_growth, self._num_blocks_soon(request) - num_blocks_of(request.request_id))
         for request in places.all_holding():
-            max_growth = max(max_growth, num_blocks_for(request.max_num_tokens))
+            max_growth = max(max_growth, self._num_blocks_soon(request))
             if request.transfer_role is TransferRole.PRODUCER:
                 num_pinned += num_blocks_of(request.request_id)
         num_pinned += places.running.num_producer_blocks()
-        max_growth = max(max_growth, num_blocks_for(places.running.max_consumer_tokens()))
+        num_tokens_soon = places.running.max_consumer_tokens(self._num_growth_tokens)
+        max_growth = max(max_growth, self._kv.num_blocks_for(num_tokens_soon))
         return num_pinned + max_growth <= self._kv.block_pool.num_blocks
+
+    def _num_blocks_soon(self, request: Request) -> int:
+        num_tokens = min(request.max_num_tokens, request.num_tokens + 1 + self._num_growth_tokens)
+        return self._kv.num_blocks_for(num_tokens)
 
     def release(self, request: Request, end: ProducerEnd, first_token_id: int | None = None) -> None:
         """Take a finished request out of every place here, and free its blocks once no link uses them."""

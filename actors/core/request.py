@@ -124,6 +124,7 @@ class Request:
         "max_num_tokens",
         "mm_features",
         "num_cached_tokens",
+        "num_passed",
         "num_preemptions",
         "num_prompt_tokens",
         "num_prompt_tokens_computed",
@@ -191,6 +192,8 @@ class Request:
         self._num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.num_passed = 0
+        """How many requests have got blocks while its load was set aside."""
         self.num_prompt_tokens_computed = 0
         self.is_known_to_worker = False
         self.is_corrupted = False

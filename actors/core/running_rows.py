@@ -145,9 +145,10 @@ class RunningRows:
         """Blocks of the requests that are here for another engine: preemption can't free them."""
         return int(self.num_slots[self.is_producer].sum()) // self._block_size
 
-    def max_consumer_tokens(self) -> int:
-        """How many tokens the longest of the other requests may have in the end."""
-        return int(self.max_num_tokens[~self.is_producer].max(initial=0))
+    def max_consumer_tokens(self, num_more_tokens: int) -> int:
+        """How many tokens the longest of the other requests has when each has so many more, or all that it may have."""
+        num_tokens = np.minimum(self.max_num_tokens, self.num_expected + num_more_tokens)
+        return int(num_tokens[~self.is_producer].max(initial=0))
 
     def num_blocks_due(self, num_steps: int) -> int:
         """How many blocks those that decode will need within so many steps, if no more than one each."""

@@ -14,6 +14,7 @@ from actors.core.kv_cache_manager import KVCacheManager
 from actors.core.outputs import NOTHING_GROWN, NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
 from actors.core.places import Places
 from actors.core.request import Request
+from actors.core.request_queue import RequestQueue
 from actors.core.running_rows import RunningRows
 from kv_transfer.connector import ProducerProgress
 from kv_transfer.params import TransferRole
@@ -27,6 +28,15 @@ class Victim:
     num_computed_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class SqueezingLoad:
+    """A load that was set aside for this step, out of its queue, when so many requests had got blocks in the step."""
+
+    request: Request
+    queue: RequestQueue
+    num_admitted_before: int
+
+
 @dataclass(slots=True)
 class Step:
     """What a step may still take, and what it has taken.
@@ -37,6 +47,8 @@ class Step:
     num_scheduled_tokens: of all other requests, in batch order
     new_block_ids: what a row gets beyond the blocks that the worker knows of
     preempted: by request id, the first victim first
+    squeezing: loads that would squeeze out those that run
+    num_admitted: waiting requests that have got blocks
     stranded: requests that would have to encode what this engine was not given; they have left their queues
     somebody_waits_for_blocks: a running request lacks blocks that are there when the steps under way are over
     """
@@ -53,6 +65,8 @@ class Step:
     preempted: dict[str, Victim] = field(default_factory=dict)
     stranded: list[Request] = field(default_factory=list)
     is_load_limit_reached: bool = False
+    squeezing: list[SqueezingLoad] = field(default_factory=list)
+    num_admitted: int = 0
     somebody_waits_for_blocks: bool = False
     num_prompt_tokens: int = 0
     num_prompt_logprobs: int = 0

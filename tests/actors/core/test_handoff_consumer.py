@@ -293,17 +293,57 @@ def test_requests_that_hold_blocks_are_admitted_before_those_that_hold_none() ->
     assert driver.scheduled() == {"c": 1}
 
 
-def test_a_load_is_granted_only_if_those_already_admitted_can_still_finish() -> None:
+def test_a_load_is_granted_only_if_those_already_admitted_can_still_grow() -> None:
     driver, connector = make_driver(num_blocks=10)
     driver.scheduler.add_request(make_request("a", 4, max_tokens=24, ignore_eos=True))
     driver.step()
-    driver.scheduler.add_request(consumer(prompt=range(1, 13)))
+    driver.scheduler.add_request(consumer(prompt=range(1, 29)))
     driver.step()
-    # a may still need seven of ten blocks, and a load of four could not be preempted for it.
+    # a needs a third block in five tokens, and a load of eight could not be preempted for it.
+    assert driver.scheduler.kv_cache_manager.block_pool.num_free_blocks == 8
     assert connector.loading == {}
     driver.run_until_finished("a")
     driver.step()
     assert list(connector.loading) == ["c"]
+
+
+def test_a_client_that_asks_for_many_tokens_keeps_nobodys_load_out() -> None:
+    driver, connector = make_driver(num_blocks=100, max_model_len=400)
+    driver.scheduler.add_request(make_request("greedy", 4, max_tokens=295, ignore_eos=True))
+    driver.step()
+    driver.scheduler.add_request(consumer(prompt=range(1, 106)))
+    driver.scheduler.add_request(make_request("local", 4, max_tokens=9, ignore_eos=True))
+    driver.step()
+    assert list(connector.loading) == ["c"]
+    assert "local" in driver.scheduled()
+
+
+def test_a_load_that_would_squeeze_others_out_is_passed_by_as_many_as_a_batch_and_no_more() -> None:
+    """Small ones that keep coming do not starve it."""
+    driver, connector = make_driver(num_blocks=10, max_num_seqs=3)
+    driver.scheduler.add_request(make_request("a", 4, max_tokens=24, ignore_eos=True))
+    driver.step()
+    driver.scheduler.add_request(consumer(prompt=range(1, 29)))
+    passed = []
+    for number in range(40):
+        driver.scheduler.add_request(make_request(f"small {number}", 2, max_tokens=1))
+        driver.step()
+        if connector.loading:
+            break
+        passed += [name for name in driver.scheduled() if name.startswith("small")]
+    assert list(connector.loading) == ["c"]
+    assert 1 <= len(passed) <= 3
+
+
+def test_smaller_loads_pass_one_that_would_squeeze_others_out_and_it_keeps_its_place() -> None:
+    driver, connector = make_driver(num_blocks=12)
+    driver.scheduler.add_request(make_request("a", 4, max_tokens=24, ignore_eos=True))
+    driver.step()
+    driver.scheduler.add_request(consumer("large", range(1, 40)))
+    driver.scheduler.add_request(consumer("small", range(101, 104)))
+    driver.step()
+    assert list(connector.loading) == ["small"]
+    assert [request.request_id for request in driver.scheduler.waiting] == ["large"]
 
 
 def test_a_load_is_never_preempted() -> None:
