@@ -17,6 +17,8 @@ MAX_LENGTH: Final = 1 << 14
 MAX_TOKENS: Final = 1 << 19
 """Tokens of a list of them."""
 
+MAX_CALLS: Final = 1024
+"""Tool calls of a message."""
 MAX_NAME_CHARS: Final = 1024
 """Characters of a name, which errors may repeat."""
 
@@ -275,7 +277,7 @@ class Message(Body):
     role: Name
     content: str | Items[ContentPart] | None = None
     name: str | None = None
-    tool_calls: Items[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None

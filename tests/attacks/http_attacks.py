@@ -54,7 +54,7 @@ class HostileBody:
 
 def _bodies() -> list[HostileBody]:
     chat, completions, embeddings = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-    message = b'"messages": [{"role": "user", "content": "hi"}]'
+    message = b'"max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]'
     answered = frozenset({200, 400, 429})
     return [
         HostileBody("empty objects", embeddings, b'{"input": [', b"{},", b"]}"),
@@ -69,16 +69,23 @@ def _bodies() -> list[HostileBody]:
         HostileBody("large numbers", completions, b'{"prompt": [', b"9" * 4000 + b",", b"1]}"),
         HostileBody("numbers of 18 digits", completions, b'{"prompt": [', b"9" * 18 + b",", b"1]}"),
         HostileBody("numbers with fractions", completions, b'{"prompt": [', b"1.5,", b"1.5]}"),
-        HostileBody("messages", chat, b'{"messages": [', b'{"role":""},', b"]}", answered),
-        HostileBody("messages that are wrong", chat, b'{"messages": [', b'{"rule":""},', b"]}"),
+        HostileBody("messages", chat, b'{"max_tokens":1,"messages": [', b'{"role":""},', b"]}", answered),
+        HostileBody("messages that are wrong", chat, b'{"max_tokens":1,"messages": [', b'{"rule":""},', b"]}"),
         HostileBody(
-            "parts", chat, b'{"messages":[{"role":"user","content":[', b'{"type":"text","text":""},', b"]}]}", answered
+            "parts",
+            chat,
+            b'{"max_tokens":1,"messages":[{"role":"user","content":[',
+            b'{"type":"text","text":""},',
+            b"]}]}",
+            answered,
         ),
-        HostileBody("parts of no kind", chat, b'{"messages":[{"role":"user","content":[', b"{},", b"]}]}"),
+        HostileBody(
+            "parts of no kind", chat, b'{"max_tokens":1,"messages":[{"role":"user","content":[', b"{},", b"]}]}"
+        ),
         HostileBody(
             "images",
             chat,
-            b'{"messages":[{"role":"user","content":[',
+            b'{"max_tokens":1,"messages":[{"role":"user","content":[',
             b'{"type":"image_url","image_url":{"url":"data:"}},',
             b"]}]}",
         ),
@@ -95,20 +102,41 @@ def _bodies() -> list[HostileBody]:
             b"1]}}}]}",
         ),
         HostileBody(
-            "objects in a variable", chat, b"{" + message + b',"chat_template_kwargs":{"a":[', b'{"b":1},', b"]}}"
+            "objects in a variable",
+            chat,
+            b"{" + message + b',"chat_template_kwargs":{"a":[',
+            b'{"b":1},',
+            b"]}}",
+            answered,
         ),
         HostileBody(
             "arguments",
             chat,
-            b'{"messages":[{"role":"assistant","tool_calls":[{"id":"a","function":{"name":"f","arguments":"{\\"a\\":[',
+            b'{"max_tokens":1,"messages":[{"role":"assistant","tool_calls":[{"id":"a","function":{"name":"f","arguments":"{\\"a\\":[',
             b"{},",
             b']}"}}]}]}',
             answered,
         ),
         HostileBody(
+            "turns with calls",
+            chat,
+            b'{"max_tokens":1,"messages":[',
+            b'{"role":"","tool_calls":[{"id":"","function":{"name":"","arguments":"{}"}}]},',
+            b"]}",
+            answered,
+        ),
+        HostileBody(
+            "turns with parts",
+            chat,
+            b'{"max_tokens":1,"messages":[',
+            b'{"role":"","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},',
+            b"]}",
+            answered,
+        ),
+        HostileBody(
             "tool calls",
             chat,
-            b'{"messages":[{"role":"assistant","tool_calls":[',
+            b'{"max_tokens":1,"messages":[{"role":"assistant","tool_calls":[',
             b'{"id":"","function":{"name":"","arguments":"{}"}},',
             b"]}]}",
             answered,
