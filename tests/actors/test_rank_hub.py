@@ -12,7 +12,7 @@ import pytest
 from actors.core.outputs import SchedulerOutput, StepBatch
 from actors.model.errors import RankLost
 from actors.rank_hub import RankHub
-from actors.rank_messages import RankConnection, RankFailed, RankReady, RankStep, RankStop, RankWoke
+from actors.rank_messages import RankConnection, RankFailed, RankReady, RankStep, RankStop, RankTrusts, RankWoke
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 
@@ -167,3 +167,53 @@ def test_the_end_of_the_engine_is_the_end_of_its_ranks(engine: Engine) -> None:
         with pytest.raises(RankLost):
             engine.ranks[rank].receive()
     assert not engine.woke.is_set(), "an end that was asked for is no loss"
+
+
+def test_new_secrets_reach_every_rank_and_are_settled_once_all_have_taken_them(engine: Engine) -> None:
+    engine.gather(1, 2)
+    before = engine.member.trust.generation
+    assert engine.member.trust.settled_generation == before
+    new = TrustMaterial.draw()
+    engine.member.trust.use(new)
+    engine.hub.broadcast(step(1))
+    for rank in (1, 2):
+        assert engine.ranks[rank].receive() == new
+        assert isinstance(engine.ranks[rank].receive(), SchedulerOutput)
+        assert engine.member.trust.settled_generation == before
+        engine.ranks[rank].send(RankTrusts(new.generation))
+        engine.ranks[rank].send(answer(rank))
+    engine.hub.collect_steps()
+    assert engine.member.trust.settled_generation == new.generation
+
+
+def test_a_rank_that_calls_after_a_replacement_had_begun_gets_the_new_secret_first() -> None:
+    engine = Engine(1)
+    old, drawn = engine.member.trust.material, TrustMaterial.draw()
+    assert old is not None
+    both = TrustMaterial(drawn.generation, (*drawn.secrets, *old.secrets))
+    engine.member.trust.use(both)
+    connection = engine.dial(1)
+    calling = threading.Thread(
+        target=connection.introduce, args=(Member(Party("decode-0/1", 1), Trust(old)), HUB, TIMEOUT_S)
+    )
+    calling.start()
+    engine.hub.accept_all(TIMEOUT_S, lambda: None)
+    calling.join(TIMEOUT_S)
+    assert connection.receive() == both
+    engine.close()
+
+
+@pytest.mark.parametrize("name", ["decode-0/9", "decode-0/0", "decode-0", "decode-1/1", "decode-0/+1"])
+def test_one_of_the_cluster_that_is_no_rank_of_this_engine_is_refused(engine: Engine, name: str) -> None:
+    impostor = engine.dial(9)
+    introducing = threading.Thread(
+        target=impostor.introduce, args=(Member(Party(name, 1), engine.member.trust), HUB, TIMEOUT_S)
+    )
+    introducing.start()
+    engine.gather(1, 2)
+    introducing.join(TIMEOUT_S)
+    with pytest.raises(RankLost):
+        impostor.receive()
+    engine.hub.broadcast(step(1))
+    for rank in (1, 2):
+        assert isinstance(engine.ranks[rank].receive(), SchedulerOutput)
