@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
@@ -267,6 +267,14 @@ class ClusterConfig(_Settings):
         if self.prefill.count + self.decode.count + self.both.count == 0:
             raise ValueError("no engines: set prefill.count and decode.count, or both.count, to at least 1")
         return self
+
+    @field_validator("cluster_secret_file")
+    @classmethod
+    def _is_absolute(cls, path: Path | None) -> Path | None:
+        """Refuse a path that means another file to each process: they run in other directories, on other nodes."""
+        if path is not None and not path.is_absolute():
+            raise ValueError("it has to be an absolute path, which is the same on every node")
+        return path
 
     @model_validator(mode="after")
     def _engines_can_be_configured(self) -> Self:

@@ -136,3 +136,10 @@ def test_a_cluster_whose_groups_all_override_a_mistake_is_none() -> None:
 def test_a_config_made_in_python_is_checked_as_well() -> None:
     with pytest.raises(ValidationError, match=NEEDS):
         ClusterConfig(kv_transfer=KVTransferConfig(cpu_cache_gib=1), cache=CacheConfig(enable_prefix_caching=False))
+
+
+def test_the_file_of_the_clusters_secret_is_named_alike_for_every_node() -> None:
+    settings = {"cluster_secret_file": "/etc/raypd/secret"}
+    assert ClusterConfig.model_validate(settings).cluster_secret_file == Path("/etc/raypd/secret")
+    with pytest.raises(ValidationError, match="has to be an absolute path, which is the same on every node"):
+        ClusterConfig.model_validate({"cluster_secret_file": "secret"})
