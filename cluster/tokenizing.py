@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,8 @@ MAX_CHARS_ON_EVENT_LOOP: Final = 4096
 """Longer prompts are tokenized on a thread: about a millisecond of work is where streams begin to notice."""
 MAX_CHARS_ALONE: Final = 4 * MAX_CHARS_ON_EVENT_LOOP
 """Where there are no streams: the way to a thread and back is a tenth of a millisecond, and more on a busy machine."""
+MAX_CHARS_SIDE_BY_SIDE: Final = 1 << 20
+"""Longer texts are tokenized one after the other."""
 _T = TypeVar("_T")
 
 
@@ -21,10 +24,35 @@ async def off_event_loop(num_chars: int, tokenize: Callable[[], _T], max_chars: 
     """Call it, on a thread if it is about more characters than these."""
     if num_chars <= max_chars:
         return tokenize()
-    return await asyncio.get_running_loop().run_in_executor(_threads(), tokenize)
+    loop = asyncio.get_running_loop()
+    if num_chars <= MAX_CHARS_SIDE_BY_SIDE:
+        return await loop.run_in_executor(_threads(), tokenize)
+    return await loop.run_in_executor(_thread_of_huge_texts(), lambda: _trimmed(tokenize))
+
+
+def _trimmed(tokenize: Callable[[], _T]) -> _T:
+    """Call it, and give back the memory that it has freed: the allocator would keep it."""
+    try:
+        return tokenize()
+    finally:
+        if (trim := _malloc_trim()) is not None:
+            trim(0)
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """glibc's; None where there is another library."""
+    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim
 
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
     """Of all ingresses of this process."""
     return ThreadPoolExecutor(NUM_THREADS, "tokenize")
+
+
+@functools.cache
+def _thread_of_huge_texts() -> ThreadPoolExecutor:
+    """One after the other: what a million characters are made into takes a hundred bytes for each of them."""
+    return ThreadPoolExecutor(1, "tokenize-huge")
