@@ -10,6 +10,7 @@ from typing import Final
 from actors.config import EngineConfig
 from actors.model.errors import RankLost
 from actors.model.loader import choose_device
+from actors.model.rank_calls import RankTrust
 from actors.model.tensor_parallel_group import Rendezvous, TensorParallelGroup, join_group
 from actors.rank_hub import RankHub
 from actors.rank_launcher import RankLauncher, Ranks
@@ -70,7 +71,15 @@ def gather_ranks(
         opened.callback(hub.close)
         hub.accept_all(parallel.rank_start_timeout_s, ranks.find_lost)
         try:
-            group = join_group(rendezvous, 0, size, device=device, host=host, timeout_s=JOIN_TIMEOUT_S)
+            group = join_group(
+                rendezvous,
+                0,
+                size,
+                device=device,
+                host=host,
+                timeout_s=JOIN_TIMEOUT_S,
+                trust=RankTrust(trust, party),
+            )
             opened.callback(group.close)
             group.set_timeout(parallel.rank_start_timeout_s)
             own = EngineAddress(f"{identity.engine_id}/0", identity.incarnation, identity.control_address)

@@ -11,6 +11,7 @@ import torch
 from actors.core.outputs import SchedulerOutput
 from actors.model.errors import RankLost
 from actors.model.loader import choose_device
+from actors.model.rank_calls import RankTrust
 from actors.model.tensor_parallel_group import join_group
 from actors.rank_control import RankControl
 from actors.rank_group import JOIN_TIMEOUT_S
@@ -72,6 +73,7 @@ def _build(task: RankTask, host: str, connection: RankConnection, opened: ExitSt
         device=device,
         host=host,
         timeout_s=JOIN_TIMEOUT_S,
+        trust=RankTrust(trust, task.hub_party),
     )
     opened.callback(group.close)
     group.set_timeout(parallel.rank_start_timeout_s)

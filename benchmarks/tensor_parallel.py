@@ -36,18 +36,22 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from actors.config import ModelConfig
 from actors.core.outputs import SchedulerOutput, StepBatch
 from actors.model.loader import load_model
+from actors.model.rank_calls import RankTrust
 from actors.model.tensor_parallel_group import Rendezvous, join_group
 from actors.rank_hub import RankHub
 from actors.rank_messages import RankConnection, RankStep, RankStop
 from cluster.config import DEMO_MODEL
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial
+from kv_transfer.trust.secret import ClusterSecret, ClusterSecrets
 
 _Addresses = Any  # a queue of multiprocessing's, which is generic in its stubs only
 
 _HOST = "127.0.0.1"
 _HUB = Party("engine", 1)
 _TIMEOUT_S = 120.0
+_RANK_TRUST = RankTrust(ClusterSecrets([ClusterSecret(bytes(range(32)))]), _HUB)
+"""The same in every process, which are started anew. It protects nothing: there is nothing here to protect."""
 _BATCHES = {"decode, 1 token": 1, "decode, 16 tokens": 16, "prefill, 256 tokens": 256}
 
 
@@ -97,7 +101,7 @@ def _time_ours(rank: int, size: int, addresses: _Addresses, model: str, repeats:
         rendezvous = addresses.get() if rank else Rendezvous(_HOST, cpu, _TIMEOUT_S)
         if isinstance(rendezvous, Rendezvous):
             addresses.put(rendezvous.address)
-        group = join_group(rendezvous, rank, size, device=cpu, host=_HOST, timeout_s=_TIMEOUT_S)
+        group = join_group(rendezvous, rank, size, device=cpu, host=_HOST, timeout_s=_TIMEOUT_S, trust=_RANK_TRUST)
     _time_forwards(load_model(config, group).forward.model, rank, repeats, sender)
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from actors.model.rank_calls import RankTrust
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 
 TRUST: Final = Trust(TrustMaterial.draw())
 """For everything that a test builds in this process."""
+
+RANK_TRUST: Final = RankTrust(TRUST, Party("engine-0", 1))
+"""For the ranks of an engine that are threads of a test."""
 
 
 def member(name: str = "ingress-0", incarnation: int = 1, trust: Trust = TRUST) -> Member:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
 from actors.model.errors import RankLost
+from actors.model.rank_calls import RankTrust
 from actors.model.tensor_parallel_mesh import SocketMesh, open_server
 
 
@@ -141,11 +142,13 @@ def join_group(
     device: torch.device,
     host: str,
     timeout_s: float,
+    trust: RankTrust,
 ) -> TensorParallelGroup:
     """Meet the other ranks; blocks until all are there.
 
     rendezvous: to rank 0 its own, to the others its address
     host: this rank's own address, as the others reach it; timeout_s: for this and for every later operation
+    trust: what ranks on CPUs prove to each other; the store where ranks with GPUs meet has no proof (docs/security.md)
     Raises RankLost if they do not come in time.
     """
     collectives: Collectives
@@ -154,7 +157,7 @@ def join_group(
     else:
         meeting = rendezvous.server if isinstance(rendezvous, Rendezvous) else rendezvous
         assert meeting is not None, "a rendezvous is for one kind of device"
-        collectives = SocketMesh(meeting, rank, size, host=host, timeout_s=timeout_s)
+        collectives = SocketMesh(meeting, rank, size, host=host, timeout_s=timeout_s, trust=trust)
     return TensorParallelGroup(rank, size, device, collectives)
 
 

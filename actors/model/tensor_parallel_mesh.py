@@ -28,8 +28,12 @@ import torch
 from torch import Tensor
 
 from actors.model.errors import RankLost
+from actors.model.rank_calls import RankCallers, RankTrust, call_rank, wait_to_call_again
+from kv_transfer.errors import Untrusted
 
 MAX_SMALL_BYTES: Final = 64 * 1024
+_MAX_MESSAGE_BYTES: Final = 256 * 1024
+"""Of the addresses of all ranks."""
 _BUFFER_BYTES: Final = 4 * MAX_SMALL_BYTES
 
 
@@ -37,24 +41,33 @@ class SocketMesh:
     """One rank's sockets to all others."""
 
     def __init__(
-        self, meeting: socket.socket | tuple[str, int], rank: int, size: int, *, host: str, timeout_s: float
+        self,
+        meeting: socket.socket | tuple[str, int],
+        rank: int,
+        size: int,
+        *,
+        host: str,
+        timeout_s: float,
+        trust: RankTrust,
     ) -> None:
         """Connect every pair; blocks until all ranks do.
 
         meeting: rank 0's own open_server(); to the others, its host and port
         host: this rank's own address, as the others reach it
+        trust: what the ranks prove to each other on every connection, before anything else is read
         Raises RankLost.
         """
         self._rank = rank
         self._size = size
         self._timeout_s = timeout_s
+        self._trust = trust
         self._peers: dict[int, socket.socket] = {}
         try:
             if isinstance(meeting, socket.socket):
                 self._meet_at_rank_0(meeting)
             else:
                 self._meet(meeting, host)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, Untrusted) as error:
             self.close()
             raise RankLost(f"rank {rank} of {size} did not meet the others: {error}") from error
 
@@ -152,37 +165,47 @@ class SocketMesh:
 
     def _meet_at_rank_0(self, server: socket.socket) -> None:
         """Rank 0: let everybody call, then tell everybody where the others are."""
-        server.settimeout(self._timeout_s)
         addresses: dict[int, tuple[str, int]] = {}
-        for _ in range(1, self._size):
-            peer, _ = server.accept()
-            self._prepare(peer)
-            rank, host, port = json.loads(_receive_message(peer))
-            self._peers[rank], addresses[rank] = peer, (host, port)
+        deadline_s = time.monotonic() + self._timeout_s
+        with RankCallers(server, self._rank, self._trust) as callers:
+            for rank, peer in callers.take(set(range(1, self._size)), deadline_s):
+                self._peers[rank] = peer
+                self._prepare(peer)
+                host, port = json.loads(_receive_message(peer))
+                addresses[rank] = (host, port)
         for peer in self._peers.values():
             _send_message(peer, json.dumps(list(addresses.items())).encode())
 
     def _meet(self, rank_0: tuple[str, int], host: str) -> None:
         """The others: call rank 0 and every lower rank, then wait for every higher one."""
-        with open_server(host) as server:
-            server.settimeout(self._timeout_s)
-            first = self._call(0, rank_0)
-            _send_message(first, json.dumps([self._rank, host, server.getsockname()[1]]).encode())
+        deadline_s = time.monotonic() + self._timeout_s
+        with open_server(host) as server, RankCallers(server, self._rank, self._trust) as callers:
+            first = self._call(0, rank_0, deadline_s)
+            _send_message(first, json.dumps([host, server.getsockname()[1]]).encode())
             for rank, address in json.loads(_receive_message(first)):
                 if rank < self._rank:
-                    _send_message(self._call(rank, tuple(address)), bytes([self._rank]))
-            for _ in range(self._rank + 1, self._size):
-                peer, _ = server.accept()
+                    self._call(rank, tuple(address), deadline_s)
+            for rank, peer in callers.take(set(range(self._rank + 1, self._size)), deadline_s):
+                self._peers[rank] = peer
                 self._prepare(peer)
-                self._peers[_receive_message(peer)[0]] = peer
 
-    def _call(self, rank: int, address: tuple[str, int]) -> socket.socket:
-        peer = self._peers[rank] = socket.socket()
-        _widen(peer)
-        peer.settimeout(self._timeout_s)
-        peer.connect(address)
-        self._prepare(peer)
-        return peer
+    def _call(self, rank: int, address: tuple[str, int], deadline_s: float) -> socket.socket:
+        """Call a lower rank, again and again while it has no time for this one, or a stranger is in its place."""
+        while True:
+            peer = socket.socket()
+            _widen(peer)
+            try:
+                peer.settimeout(max(0.001, deadline_s - time.monotonic()))
+                peer.connect(address)
+                call_rank(peer, self._rank, rank, self._trust, deadline_s)
+            except (OSError, Untrusted):
+                peer.close()
+                if not wait_to_call_again(deadline_s):
+                    raise
+                continue
+            self._peers[rank] = peer
+            self._prepare(peer)
+            return peer
 
     def _prepare(self, peer: socket.socket) -> None:
         peer.setblocking(True)
@@ -205,6 +228,8 @@ def _send_message(peer: socket.socket, message: bytes) -> None:
 
 def _receive_message(peer: socket.socket) -> bytes:
     (length,) = struct.unpack("!I", _receive_exactly(peer, 4))
+    if length > _MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {length} bytes came from a rank, the most is {_MAX_MESSAGE_BYTES}")
     return _receive_exactly(peer, length)
 
 

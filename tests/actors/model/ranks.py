@@ -10,6 +10,7 @@ import torch
 
 from actors.model.errors import RankLost
 from actors.model.tensor_parallel_group import Rendezvous, TensorParallelGroup, join_group
+from tests.trusted import RANK_TRUST
 
 T = TypeVar("T")
 
@@ -23,7 +24,7 @@ def on_each_rank(size: int, work: Callable[[TensorParallelGroup], T]) -> list[T]
 
     def run(rank: int) -> T:
         meeting = rendezvous.address if rank else rendezvous
-        group = join_group(meeting, rank, size, device=cpu, host="127.0.0.1", timeout_s=_TIMEOUT_S)
+        group = join_group(meeting, rank, size, device=cpu, host="127.0.0.1", timeout_s=_TIMEOUT_S, trust=RANK_TRUST)
         try:
             return work(group)
         finally:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +24,16 @@ from actors.config import ModelConfig
 from actors.model import loader
 from actors.model.errors import CheckpointError, RankLost, UnsupportedModel
 from actors.model.loader import LoadedModel, load_model
+from actors.model.rank_calls import RankTrust
 from actors.model.tensor_parallel_group import Rendezvous, TensorParallelGroup, join_group
 from actors.model.tensor_parallel_mesh import MAX_SMALL_BYTES
+from kv_transfer.trust.handshake import Dialer, Party
+from kv_transfer.trust.membership import Trust, TrustMaterial
+from kv_transfer.trust.secret import Purpose
 from tests.actors.model.ranks import on_each_rank
 from tests.actors.model.test_support import SMALL, dummy
 from tests.checkpoints import VOCAB_SIZE, draw_weights, make_checkpoint
+from tests.trusted import RANK_TRUST, TRUST
 
 CheckpointOf = Callable[[str], Path]
 
@@ -317,7 +326,47 @@ def test_a_rank_that_never_comes_is_waited_for_up_to_the_deadline() -> None:
     cpu = torch.device("cpu")
     rendezvous = Rendezvous("127.0.0.1", cpu, 1.0)
     with pytest.raises(RankLost, match="rank 0 of 2 did not meet the others"):
-        join_group(rendezvous, 0, 2, device=cpu, host="127.0.0.1", timeout_s=0.2)
+        join_group(rendezvous, 0, 2, device=cpu, host="127.0.0.1", timeout_s=0.2, trust=RANK_TRUST)
     with pytest.raises(RankLost, match="rank 1 of 2 did not meet the others"):
-        join_group(rendezvous.address, 1, 2, device=cpu, host="127.0.0.1", timeout_s=0.2)
+        join_group(rendezvous.address, 1, 2, device=cpu, host="127.0.0.1", timeout_s=0.2, trust=RANK_TRUST)
+    rendezvous.close()
+
+
+@pytest.mark.parametrize("stranger", ["silent", "a length of 4 GiB", "another cluster's rank"])
+def test_strangers_neither_fail_a_start_nor_are_taken_for_ranks(stranger: str) -> None:
+    """They call first, and more of them than are heard at a time."""
+    cpu, timeout_s = torch.device("cpu"), 20.0
+    rendezvous = Rendezvous("127.0.0.1", cpu, timeout_s)
+    with ExitStack() as strangers, ThreadPoolExecutor(2) as pool:
+        for _ in range(80):
+            connection = strangers.enter_context(socket.create_connection(rendezvous.address))
+            if stranger == "a length of 4 GiB":
+                connection.sendall(b"\xff" * 64)
+            elif stranger == "another cluster's rank":
+                other = RankTrust(Trust(TrustMaterial.draw()), RANK_TRUST.engine)
+                dialer = Dialer(other.keys, Purpose.TENSOR_PARALLEL, other.party(1), other.party(0))
+                connection.sendall(struct.pack("!H", len(dialer.challenge)) + dialer.challenge)
+
+        def join(rank: int) -> float:
+            meeting = rendezvous.address if rank else rendezvous
+            group = join_group(meeting, rank, 2, device=cpu, host="127.0.0.1", timeout_s=timeout_s, trust=RANK_TRUST)
+            try:
+                return float(group.all_reduce(torch.tensor([rank + 1.0])))
+            finally:
+                group.close()
+
+        assert [future.result(2 * timeout_s) for future in [pool.submit(join, rank) for rank in range(2)]] == [3.0, 3.0]
+    rendezvous.close()
+
+
+def test_a_rank_of_another_engine_of_the_cluster_is_refused() -> None:
+    cpu = torch.device("cpu")
+    rendezvous = Rendezvous("127.0.0.1", cpu, 1.0)
+    other = RankTrust(TRUST, Party("engine-1", 1))
+    with ThreadPoolExecutor(2) as pool:
+        joining = [
+            pool.submit(join_group, meeting, rank, 2, device=cpu, host="127.0.0.1", timeout_s=1.0, trust=trust)
+            for rank, meeting, trust in ((0, rendezvous, RANK_TRUST), (1, rendezvous.address, other))
+        ]
+        assert all(isinstance(future.exception(20.0), RankLost) for future in joining)
     rendezvous.close()
