@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
@@ -144,10 +145,11 @@ def _finish(
         geometry = _place(geometry, config, group)
     _check_direction(kind, geometry, architecture)
     _check_windows(config.get_text_config(decoder=True), geometry, architecture, max_model_len)
-    check_forward(forward, geometry, vocab_size=vocab_size, max_tokens=max_model_len)
     if group is not None:
         run_whole = partial(_run_whole, directory, config, model_config, model.dtype)
         check_split(forward, group, run_whole, vocab_size=vocab_size, max_tokens=max_model_len)
+    # Last, so that it sees the model as it will be served.
+    check_forward(forward, geometry, vocab_size=vocab_size, max_tokens=max_model_len)
     pooling, head = load_pooling(directory, config, kind, forward, is_causal=geometry.is_causal)
     logger.info(
         "checked the model", extra={"architecture": architecture, "elapsed_s": round(time.monotonic() - started, 3)}
@@ -258,7 +260,7 @@ def _run_whole(
         with _BUILDING:
             return run_from_files(directory, config, dtype, tokens, trust_remote_code=trust_remote_code)
     with _BUILDING:
-        whole = _make_dummy_model(config, model_config, dtype)
+        whole = _make_dummy_model(copy.deepcopy(config), model_config, dtype)
     whole.train(False)
     whole.set_attn_implementation("eager")
     with torch.inference_mode():

@@ -8,6 +8,7 @@ layers that were reached are compared instead of the output.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import time
@@ -102,6 +103,8 @@ def run_from_files(
     directory: Path, config: PretrainedConfig, dtype: torch.dtype, tokens: Tensor, *, trust_remote_code: bool
 ) -> ModelRun:
     """Run the whole model of a checkpoint, layer by layer, on the tokens' device."""
+    # Each model writes into its config which attention it uses: the split one must keep its own.
+    config = copy.deepcopy(config)
     with torch.device("meta"):
         model: PreTrainedModel = kind_of(config).auto_class.from_config(  # type: ignore[no-untyped-call]  # left untyped
             config, dtype=dtype, attn_implementation="eager", trust_remote_code=trust_remote_code

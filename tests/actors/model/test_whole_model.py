@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from actors.config import ModelConfig
-from actors.model import tensor_parallel, whole_model
+from actors.model import loader, tensor_parallel, whole_model
+from actors.model.attention.base import ATTENTION_NAME
 from actors.model.errors import SelfCheckFailed
 from actors.model.loader import load_model
 from actors.model.tensor_parallel import _Part
@@ -113,6 +115,23 @@ def test_the_whole_model_is_transformers_own_and_no_more_than_a_layer_is_held(
     per_layer = len(list(decoder_layers(whole)[0][1].parameters()))
     in_no_layer = len(list(whole.parameters())) - 3 * per_layer
     assert held == [in_no_layer + per_layer] * 3
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_the_split_model_keeps_its_own_attention(load_format: str, checkpoint: CheckpointOf) -> None:
+    settings = {"model": str(checkpoint("llama")), "device": "cpu", "dtype": "float32", "load_format": load_format}
+    config = ModelConfig.model_validate(settings)
+    alone = threading.Lock()
+    draw = loader._make_dummy_model
+
+    def draw_alone(*arguments: Any) -> Any:
+        with alone:
+            return draw(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "_make_dummy_model", draw_alone)
+        loaded = on_each_rank(2, lambda group: load_model(config, group))
+    assert [one.forward.model.config._attn_implementation for one in loaded] == [ATTENTION_NAME] * 2
 
 
 def test_tied_embeddings_are_tied_in_the_whole_model_too(tmp_path: Path) -> None:
