@@ -125,7 +125,7 @@ def prompt_from_proto(
 
 
 async def prompts_from_proto(messages: Iterable[generate_pb2.Prompt]) -> list[Prompt | None]:
-    """Read many prompts, in slices: together they can have 100 000 messages, or millions of tokens."""
+    """Read many prompts, in slices: together they can have 50 000 messages, or millions of tokens."""
     prompts, num_bytes = [], 0
     for message in messages:
         prompts.append(prompt_from_proto(message))

@@ -52,6 +52,7 @@ class EmbedService(embed_pb2_grpc.EmbedServiceServicer):
         return score_result_to_proto(request.request_id, result)
 
     def _prepare(self, request: embed_pb2.EmbedRequest | embed_pb2.ClassifyRequest | embed_pb2.ScoreRequest) -> None:
-        check_vectors(request, self._serving.newest_model().input_processor.limits)
+        processor = self._serving.newest_model().input_processor
+        check_vectors(request, processor.limits, processor.model.max_model_len)
         if not request.request_id:
             request.request_id = uuid.uuid4().hex

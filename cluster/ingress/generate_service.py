@@ -31,7 +31,8 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         if not request.request_id:
             request.request_id = uuid.uuid4().hex
         request_id = request.request_id
-        check_generate(request, self._serving.newest_model().input_processor.limits)
+        processor = self._serving.newest_model().input_processor
+        check_generate(request, processor.limits, processor.model.max_model_len)
         # Closing is what aborts: the generator must not be left to the garbage collector.
         async with aclosing(
             self._serving.generate(request_from_proto(request_id, request, context.time_remaining()))
@@ -46,7 +47,8 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         if not request.each.request_id:
             request.each.request_id = uuid.uuid4().hex
         request_id = request.each.request_id
-        check_batch(request, self._serving.newest_model().input_processor.limits)
+        processor = self._serving.newest_model().input_processor
+        check_batch(request, processor.limits, processor.model.max_model_len)
         batch = await batch_from_proto(request_id, request, context.time_remaining())
         async with aclosing(self._serving.generate_many(batch)) as samples:
             async for sample in samples:

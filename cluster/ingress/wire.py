@@ -20,7 +20,7 @@ from cluster.errors import FieldViolation, InvalidRequest
 MAX_UNCOUNTED_BYTES: Final = 65_536
 """What is shorter is decoded at once."""
 MAX_ENTRIES: Final = 400_000
-"""All fields in all messages inside a message: ten conversations of the longest kind have 300 000."""
+"""All fields in all messages inside a message: conversations of 50 000 messages have 150 000, or more with parts."""
 MAX_NUMBERS: Final = 4_200_000
 """All numbers in packed fields: 20 milliseconds."""
 _WITH_LENGTH: Final = 2

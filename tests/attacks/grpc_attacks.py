@@ -144,7 +144,7 @@ LARGE_PROMPTS: Final = [
     Attack("256 prompts of 60 000 characters", calls(BATCH, lambda: batch([_prompt(text=text_of(60_000))] * 256), 1)),
     Attack("256 prompts of 4000 tokens", calls(BATCH, lambda: batch([_prompt(token_ids=token_ids(4000))] * 256), 1)),
     Attack("32 samples of 500 000 tokens", calls(BATCH, lambda: batch([_prompt(token_ids=token_ids(500_000))], 32), 1)),
-    Attack("prompts of 100 000 messages", calls(BATCH, lambda: batch([_prompt(chat=chat(10_000, "hello"))] * 10), 1)),
+    Attack("prompts of 50 000 messages", calls(BATCH, lambda: batch([_prompt(chat=chat(10_000, "hello"))] * 5), 1)),
     Attack("2048 inputs of 1900 characters", calls(EMBED, lambda: embed_pb2.EmbedRequest(inputs=[_prompt(text=text_of(1900))] * 2048), 1)),
     Attack("4 inputs of a million tokens", calls(EMBED, lambda: embed_pb2.EmbedRequest(inputs=[_prompt(token_ids=token_ids(1_000_000))] * 4), 1)),
     Attack("2048 documents", calls(SCORE, lambda: embed_pb2.ScoreRequest(query=_prompt(text="x"), documents=[_prompt(text=text_of(1900))] * 2048), 1)),

@@ -54,7 +54,7 @@ class Target:
 class Attack:
     """send: one repetition, about a second of it; raises AssertionError if it was answered as it must not be.
 
-    is_slow: too large for each run of the tests; why_not_held: which of the rules is known not to hold, and why
+    is_slow: too large for each run of the tests; why_not_held: which rule is known not to hold
     """
 
     name: str
