@@ -33,7 +33,11 @@ async def side_by_side(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncGene
         while num_open:
             item = await queue.get()
             if isinstance(item, Exception):
-                raise item
+                try:
+                    raise item
+                finally:
+                    # An error that its own frames hold is a cycle, with all that their frames hold: prompts, mostly.
+                    del item
             if item is None:
                 num_open -= 1
             else:
@@ -42,3 +46,5 @@ async def side_by_side(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncGene
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        while not queue.empty():  # The same: errors of streams, whose frames hold the queue.
+            queue.get_nowait()
