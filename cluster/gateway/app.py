@@ -111,9 +111,10 @@ class Endpoint:
         arrived_s = asyncio.get_running_loop().time()
         with self._door.bodies.share(caller.name) as share:
 
-            async def sent(message: Message) -> None:
-                share.release()
-                await send(message)
+            def sent(message: Message) -> Awaitable[None]:
+                if message["type"] == "http.response.start":
+                    share.release()
+                return send(message)
 
             try:
                 if self._has_body:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -55,12 +55,12 @@ class EveryAnswer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call."""
 
-        async def sent(message: Message) -> None:
+        def sent(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 self._on_answer(scope, message["status"])
                 is_received: Callable[[], bool] | None = scope.get(IS_RECEIVED)
                 if is_received is not None and not is_received():
                     message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            await send(message)
+            return send(message)
 
         await self._app(scope, receive, sent)
