@@ -16,6 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.attacks.wire import varint
 from tests.cluster.ingress.answering import answering_ingress, methods, status_of
 
 BUGS = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}
@@ -83,6 +84,73 @@ def broken(data: bytes, draw: random.Random) -> bytes:
     return bytes(mutable[: draw.randrange(1, len(mutable) + 1)])
 
 
+def mutated(descriptor: Descriptor, data: bytes, draw: random.Random) -> bytes:
+    """A message with some of its fields, at any depth, sent again, left out, blown up or of another wire type.
+
+    Unlike broken() it stays a message: what comes through decoding is what has to be checked.
+    """
+    fields = list(split_fields(data))
+    for _ in range(draw.choice([1, 2, 4])):
+        change = draw.randrange(7)
+        at = draw.randrange(len(fields) + 1)
+        if change == 0:  # a field that nobody knows, or one of groups
+            fields.insert(at, draw.choice([b"\xb8\x3e\x01", b"\xbb\x3e\xbc\x3e", b"\xba\x3e\x03abc"]))
+        elif change == 1:  # a field of the message with another wire type
+            number = draw.choice([*descriptor.fields_by_number, 999])
+            content = {0: b"\x01", 1: b"\xff" * 8, 2: b"\x02\x08\x01", 5: b"\xff" * 4}
+            kind = draw.choice(list(content))
+            fields.insert(at, varint(number << 3 | kind) + content[kind])
+        elif change == 2:  # numbers out of every range
+            number = draw.choice([*descriptor.fields_by_number, 999])
+            fields.insert(at, varint(number << 3) + varint(draw.choice([2**31, 2**32, 2**63, 2**64 - 1])))
+        elif fields and change == 3:
+            fields += [draw.choice(fields)] * draw.choice([1, 50, 2000])
+        elif fields and change == 4:
+            fields.pop(draw.randrange(len(fields)))
+        elif fields and change == 5:
+            draw.shuffle(fields)
+        elif fields:
+            number = draw.randrange(len(fields))
+            fields[number] = mutated_inside(descriptor, fields[number], draw)
+    return b"".join(fields)
+
+
+def mutated_inside(descriptor: Descriptor, field: bytes, draw: random.Random) -> bytes:
+    """The same for a message that a field has in it; other fields stay."""
+    tag, begin = read_varint(field, 0)
+    found = descriptor.fields_by_number.get(tag >> 3)
+    if tag & 7 != 2 or found is None or found.message_type is None:
+        return field
+    _, begin_of_content = read_varint(field, begin)
+    inside = mutated(found.message_type, field[begin_of_content:], draw)
+    return varint(tag) + varint(len(inside)) + inside
+
+
+def split_fields(data: bytes) -> Iterator[bytes]:
+    """The fields of a message; a group's beginning and end are fields as well."""
+    at = 0
+    while at < len(data):
+        tag, end = read_varint(data, at)
+        match tag & 7:
+            case 0:
+                _, end = read_varint(data, end)
+            case 2:
+                length, end = read_varint(data, end)
+                end += length
+            case kind:
+                end += {1: 8, 5: 4, 3: 0, 4: 0}[kind]
+        yield data[at:end]
+        at = end
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    number = shift = 0
+    while data[at] >= 0x80:
+        number |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return number | data[at] << shift, at + 1
+
+
 class Ingress:
     """One for all examples: what one of them leaves behind, another would meet."""
 
@@ -98,9 +166,10 @@ class Ingress:
         self._runner.close()
 
     def fuzz(self, method: MethodDescriptor, draw: random.Random) -> None:
-        """Send a message as it is, and broken; then one that is right."""
+        """Send a message as it is, mutated, and broken; then one that is right."""
         message = Filler(draw).message(method.input_type)
-        for request in (message, broken(message.SerializeToString(), draw)):
+        data = message.SerializeToString()
+        for request in (message, mutated(method.input_type, data, draw), broken(data, draw)):
             error = self._runner.run(status_of(self._channel, method, request))
             assert error is None or error.code() not in BUGS, error.details()
             self.codes.add("OK" if error is None else error.code().name)
