@@ -357,7 +357,7 @@ _CONNECTIONS: Final = [
     Attack("http: requests sent ahead", _sent_ahead, is_slow=True),
     Attack("http: documents that nobody reads", _nobody_reads),
 ]
-_QUICK: Final = ("empty objects", "empty lists", "arguments")
+_QUICK: Final = ("empty objects", "empty lists", "messages")
 
 
 def _attacks(body: HostileBody) -> Iterator[Attack]:
