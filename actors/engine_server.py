@@ -278,7 +278,11 @@ class EngineServer:
     def stats(self) -> SchedulerStats:
         """The scheduler's newest snapshot."""
         stats = self._thread.stats if self._thread is not None else SchedulerStats()
-        return replace(stats, num_refused_connections=self.refusals.total)
+        return replace(
+            stats,
+            num_refused_connections=self.refusals.total,
+            refused_messages=dict(self.refused_messages.counts()),
+        )
 
     @property
     def is_idle(self) -> bool:

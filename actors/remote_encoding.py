@@ -30,7 +30,7 @@ from actors.core.request_limits import DescribedArray
 from actors.session_messages import MAX_MESSAGE_BYTES
 from kv_transfer.errors import Untrusted
 from kv_transfer.params import EngineAddress
-from kv_transfer.ranges import Count, SizeBytes, Word
+from kv_transfer.ranges import MALFORMED, Count, SizeBytes, Word
 from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor, prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member
@@ -103,7 +103,7 @@ class EncodeService:
         async for message in messages:
             try:
                 image = _decode_input(message)
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except MALFORMED as error:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"malformed: {error}")
             yield await self._encoded(image)
             return
@@ -209,7 +209,7 @@ class RemoteEncoders:
             return "Deadline Exceeded"
         except Untrusted as error:
             return str(error)
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             return f"its answer is malformed: {error}"
         except grpc.aio.AioRpcError as error:
             return error.details() or str(error.code())

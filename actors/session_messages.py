@@ -14,7 +14,7 @@ import msgspec
 
 from actors.core.outputs import EngineCoreOutputs
 from actors.core.request import EngineCoreRequest, StatusChange
-from kv_transfer.ranges import Clock, Count, Incarnation, Name
+from kv_transfer.ranges import MALFORMED, Clock, Count, Incarnation, Name
 
 SESSION_METHOD: Final = "/raypd.engine.v1.Engine/Session"
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
@@ -112,7 +112,7 @@ _decode_name: Final = msgspec.msgpack.Decoder(_RequestName).decode
 def _received(raw: msgspec.Raw, skew_s: float) -> EngineCoreRequest | RefusedRequest:
     try:
         request = _decode_request(raw)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         name = _decode_name(raw)
         return RefusedRequest(name.request_id, name.attempt, f"the request is malformed: {error}")
     deadline_s = None if request.deadline_s is None else request.deadline_s + skew_s

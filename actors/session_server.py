@@ -16,7 +16,6 @@ from collections.abc import AsyncIterator
 from typing import Protocol
 
 import grpc
-import msgspec
 
 from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
 from actors.core.request import EngineCoreRequest
@@ -33,6 +32,7 @@ from actors.session_messages import (
     decode_client_message,
     encode,
 )
+from kv_transfer.ranges import MALFORMED
 from kv_transfer.refused_messages import RefusedMessages
 from kv_transfer.trust.grpc_proof import GrpcAcceptor
 from kv_transfer.trust.handshake import Party
@@ -207,7 +207,7 @@ class SessionServer:
                     self._submit(message.received(time.monotonic()), session)
                 else:
                     self._engine.abort(message.requests, session.client_index)
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except MALFORMED as error:
                 self._refused_messages.add("malformed session message", f"client {session.client_index}", str(error))
                 return
 

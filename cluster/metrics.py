@@ -187,9 +187,17 @@ def _of_engines(engines: Sequence[EngineView], now_s: float) -> Iterator[Metric]
     queried = _counter("raypd_engine_prefix_queried_tokens", "Prompt tokens looked up in the prefix cache.")
     cached = _counter("raypd_engine_prefix_cached_tokens", "Of these, found there.")
     refused = _counter("raypd_engine_refused_connections", "Connections without a proof of the cluster's secret.")
+    messages = CounterMetricFamily(
+        "raypd_engine_refused_messages",
+        "Messages of other processes of the cluster that were refused or dropped.",
+        labels=[*_ENGINE_LABELS, "kind"],
+    )
     for engine in engines:
         stats, labels = engine.stats, [engine.engine_id, engine.role]
         assert stats is not None, "those without were left out"
+        dropped = {} if stats.transfer_stats is None else stats.transfer_stats.dropped_messages
+        for kind, count in sorted({**dropped, **stats.refused_messages}.items()):
+            messages.add_metric([*labels, kind], count)
         for state, count in _requests_of(stats).items():
             requests.add_metric([*labels, state], count)
         usage.add_metric(labels, stats.kv_cache_usage)
@@ -200,7 +208,7 @@ def _of_engines(engines: Sequence[EngineView], now_s: float) -> Iterator[Metric]
         queried.add_metric(labels, stats.prefix_cache_stats.queries)
         cached.add_metric(labels, stats.prefix_cache_stats.hits)
         refused.add_metric(labels, stats.num_refused_connections)
-    yield from (requests, usage, blocks, prompt, output, preempted, queried, cached, refused)
+    yield from (requests, usage, blocks, prompt, output, preempted, queried, cached, refused, messages)
     yield from _of_transfers(engines, now_s)
 
 

@@ -12,11 +12,11 @@ from typing import Final
 
 import grpc
 import grpc.aio
-import msgspec
 
 from kv_transfer.control import StreamEvents
 from kv_transfer.errors import OtherParty, Untrusted
 from kv_transfer.params import EngineAddress
+from kv_transfer.ranges import MALFORMED
 from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor, GrpcProof, prove
 from kv_transfer.trust.handshake import Party, Proven
 from kv_transfer.trust.membership import Member
@@ -188,7 +188,7 @@ async def _hand_over(frames: AsyncIterable[bytes], stream: GrpcStream, events: S
     async for frame in frames:
         try:
             message = decode(frame)
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except MALFORMED as error:
             events.on_malformed(stream, str(error))
             return False
         events.on_message(stream, message)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, MsgspecError
 
+MALFORMED: Final = (MsgspecError, ValueError, RecursionError)
+"""What a decoder raises for bytes that are no message. Text that is not UTF-8 is a ValueError."""
 MAX_COUNT: Final = 2**31 - 1
 
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_COUNT)]

@@ -76,6 +76,8 @@ class SchedulerStats:
     num_corrupted_reqs: int = 0
     num_refused_connections: int = 0
     """Connections to the engine that did not prove the cluster's secret."""
+    refused_messages: dict[str, int] = field(default_factory=dict)
+    """Messages of ingresses, and of engines that want images encoded, that were refused, by kind."""
     transfer_stats: TransferStats | None = None
     store_stats: StoreStats | None = None
     adapter_stats: AdapterStats | None = None
