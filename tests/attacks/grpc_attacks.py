@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
@@ -60,6 +61,17 @@ def calls(method: str, make: Callable[[], Message | bytes], num_calls: int = 4) 
 
     async def send(target: Target) -> None:
         await asyncio.gather(*(call(target, method, once()) for _ in range(num_calls)))
+
+    return send
+
+
+def schemas(text: str) -> Callable[[Target], Awaitable[None]]:
+    """Ask for a schema some times at once. Each time it is another text: what is known of a schema is remembered."""
+    numbers = itertools.count(1)
+
+    async def send(target: Target) -> None:
+        texts = [text + " " * next(numbers) for _ in range(4)]
+        await asyncio.gather(*(call(target, GENERATE, sampling(json_schema=one)) for one in texts))
 
     return send
 
@@ -122,12 +134,12 @@ def _prompt(**fields: Any) -> generate_pb2.Prompt:
 
 
 SCHEMAS: Final = [
-    Attack("a schema whose enums are compared to each other", calls(GENERATE, lambda: sampling(json_schema=ENUMS))),
-    Attack("a schema of 20 000 schemas", calls(GENERATE, lambda: sampling(json_schema=MANY_SCHEMAS))),
-    Attack("a schema of many constants and types", calls(GENERATE, lambda: sampling(json_schema=CONSTANTS))),
+    Attack("a schema whose enums are compared to each other", schemas(ENUMS)),
+    Attack("a schema of 20 000 schemas", schemas(MANY_SCHEMAS)),
+    Attack("a schema of many constants and types", schemas(CONSTANTS)),
     Attack("regular expressions of 20 000 parentheses", calls(GENERATE, lambda: sampling(regex="(" * 20_000))),
-    Attack("a schema of 2000 optional properties", calls(GENERATE, lambda: sampling(json_schema=OPTIONAL_PROPERTIES))),
-    Attack("a schema that refers to itself", calls(GENERATE, lambda: sampling(json_schema=ITSELF))),
+    Attack("a schema of 2000 optional properties", schemas(OPTIONAL_PROPERTIES)),
+    Attack("a schema that refers to itself", schemas(ITSELF)),
 ]
 _KEEPS_WORDS: Final = "memory: 600 MiB of the tokens of 16 MB are kept once, not each time"
 LARGE_PROMPTS: Final = [
