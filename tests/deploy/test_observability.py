@@ -33,7 +33,7 @@ def _metrics() -> dict[str, set[str]]:
     metrics.on_end("stop", 1.0)
     metrics.on_http("/v1/models", 200)
     metrics.certificate_ends_at_s = lambda: 1.0
-    stats = SchedulerStats(transfer_stats=TransferStats(oldest_pin_at_s=1.0))
+    stats = SchedulerStats(transfer_stats=TransferStats(oldest_pin_at_s=1.0), refused_messages={"refused request": 1})
     engine = EngineView("decode-0", 1, "decode", "ready", stats=stats)
     view = ClusterView("model", 2.0, 1, (engine,), (RequestView("a", 1.0, "decode"),))
     text = exposition(metrics, view).decode()
