@@ -160,6 +160,7 @@ class BlockingWorker:
         self.runner = self
         self.max_model_len, self.vocab_size, self.eos_token_ids, self.layout = 8, 8, (0,), None
         self.images = None
+        self.dtype = "float32"
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         assert self.may_go.wait(10)

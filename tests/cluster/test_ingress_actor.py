@@ -10,6 +10,7 @@ from cluster.config import ClusterConfig, IngressConfig
 from cluster.ingress.ports import IngressPorts
 from cluster.ingress_actor import IngressActor
 from tests.kv_transfer.connected_workers import LAYOUT
+from tests.trusted import material
 
 _DEMO_MODEL = ModelFacts(4096, 4096, (2,), LAYOUT)
 
@@ -25,6 +26,7 @@ def middle_per_full_before() -> Iterator[int]:
 async def test_no_long_collection_stops_the_streams_of_an_open_ingress(middle_per_full_before: int) -> None:
     left_out_before = gc.get_freeze_count()
     actor = IngressActor(ClusterConfig(ingress=IngressConfig(port=0)), "nobody", 0, 1)
+    await actor.use_trust(material())
     await actor.use_ports(IngressPorts(0, 0))
     await actor.start(_DEMO_MODEL)
     try:

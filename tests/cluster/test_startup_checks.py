@@ -40,9 +40,10 @@ def test_the_ports_of_further_ingresses_are_looked_at_as_well() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ingress = IngressConfig.model_validate({"port": port - 1, "http": None})
-        assert find_ingress_mistakes(ingress) == []
-        [mistake] = find_ingress_mistakes(ingress, num_ingresses=2)
-    assert f"127.0.0.1:{port}" in mistake
+        of_one, of_two = find_ingress_mistakes(ingress), find_ingress_mistakes(ingress, num_ingresses=2)
+    # Somebody else may have the port before it.
+    assert not any(f"127.0.0.1:{port}:" in mistake for mistake in of_one)
+    assert any(f"127.0.0.1:{port}:" in mistake for mistake in of_two)
 
 
 def test_an_address_of_another_machine_cannot_be_listened_at() -> None:

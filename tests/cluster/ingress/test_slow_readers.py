@@ -14,10 +14,14 @@ import pytest
 from cluster.access.control import AccessControl
 from cluster.ingress.gate import Gate
 from cluster.ingress.interceptor import DoorInterceptor
+from cluster.ingress.protos.raypd.v1.generate_pb2 import GenerateRequest
 from cluster.ingress.slow_readers import SlowReaders
 
 RESPONSE = bytes(64 * 1024)
 NUM_RESPONSES = 1000
+ALL, SOME = "all", "some"
+METHOD = "/raypd.v1.GenerateService/Generate"
+"""The interceptor bounds messages by what the service's definition says of the method."""
 
 
 class Source:
@@ -27,18 +31,11 @@ class Source:
         self.num_written = 0
         self.has_left = asyncio.Event()
 
-    async def stream(self, request: bytes, context: Any) -> None:
+    async def stream(self, request: str, context: Any) -> None:
         try:
-            for _ in range(NUM_RESPONSES if request == b"all" else 3):
+            for _ in range(NUM_RESPONSES if request == ALL else 3):
                 await context.write(RESPONSE)
                 self.num_written += 1
-        finally:
-            self.has_left.set()
-
-    async def generate(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
-        try:
-            for _ in range(NUM_RESPONSES):
-                yield RESPONSE
         finally:
             self.has_left.set()
 
@@ -47,15 +44,23 @@ Call = grpc.aio.UnaryStreamCall[bytes, bytes]
 Method = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
 
 
+def asking(what: str) -> bytes:
+    """A message that asks for all responses, or for some."""
+    return GenerateRequest(request_id=what).SerializeToString()
+
+
 async def read_all(call: Call) -> list[bytes]:
     return [message async for message in call]
 
 
 @asynccontextmanager
-async def serving(source: Source, slow_readers: SlowReaders, method: str) -> AsyncIterator[grpc.aio.Channel]:
+async def serving(source: Source, slow_readers: SlowReaders) -> AsyncIterator[grpc.aio.Channel]:
     server = grpc.aio.server(interceptors=[DoorInterceptor(AccessControl(), Gate(), slow_readers)])
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(getattr(source, method))
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test.Test", {method: handler})])
+    handler: grpc.RpcMethodHandler[str, bytes] = grpc.unary_stream_rpc_method_handler(
+        source.stream, request_deserializer=lambda data: GenerateRequest.FromString(data).request_id
+    )
+    service, _, name = METHOD.strip("/").partition("/")
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, {name: handler})])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     watching = asyncio.create_task(slow_readers.run())
@@ -67,17 +72,15 @@ async def serving(source: Source, slow_readers: SlowReaders, method: str) -> Asy
         await server.stop(0)
 
 
-@pytest.mark.parametrize("method", ["stream", "generate"])
-async def test_whoever_does_not_read_is_cut_off_while_others_are_served(method: str) -> None:
+async def test_whoever_does_not_read_is_cut_off_while_others_are_served() -> None:
     source, slow_readers = Source(), SlowReaders(timeout_s=0.2)
-    async with serving(source, slow_readers, method) as channel:
-        call: Method = channel.unary_stream(f"/test.Test/{method}")
-        stalled = call(b"all")
+    async with serving(source, slow_readers) as channel:
+        call: Method = channel.unary_stream(METHOD)
+        stalled = call(asking(ALL))
         await anext(aiter(stalled))
-        if method == "stream":
-            others = [await read_all(call(b"some")) for _ in range(5)]
-            assert others == [[RESPONSE] * 3] * 5
-            source.has_left.clear()
+        others = [await read_all(call(asking(SOME))) for _ in range(5)]
+        assert others == [[RESPONSE] * 3] * 5
+        source.has_left.clear()
 
         await asyncio.wait_for(source.has_left.wait(), timeout=10)
         assert slow_readers.num_cut == 1
@@ -89,7 +92,7 @@ async def test_whoever_does_not_read_is_cut_off_while_others_are_served(method: 
 
 async def test_whoever_reads_slowly_but_reads_gets_everything() -> None:
     source, slow_readers = Source(), SlowReaders(timeout_s=5.0)
-    async with serving(source, slow_readers, "stream") as channel:
-        method: Method = channel.unary_stream("/test.Test/stream")
-        responses = await read_all(method(b"all"))
+    async with serving(source, slow_readers) as channel:
+        method: Method = channel.unary_stream(METHOD)
+        responses = await read_all(method(asking(ALL)))
     assert (len(responses), slow_readers.num_cut) == (NUM_RESPONSES, 0)
