@@ -78,7 +78,7 @@ def gather_ranks(
                 device=device,
                 host=host,
                 timeout_s=JOIN_TIMEOUT_S,
-                trust=RankTrust(trust, party),
+                trust=RankTrust(trust, party, trust.tls),
             )
             opened.callback(group.close)
             group.set_timeout(parallel.rank_start_timeout_s)

@@ -73,7 +73,7 @@ def _build(task: RankTask, host: str, connection: RankConnection, opened: ExitSt
         device=device,
         host=host,
         timeout_s=JOIN_TIMEOUT_S,
-        trust=RankTrust(trust, task.hub_party),
+        trust=RankTrust(trust, task.hub_party, trust.tls),
     )
     opened.callback(group.close)
     group.set_timeout(parallel.rank_start_timeout_s)

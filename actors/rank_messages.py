@@ -1,37 +1,30 @@
 """What rank 0 of an engine and its further ranks say to each other, and the connection on which they say it.
 
 Messages are pickled: both ends are one engine, of one version, and a connection counts only after both have proven that
-they know the cluster's secret. Tensors never travel here; they go through the ranks' process group.
+they know the cluster's secret, inside TLS if the cluster has it. Tensors never travel here; they go through the ranks'
+process group.
 """
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
-import struct
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
-from typing import Final
 
 import numpy as np
 
 from actors.config import EngineConfig
 from actors.core.outputs import SchedulerOutput
 from actors.model.errors import RankLost
+from actors.rank_stream import RankStream
 from kv_transfer.connector import KVConnectorOutput
 from kv_transfer.errors import Untrusted
 from kv_transfer.trust.byte_stream import accept_proof, dial_proof
 from kv_transfer.trust.handshake import Acceptor, Dialer, Party
 from kv_transfer.trust.membership import Member, TrustMaterial
 from kv_transfer.trust.secret import Purpose
-
-# A peer whose host is gone says nothing: keepalive finds out within about this long.
-_KEEPALIVE_S: Final = 3
-_NUM_KEEPALIVES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,30 +102,23 @@ class RankConnection:
 
     def __init__(self, peer: socket.socket, timeout_s: float) -> None:
         """timeout_s: how long a full stream may block a sender."""
-        peer.setblocking(True)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _NUM_KEEPALIVES)
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
-        self._connection = Connection(peer.detach())
-        self._lock = threading.Lock()
+        self._stream = RankStream(peer, timeout_s)
 
     def introduce(self, own: Member, hub: Party, timeout_s: float) -> None:
         """Prove a rank to its hub, and have the hub prove itself. Raises RankLost."""
+        deadline_s = time.monotonic() + timeout_s
         try:
-            dialer = Dialer(own.trust, Purpose.RANK, own.party, hub)
-            with self._socket() as borrowed:
-                dial_proof(borrowed, dialer, time.monotonic() + timeout_s)
+            stream = self._stream.encrypt(own.trust.tls, is_dialler=True, deadline_s=deadline_s)
+            dial_proof(stream, Dialer(own.trust, Purpose.RANK, own.party, hub), deadline_s)
         except Untrusted as error:
+            self._stream.close()
             raise RankLost(f"the hub did not prove itself: {error}") from error
 
     def identify(self, hub: Member, timeout_s: float) -> Party:
         """Let a caller prove itself, and prove the hub to it; nothing is unpickled before. Raises Untrusted."""
-        acceptor = Acceptor(hub.trust, Purpose.RANK, hub.party)
-        with self._socket() as borrowed:
-            return accept_proof(borrowed, acceptor, time.monotonic() + timeout_s).dialer
+        deadline_s = time.monotonic() + timeout_s
+        stream = self._stream.encrypt(hub.trust.tls, is_dialler=False, deadline_s=deadline_s)
+        return accept_proof(stream, Acceptor(hub.trust, Purpose.RANK, hub.party), deadline_s).dialer
 
     def send(self, message: RankMessage | HubMessage) -> None:
         """Send one message. Raises RankLost."""
@@ -140,40 +126,23 @@ class RankConnection:
 
     def send_pickled(self, message: bytes) -> None:
         """The same message to several ranks is pickled once. Raises RankLost."""
-        with self._lock:
-            try:
-                self._connection.send_bytes(message)
-            except OSError as error:
-                raise RankLost(f"nothing can be sent to a rank: {error!r}") from error
+        try:
+            self._stream.send(message)
+        except OSError as error:
+            raise RankLost(f"nothing can be sent to a rank: {error!r}") from error
 
     def receive(self) -> object:
         """Wait for the next message, as long as the other end lives. Raises RankLost when it does not."""
         try:
-            return pickle.loads(self._connection.recv_bytes())
+            return pickle.loads(self._stream.receive())
         except (OSError, EOFError) as error:
             raise RankLost("its process is gone") from error
 
     def hang_up(self) -> None:
         """Wake whoever receives, at both ends; from any thread."""
-        try:
-            with self._socket() as borrowed:
-                borrowed.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return  # The other end was quicker.
+        with contextlib.suppress(OSError):  # The other end was quicker.
+            self._stream.hang_up()
 
     def close(self) -> None:
         """Release the socket; by whoever receives."""
-        self._connection.close()
-
-    @contextmanager
-    def _socket(self) -> Iterator[socket.socket]:
-        borrowed = socket.socket(fileno=self._connection.fileno())
-        try:
-            yield borrowed
-        finally:
-            borrowed.detach()
-
-
-def _timeval(timeout_s: float) -> bytes:
-    seconds, microseconds = divmod(int(timeout_s * 1e6), 1_000_000)
-    return struct.pack("ll", seconds, microseconds)
+        self._stream.close()

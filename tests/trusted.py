@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from actors.model.rank_calls import RankTrust
+from kv_transfer.trust.authority import draw_tls_material
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 
@@ -13,6 +15,12 @@ TRUST: Final = Trust(TrustMaterial.draw())
 
 RANK_TRUST: Final = RankTrust(TRUST, Party("engine-0", 1))
 """For the ranks of an engine that are threads of a test."""
+
+
+def with_tls(trust: Trust = TRUST) -> Trust:
+    """The same secrets, with new certificates for TLS."""
+    assert trust.material is not None
+    return Trust(replace(trust.material, tls=draw_tls_material()))
 
 
 def member(name: str = "ingress-0", incarnation: int = 1, trust: Trust = TRUST) -> Member:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from actors.model.errors import RankLost
 from actors.model.rank_calls import RankCallers, RankTrust, call_rank, wait_to_call_again
+from actors.model.rank_peers import RankPeer, as_peer
 from kv_transfer.errors import Untrusted
 
 MAX_SMALL_BYTES: Final = 64 * 1024
@@ -61,7 +62,7 @@ class SocketMesh:
         self._size = size
         self._timeout_s = timeout_s
         self._trust = trust
-        self._peers: dict[int, socket.socket] = {}
+        self._peers: dict[int, RankPeer] = {}
         try:
             if isinstance(meeting, socket.socket):
                 self._meet_at_rank_0(meeting)
@@ -98,7 +99,7 @@ class SocketMesh:
         """From now on, for every message."""
         self._timeout_s = timeout_s
         for peer in self._peers.values():
-            _limit(peer, timeout_s)
+            peer.set_timeout(timeout_s)
 
     def close(self) -> None:
         """Hang up on every rank; they notice at once."""
@@ -121,29 +122,31 @@ class SocketMesh:
 
     def _swap_small(self, sent: Mapping[int, memoryview], received: Mapping[int, memoryview]) -> None:
         for rank, peer in self._peers.items():
-            peer.sendall(sent[rank])
+            peer.send(sent[rank])
         for rank, peer in self._peers.items():
-            _receive_into(peer, received[rank])
+            peer.receive_into(received[rank])
 
     def _swap_large(self, sent: dict[int, memoryview], received: dict[int, memoryview]) -> None:
         deadline_s = time.monotonic() + self._timeout_s
         with selectors.DefaultSelector() as selector:
-            for rank in self._peers:
-                self._watch(selector, rank, sent, received)
-            while selector.get_map():
-                ready = selector.select(max(0.0, deadline_s - time.monotonic()))
-                if not ready:
-                    raise RankLost(f"a rank did not move a tensor within {self._timeout_s:g} s")
-                for key, events in ready:
-                    rank, peer = key.data, self._peers[key.data]
-                    if events & selectors.EVENT_WRITE:
-                        sent[rank] = sent[rank][peer.send(sent[rank], socket.MSG_DONTWAIT) :]
-                    if events & selectors.EVENT_READ:
-                        num_bytes = peer.recv_into(received[rank], len(received[rank]), socket.MSG_DONTWAIT)
-                        if num_bytes == 0:
-                            raise ConnectionError(f"rank {rank} has hung up")
-                        received[rank] = received[rank][num_bytes:]
+            # What TLS has decrypted already is nothing that a descriptor tells of: first try, then wait.
+            moving = set(self._peers)
+            while moving:
+                for rank in moving:
+                    self._move(rank, sent, received)
                     self._watch(selector, rank, sent, received)
+                if not selector.get_map():
+                    return
+                moving = {key.data for key, _ in selector.select(max(0.0, deadline_s - time.monotonic()))}
+        raise RankLost(f"a rank did not move a tensor within {self._timeout_s:g} s")
+
+    def _move(self, rank: int, sent: dict[int, memoryview], received: dict[int, memoryview]) -> None:
+        """Send and receive what can be without waiting."""
+        peer = self._peers[rank]
+        while sent[rank] and (num_bytes := peer.try_send(sent[rank])):
+            sent[rank] = sent[rank][num_bytes:]
+        while received[rank] and (num_bytes := peer.try_receive_into(received[rank])):
+            received[rank] = received[rank][num_bytes:]
 
     def _watch(
         self,
@@ -168,10 +171,9 @@ class SocketMesh:
         addresses: dict[int, tuple[str, int]] = {}
         deadline_s = time.monotonic() + self._timeout_s
         with RankCallers(server, self._rank, self._trust) as callers:
-            for rank, peer in callers.take(set(range(1, self._size)), deadline_s):
-                self._peers[rank] = peer
-                self._prepare(peer)
-                host, port = json.loads(_receive_message(peer))
+            for rank, connection in callers.take(set(range(1, self._size)), deadline_s):
+                self._peers[rank] = as_peer(connection, self._timeout_s)
+                host, port = json.loads(_receive_message(self._peers[rank]))
                 addresses[rank] = (host, port)
         for peer in self._peers.values():
             _send_message(peer, json.dumps(list(addresses.items())).encode())
@@ -185,11 +187,10 @@ class SocketMesh:
             for rank, address in json.loads(_receive_message(first)):
                 if rank < self._rank:
                     self._call(rank, tuple(address), deadline_s)
-            for rank, peer in callers.take(set(range(self._rank + 1, self._size)), deadline_s):
-                self._peers[rank] = peer
-                self._prepare(peer)
+            for rank, connection in callers.take(set(range(self._rank + 1, self._size)), deadline_s):
+                self._peers[rank] = as_peer(connection, self._timeout_s)
 
-    def _call(self, rank: int, address: tuple[str, int], deadline_s: float) -> socket.socket:
+    def _call(self, rank: int, address: tuple[str, int], deadline_s: float) -> RankPeer:
         """Call a lower rank, again and again while it has no time for this one, or a stranger is in its place."""
         while True:
             peer = socket.socket()
@@ -197,20 +198,14 @@ class SocketMesh:
             try:
                 peer.settimeout(max(0.001, deadline_s - time.monotonic()))
                 peer.connect(address)
-                call_rank(peer, self._rank, rank, self._trust, deadline_s)
+                proven = call_rank(peer, self._rank, rank, self._trust, deadline_s)
             except (OSError, Untrusted):
                 peer.close()
                 if not wait_to_call_again(deadline_s):
                     raise
                 continue
-            self._peers[rank] = peer
-            self._prepare(peer)
-            return peer
-
-    def _prepare(self, peer: socket.socket) -> None:
-        peer.setblocking(True)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _limit(peer, self._timeout_s)
+            self._peers[rank] = as_peer(proven, self._timeout_s)
+            return self._peers[rank]
 
 
 def open_server(host: str) -> socket.socket:
@@ -222,36 +217,21 @@ def open_server(host: str) -> socket.socket:
     return server
 
 
-def _send_message(peer: socket.socket, message: bytes) -> None:
-    peer.sendall(struct.pack("!I", len(message)) + message)
+def _send_message(peer: RankPeer, message: bytes) -> None:
+    peer.send(struct.pack("!I", len(message)) + message)
 
 
-def _receive_message(peer: socket.socket) -> bytes:
+def _receive_message(peer: RankPeer) -> bytes:
     (length,) = struct.unpack("!I", _receive_exactly(peer, 4))
     if length > _MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {length} bytes came from a rank, the most is {_MAX_MESSAGE_BYTES}")
     return _receive_exactly(peer, length)
 
 
-def _receive_exactly(peer: socket.socket, num_bytes: int) -> bytes:
+def _receive_exactly(peer: RankPeer, num_bytes: int) -> bytes:
     message = bytearray(num_bytes)
-    _receive_into(peer, memoryview(message))
+    peer.receive_into(memoryview(message))
     return bytes(message)
-
-
-def _receive_into(peer: socket.socket, message: memoryview) -> None:
-    while message:
-        # One call as a rule: only a signal cuts a wait for all of it short.
-        num_bytes = peer.recv_into(message, len(message), socket.MSG_WAITALL)
-        if num_bytes == 0:
-            raise ConnectionError("the rank at the other end has hung up")
-        message = message[num_bytes:]
-
-
-def _limit(peer: socket.socket, timeout_s: float) -> None:
-    seconds, microseconds = divmod(int(timeout_s * 1e6), 1_000_000)
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        peer.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, microseconds))
 
 
 def _add_up(parts: list[Tensor]) -> Tensor:

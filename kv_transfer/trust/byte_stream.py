@@ -18,6 +18,8 @@ from kv_transfer.trust.handshake import MAX_MESSAGE_BYTES, Acceptor, Dialer, Pro
 from kv_transfer.trust.tls_socket import TlsSocket
 
 _LENGTH: Final = struct.Struct("!H")
+_TLS_LENGTHS: Final = (0x1503, 0x1603)
+"""What an alert and a handshake of TLS begin with, read as a length; larger than any message."""
 
 
 def dial_proof(connection: socket.socket | TlsSocket, dialer: Dialer, deadline_s: float) -> Proven:
@@ -65,6 +67,8 @@ def _send(connection: socket.socket | TlsSocket, message: bytes, deadline_s: flo
 
 def _receive(connection: socket.socket | TlsSocket, deadline_s: float) -> bytes:
     (size,) = _LENGTH.unpack(_receive_exactly(connection, _LENGTH.size, deadline_s))
+    if size in _TLS_LENGTHS:
+        raise NotRaypd("it speaks TLS here, where nothing is encrypted: internal_tls has to be the same at both ends")
     if size > MAX_MESSAGE_BYTES:
         raise NotRaypd("it does not speak raypd's handshake: an older raypd, or a stranger")
     return _receive_exactly(connection, size, deadline_s)

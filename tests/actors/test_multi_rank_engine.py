@@ -33,12 +33,13 @@ from actors.rank_launcher import RankLauncher, Ranks
 from actors.rank_messages import RankStep, RankTask
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress
+from kv_transfer.trust.membership import Trust
 from tests.actors.speculation import EAGER, proposing, right_by_chance
 from tests.engine_pair import engine_config
 from tests.fork_server import fork_server
 from tests.rank_threads import RankThreads
 from tests.reference import greedy_tokens, random_prompt
-from tests.trusted import TRUST, member
+from tests.trusted import TRUST, member, with_tls
 
 CheckpointOf = Callable[[str], Path]
 TIMEOUT_S = 20.0
@@ -79,16 +80,17 @@ def running(
     rank_timeout_s: float = RANK_TIMEOUT_S,
     speculative: SpeculativeConfig | None = None,
     lora: LoraConfig | None = None,
+    trust: Trust = TRUST,
 ) -> Iterator[RunningEngine]:
     wake = threading.Event()
     with ExitStack() as opened:
-        control = RankControl("127.0.0.1", member("engine" if size == 1 else "engine/0"))
+        control = RankControl("127.0.0.1", member("engine" if size == 1 else "engine/0", trust=trust))
         opened.callback(control.close)
         address = EngineAddress("engine", 1, control.address)
         config = _config(directory, size, overlap, rank_timeout_s)
         scheduler = config.scheduler.model_copy(update={"speculative": speculative})
         config = config.model_copy(update={"scheduler": scheduler, "lora": lora})
-        core = build_engine_core(config, address, control.control, wake.set, launch_ranks=launch, trust=TRUST)
+        core = build_engine_core(config, address, control.control, wake.set, launch_ranks=launch, trust=trust)
         opened.callback(core.shutdown)
         yield RunningEngine(core, wake)
 
@@ -103,6 +105,13 @@ def _config(directory: Path, size: int, overlap: bool, rank_timeout_s: float) ->
 def test_steps_may_overlap_on_all_ranks(overlap: bool, checkpoint: CheckpointOf) -> None:
     directory, prompt = checkpoint("llama"), random_prompt(30)
     with running(directory, RankThreads, size=4, overlap=overlap) as engine:
+        assert engine.generate(prompt, 12) == greedy_tokens(directory, tuple(prompt), 12)
+
+
+def test_ranks_with_tls_give_the_tokens_of_those_without(checkpoint: CheckpointOf) -> None:
+    """A long prompt, so that large tensors travel too."""
+    directory, prompt = checkpoint("llama"), random_prompt(300)
+    with running(directory, RankThreads, trust=with_tls()) as engine:
         assert engine.generate(prompt, 12) == greedy_tokens(directory, tuple(prompt), 12)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from actors.rank_hub import RankHub
 from actors.rank_messages import RankConnection, RankFailed, RankReady, RankStep, RankStop, RankTrusts, RankWoke
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial
+from tests.trusted import with_tls
 
 TIMEOUT_S = 5.0
 HUB = Party("decode-0", 1)
@@ -23,9 +25,10 @@ HUB = Party("decode-0", 1)
 class Engine:
     """A hub and the far ends of its connections."""
 
-    def __init__(self, num_further_ranks: int, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, num_further_ranks: int, timeout_s: float = TIMEOUT_S, tls: bool = False) -> None:
         self.woke = threading.Event()
-        self.member = Member(HUB, Trust(TrustMaterial.draw()))
+        trust = Trust(TrustMaterial.draw())
+        self.member = Member(HUB, with_tls(trust) if tls else trust)
         self.hub = RankHub("127.0.0.1", num_further_ranks, timeout_s, self.woke.set, self.member)
         self.ranks: dict[int, RankConnection] = {}
 
@@ -51,9 +54,9 @@ class Engine:
             rank.close()
 
 
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    engine = Engine(2)
+@pytest.fixture(params=[False, True], ids=["plain", "TLS"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    engine = Engine(2, tls=request.param)
     yield engine
     engine.close()
 
@@ -115,12 +118,15 @@ def test_a_silent_rank_is_waited_for_up_to_the_deadline() -> None:
 
 def test_strangers_are_turned_away_before_anything_of_theirs_is_unpickled(engine: Engine) -> None:
     failures: list[str] = []
+    material = engine.member.trust.material
+    assert material is not None
+    other = Trust(replace(TrustMaterial.draw(), tls=material.tls))
     # It stands before the ranks in the queue: the hub listens to nobody once it has them.
     connection = engine.dial(9)
 
     def intrude() -> None:
         try:
-            connection.introduce(Member(Party("decode-0/1", 1), Trust(TrustMaterial.draw())), HUB, TIMEOUT_S)
+            connection.introduce(Member(Party("decode-0/1", 1), other), HUB, TIMEOUT_S)
         except RankLost as error:
             failures.append(str(error))
 
@@ -138,13 +144,54 @@ def test_strangers_are_turned_away_before_anything_of_theirs_is_unpickled(engine
     assert isinstance(engine.ranks[1].receive(), SchedulerOutput)
 
 
-def test_a_silent_stranger_does_not_keep_the_ranks_out() -> None:
-    engine = Engine(1, timeout_s=0.2)
-    with socket.create_connection(engine.hub.address, TIMEOUT_S):
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01"], ids=["nothing", "half a handshake"])
+def test_a_silent_stranger_does_not_keep_the_ranks_out(said: bytes, tls: bool) -> None:
+    engine = Engine(1, timeout_s=0.2, tls=tls)
+    with socket.create_connection(engine.hub.address, TIMEOUT_S) as stranger:
+        stranger.sendall(said)
         engine.gather(1)
         engine.hub.broadcast(step(1))
         assert isinstance(engine.ranks[1].receive(), SchedulerOutput)
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("hub_has_tls", "rank_has_tls", "reason"),
+    [
+        (True, False, "internal_tls has to be the same at both ends"),
+        (False, True, "internal_tls has to be the same at both ends"),
+        (True, True, "no TLS connection came about"),
+    ],
+)
+def test_a_rank_with_the_secret_and_without_the_clusters_tls_is_refused(
+    hub_has_tls: bool, rank_has_tls: bool, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine(1, tls=hub_has_tls)
+    material = engine.member.trust.material
+    assert material is not None
+    plain = Trust(replace(material, tls=None))
+    caller = threading.Thread(target=engine.hub.accept_all, args=(TIMEOUT_S, lambda: None))
+    caller.start()
+    with pytest.raises(RankLost, match="the hub did not prove itself"):
+        engine.dial(1).introduce(Member(Party("decode-0/1", 1), with_tls(plain) if rank_has_tls else plain), HUB, 2.0)
+    engine.call(1)
+    caller.join(TIMEOUT_S)
+    engine.close()
+    assert reason in str([vars(record) for record in caplog.records])
+
+
+def test_a_message_that_fills_every_buffer_arrives_while_another_goes_the_other_way(engine: Engine) -> None:
+    engine.gather(1, 2)
+    large = RankStep(np.arange(4_000_000, dtype=np.int64), None)
+    sender = threading.Thread(target=engine.ranks[1].send, args=(large,))
+    sender.start()
+    engine.hub.broadcast(step(1))
+    assert isinstance(engine.ranks[1].receive(), SchedulerOutput)
+    engine.ranks[2].send(answer(1))
+    received, _ = engine.hub.collect_steps()
+    assert np.array_equal(received.token_ids, large.token_ids)
+    sender.join(TIMEOUT_S)
 
 
 def test_ranks_that_never_call_are_named() -> None:

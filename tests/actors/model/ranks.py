@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from actors.model.errors import RankLost
+from actors.model.rank_calls import RankTrust
 from actors.model.tensor_parallel_group import Rendezvous, TensorParallelGroup, join_group
 from tests.trusted import RANK_TRUST
 
@@ -17,14 +18,14 @@ T = TypeVar("T")
 _TIMEOUT_S = 20.0
 
 
-def on_each_rank(size: int, work: Callable[[TensorParallelGroup], T]) -> list[T]:
+def on_each_rank(size: int, work: Callable[[TensorParallelGroup], T], trust: RankTrust = RANK_TRUST) -> list[T]:
     """What the ranks return, by rank. Raises what a rank failed with, before what others lost by that."""
     cpu = torch.device("cpu")
     rendezvous = Rendezvous("127.0.0.1", cpu, _TIMEOUT_S)
 
     def run(rank: int) -> T:
         meeting = rendezvous.address if rank else rendezvous
-        group = join_group(meeting, rank, size, device=cpu, host="127.0.0.1", timeout_s=_TIMEOUT_S, trust=RANK_TRUST)
+        group = join_group(meeting, rank, size, device=cpu, host="127.0.0.1", timeout_s=_TIMEOUT_S, trust=trust)
         try:
             return work(group)
         finally:

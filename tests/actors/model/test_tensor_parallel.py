@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from kv_transfer.trust.secret import Purpose
 from tests.actors.model.ranks import on_each_rank
 from tests.actors.model.test_support import SMALL, dummy
 from tests.checkpoints import VOCAB_SIZE, draw_weights, make_checkpoint
-from tests.trusted import RANK_TRUST, TRUST
+from tests.trusted import RANK_TRUST, TRUST, with_tls
 
 CheckpointOf = Callable[[str], Path]
 
@@ -270,9 +271,16 @@ def test_the_checkpoints_own_dtype_counts_where_its_config_is_silent(checkpoint:
     assert [part.dtype for part in load(directory, 2)] == [torch.float16] * 2
 
 
+@pytest.fixture(params=[False, True], ids=["plain", "TLS"])
+def trust(request: pytest.FixtureRequest) -> RankTrust:
+    return replace(RANK_TRUST, tls=with_tls().tls) if request.param else RANK_TRUST
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("num_elements", [1, 5000, MAX_SMALL_BYTES])
-def test_sums_and_gathers_have_the_same_bits_on_every_rank(num_elements: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("num_elements", [1, 5000, MAX_SMALL_BYTES, 20 * MAX_SMALL_BYTES])
+def test_sums_and_gathers_have_the_same_bits_on_every_rank(
+    num_elements: int, dtype: torch.dtype, trust: RankTrust
+) -> None:
     generator = torch.Generator().manual_seed(0)
     parts = torch.randn(3, num_elements, generator=generator).to(dtype)
 
@@ -281,7 +289,7 @@ def test_sums_and_gathers_have_the_same_bits_on_every_rank(num_elements: int, dt
             gathered = group.all_gather(parts[group.rank].clone())
         return gathered, group.all_reduce(parts[group.rank].clone())
 
-    results = on_each_rank(3, work)
+    results = on_each_rank(3, work, trust)
     for gathered, total in results:
         assert torch.equal(gathered, parts)
         assert torch.equal(total, results[0][1])
@@ -293,7 +301,7 @@ def test_the_smallest_number_of_all_ranks_counts() -> None:
 
 
 @pytest.mark.parametrize("num_elements", [4, MAX_SMALL_BYTES])
-def test_a_rank_that_leaves_fails_the_others_at_once(num_elements: int) -> None:
+def test_a_rank_that_leaves_fails_the_others_at_once(num_elements: int, trust: RankTrust) -> None:
     def work(group: TensorParallelGroup) -> str:
         if group.rank == 1:
             return "left"
@@ -301,11 +309,11 @@ def test_a_rank_that_leaves_fails_the_others_at_once(num_elements: int) -> None:
             group.all_reduce(torch.zeros(num_elements))
         return "noticed"
 
-    assert on_each_rank(2, work) == ["noticed", "left"]
+    assert on_each_rank(2, work, trust) == ["noticed", "left"]
 
 
 @pytest.mark.parametrize("num_elements", [4, MAX_SMALL_BYTES])
-def test_a_rank_that_stalls_fails_the_others_after_the_deadline(num_elements: int) -> None:
+def test_a_rank_that_stalls_fails_the_others_after_the_deadline(num_elements: int, trust: RankTrust) -> None:
     is_over = threading.Event()
 
     def work(group: TensorParallelGroup) -> float:
@@ -319,7 +327,7 @@ def test_a_rank_that_stalls_fails_the_others_after_the_deadline(num_elements: in
         is_over.set()
         return time.monotonic() - begin_s
 
-    assert 0.2 <= on_each_rank(2, work)[0] < 5.0
+    assert 0.2 <= on_each_rank(2, work, trust)[0] < 5.0
 
 
 def test_a_rank_that_never_comes_is_waited_for_up_to_the_deadline() -> None:
@@ -332,8 +340,8 @@ def test_a_rank_that_never_comes_is_waited_for_up_to_the_deadline() -> None:
     rendezvous.close()
 
 
-@pytest.mark.parametrize("stranger", ["silent", "a length of 4 GiB", "another cluster's rank"])
-def test_strangers_neither_fail_a_start_nor_are_taken_for_ranks(stranger: str) -> None:
+@pytest.mark.parametrize("stranger", ["silent", "half a handshake", "a length of 4 GiB", "another cluster's rank"])
+def test_strangers_neither_fail_a_start_nor_are_taken_for_ranks(stranger: str, trust: RankTrust) -> None:
     """They call first, and more of them than are heard at a time."""
     cpu, timeout_s = torch.device("cpu"), 20.0
     rendezvous = Rendezvous("127.0.0.1", cpu, timeout_s)
@@ -342,6 +350,8 @@ def test_strangers_neither_fail_a_start_nor_are_taken_for_ranks(stranger: str) -
             connection = strangers.enter_context(socket.create_connection(rendezvous.address))
             if stranger == "a length of 4 GiB":
                 connection.sendall(b"\xff" * 64)
+            elif stranger == "half a handshake":
+                connection.sendall(b"\x16\x03\x01\x02")
             elif stranger == "another cluster's rank":
                 other = RankTrust(Trust(TrustMaterial.draw()), RANK_TRUST.engine)
                 dialer = Dialer(other.keys, Purpose.TENSOR_PARALLEL, other.party(1), other.party(0))
@@ -349,7 +359,7 @@ def test_strangers_neither_fail_a_start_nor_are_taken_for_ranks(stranger: str) -
 
         def join(rank: int) -> float:
             meeting = rendezvous.address if rank else rendezvous
-            group = join_group(meeting, rank, 2, device=cpu, host="127.0.0.1", timeout_s=timeout_s, trust=RANK_TRUST)
+            group = join_group(meeting, rank, 2, device=cpu, host="127.0.0.1", timeout_s=timeout_s, trust=trust)
             try:
                 return float(group.all_reduce(torch.tensor([rank + 1.0])))
             finally:
@@ -359,14 +369,21 @@ def test_strangers_neither_fail_a_start_nor_are_taken_for_ranks(stranger: str) -
     rendezvous.close()
 
 
-def test_a_rank_of_another_engine_of_the_cluster_is_refused() -> None:
+@pytest.mark.parametrize("other", ["of another engine", "without TLS", "with TLS alone", "of another authority"])
+def test_a_rank_that_is_not_like_the_first_is_refused(other: str) -> None:
     cpu = torch.device("cpu")
     rendezvous = Rendezvous("127.0.0.1", cpu, 1.0)
-    other = RankTrust(TRUST, Party("engine-1", 1))
+    encrypted = replace(RANK_TRUST, tls=with_tls().tls)
+    first, second = {
+        "of another engine": (RANK_TRUST, RankTrust(TRUST, Party("engine-1", 1))),
+        "without TLS": (encrypted, RANK_TRUST),
+        "with TLS alone": (RANK_TRUST, encrypted),
+        "of another authority": (encrypted, replace(RANK_TRUST, tls=with_tls().tls)),
+    }[other]
     with ThreadPoolExecutor(2) as pool:
         joining = [
             pool.submit(join_group, meeting, rank, 2, device=cpu, host="127.0.0.1", timeout_s=1.0, trust=trust)
-            for rank, meeting, trust in ((0, rendezvous, RANK_TRUST), (1, rendezvous.address, other))
+            for rank, meeting, trust in ((0, rendezvous, first), (1, rendezvous.address, second))
         ]
         assert all(isinstance(future.exception(20.0), RankLost) for future in joining)
     rendezvous.close()

@@ -1,0 +1,93 @@
+"""The stream of messages between rank 0 of an engine and a further rank: each with its length in front, TLS or not.
+
+One thread receives, any sends. Receiving waits for as long as the other end lives, sending does not.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import threading
+from typing import Final
+
+from kv_transfer.errors import NotRaypd
+from kv_transfer.trust.tls import InternalTls, shake_hands
+from kv_transfer.trust.tls_socket import TlsSocket
+
+# A peer whose host is gone says nothing: keepalive finds out within about this long.
+_KEEPALIVE_S: Final = 3
+_NUM_KEEPALIVES: Final = 3
+_LENGTH: Final = struct.Struct("!Q")
+
+
+class RankStream:
+    """One end. Raises OSError (EOFError at the stream's end) where it cannot go on."""
+
+    def __init__(self, peer: socket.socket, timeout_s: float) -> None:
+        """timeout_s: how long a full stream may block a sender."""
+        peer.setblocking(True)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _NUM_KEEPALIVES)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout_s))
+        self._timeout_s = timeout_s
+        self._peer: socket.socket | TlsSocket = peer
+        self._lock = threading.Lock()
+
+    def encrypt(self, tls: InternalTls | None, *, is_dialler: bool, deadline_s: float) -> socket.socket | TlsSocket:
+        """Use TLS from now on, if the cluster has it; returns what the proof is to go over.
+
+        Nothing was sent or received before. Raises NotRaypd.
+        """
+        if tls is not None:
+            assert isinstance(self._peer, socket.socket), "a stream is encrypted once"
+            try:
+                self._peer = encrypted = (tls.dialling if is_dialler else tls.accepting)(self._peer)
+                encrypted.settimeout(self._timeout_s)
+                shake_hands(encrypted, deadline_s)
+            except OSError as error:
+                raise NotRaypd(f"no TLS connection came about: {error}") from error
+        return self._peer
+
+    def send(self, message: bytes) -> None:
+        """Send one message; from any thread."""
+        with self._lock:
+            self._peer.sendall(_LENGTH.pack(len(message)) + message)
+
+    def receive(self) -> bytearray:
+        """Wait for the next message, as long as the other end lives."""
+        (size,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
+        return self._receive_exactly(size)
+
+    def hang_up(self) -> None:
+        """Wake whoever receives, at both ends; from any thread."""
+        self._peer.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Release the socket; by whoever receives."""
+        self._peer.close()
+
+    def _receive_exactly(self, size: int) -> bytearray:
+        message = bytearray(size)
+        waiting = memoryview(message)
+        while waiting:
+            try:
+                num_bytes = self._peer.recv_into(waiting)
+            except ssl.SSLEOFError:
+                raise EOFError from None
+            except TimeoutError as error:
+                if error.errno is not None:
+                    raise  # The kernel's: the host at the other end is gone.
+                continue  # TlsSocket's counts for both directions, and an engine may be idle for long.
+            if num_bytes == 0:
+                raise EOFError
+            waiting = waiting[num_bytes:]
+        return message
+
+
+def _timeval(timeout_s: float) -> bytes:
+    seconds, microseconds = divmod(int(timeout_s * 1e6), 1_000_000)
+    return struct.pack("ll", seconds, microseconds)
