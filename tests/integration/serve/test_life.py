@@ -176,9 +176,11 @@ async def test_an_ingress_comes_back_where_it_was_and_engines_forget_its_request
 ) -> None:
     async with GenerateClient(served) as client:
         lives = ingress_lives(await client.status())
+        # Found before there is a stream, which would be over by the time that every process has been looked at.
+        ingress = process_listening_at(port_of(served))
         stream = client.generate([5, 6, 7], max_tokens=150, temperature=0.0, ignore_eos=True, resume=False)
         await anext(stream)
-        process_listening_at(port_of(served)).kill()
+        ingress.kill()
         with pytest.raises(CallFailed, match="UNAVAILABLE"):
             await read_all(stream)
         await ask_until_answered(client, checkpoint("llama"), 1)
