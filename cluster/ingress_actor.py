@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 
+from actors.allocator import give_back_large_blocks
 from actors.config import ModelFacts
 from actors.engine_profile import EngineProfile
 from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded, no_collection
@@ -204,6 +205,7 @@ class IngressActor:
         ports = await self._process.start(facts)
         leave_out_what_is_loaded()
         collect_seldom()
+        give_back_large_blocks()
         return ports
 
     async def drain(self, grace_s: float) -> None:

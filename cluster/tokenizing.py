@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
+from actors.allocator import give_back_what_is_free
 from cluster.fast_encoder import NUM_THREADS
 
 MAX_CHARS_ON_EVENT_LOOP: Final = 4096
@@ -35,15 +35,7 @@ def _trimmed(tokenize: Callable[[], _T]) -> _T:
     try:
         return tokenize()
     finally:
-        if (trim := _malloc_trim()) is not None:
-            trim(0)
-
-
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's; None where there is another library."""
-    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return trim
+        give_back_what_is_free()
 
 
 @functools.cache

@@ -169,7 +169,7 @@ def _bodies() -> list[HostileBody]:
         HostileBody("quotes", completions, b'{"max_tokens":1,"prompt":"', b'\\"', b'"}', answered),
         HostileBody("four bytes each", completions, b'{"max_tokens":1,"prompt":"', "😀".encode(), b'"}', answered),
         HostileBody("one wide character", completions, '{"max_tokens":1,"prompt":"😀'.encode(), b"a", b'"}', answered),
-        HostileBody("a long number", completions, b'{"prompt":"a","n":1', b"0", b"}"),
+        HostileBody("a long number", completions, b'{"prompt":"a","max_tokens":1,"n":1', b"0", b"}", answered),
         HostileBody("spaces", completions, b"{", b" ", b'"n":0}'),
         HostileBody("no JSON", completions, b"", b"}", b""),
         HostileBody("no UTF-8", completions, b'{"prompt":"', b"\xff", b'"}'),
