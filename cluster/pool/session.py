@@ -71,6 +71,7 @@ class EngineSession:
         """What was sent, message by message, and the engine has not yet said that it has."""
         self._aborts: list[tuple[str, int]] = []
         self._has_outgoing = asyncio.Event()
+        self._channel: grpc.aio.Channel | None = None
         self._call: grpc.aio.StreamStreamCall[ClientMessage, EngineMessage] | None = None
         self._lost: EngineLost | None = None
         self._is_over = asyncio.Event()
@@ -105,10 +106,10 @@ class EngineSession:
 
     async def open(self) -> None:
         """Dial the engine; it and this end prove themselves to each other. Raises EngineLost."""
-        self._channel = open_channel(self._descriptor.address, _CHANNEL_OPTIONS, self._member.trust.tls)
+        channel = self._channel = open_channel(self._descriptor.address, _CHANNEL_OPTIONS, self._member.trust.tls)
         try:
             async with asyncio.timeout(self._timeout_s):
-                hello = await self._begin_call()
+                hello = await self._begin_call(channel)
         except Untrusted as error:
             await self.close()
             raise EngineLost(self._descriptor.engine_id, f"{self._descriptor.address}: {error}") from error
@@ -123,11 +124,11 @@ class EngineSession:
         self._heard_s = asyncio.get_running_loop().time()
         self._tasks = [asyncio.create_task(work) for work in (self._read(), self._write(), self._watch_silence())]
 
-    async def _begin_call(self) -> object:
+    async def _begin_call(self, channel: grpc.aio.Channel) -> object:
         """Make the call with a proof; returns the engine's first message. Raises Untrusted, AioRpcError."""
         peer = Party(self._descriptor.engine_id, self._descriptor.incarnation)
-        proof = await prove(self._channel, self._member, Purpose.SESSION, peer, self._timeout_s)
-        method = self._channel.stream_stream(
+        proof = await prove(channel, self._member, Purpose.SESSION, peer, self._timeout_s)
+        method = channel.stream_stream(
             SESSION_METHOD, request_serializer=encode, response_deserializer=decode_engine_message
         )
         self._call = method(metadata=proof.metadata)
@@ -146,7 +147,8 @@ class EngineSession:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._call is not None:
             self._call.cancel()
-        await self._channel.close()
+        if self._channel is not None:  # None: it was never opened.
+            await self._channel.close()
 
     def submit(self, request: EngineCoreRequest) -> RequestStream:
         """Send the request; its outputs come out of the stream, which raises EngineLost if the session breaks."""

@@ -6,16 +6,17 @@ import asyncio
 
 from cluster.engine_connection import EngineRole
 from tests.faults.engine_process import EngineProcess
-from tests.faults.live_engines import IMPATIENT, NUM_PROMPT_TOKENS, LiveEngines
+from tests.faults.live_engines import IMPATIENT, LiveEngines
 
 NUM_BLOCKS = 64
-"""A request that may grow to nearly all of them leaves no room for a load."""
+NUM_LONG_TOKENS = 416
+"""A request whose prompt has nearly all of the blocks leaves no room for a load."""
 LONG_SEED = 1000
 
 
 async def start_long_request(engines: LiveEngines, decode: EngineProcess) -> str:
     """Returns its id when it runs."""
-    question = engines.ask(num_tokens=400, seed=LONG_SEED)
+    question = engines.ask(num_prompt_tokens=NUM_LONG_TOKENS, num_tokens=94, seed=LONG_SEED)
     stream = engines.session(decode).submit(question.request)
     await anext(stream)
     return question.request.request_id
@@ -36,11 +37,11 @@ async def test_others_are_served_while_a_consumer_has_no_room(engines: LiveEngin
     engines.session(full).abort(long_request_id)
     await waiting
     await engines.check_whole(prefill, full, free)
-    assert full.count("num_prompt_tokens_computed") == NUM_PROMPT_TOKENS, "of the long request, and no other"
+    assert full.count("num_prompt_tokens_computed") == NUM_LONG_TOKENS, "of the long request, and no other"
 
 
 async def test_a_producer_that_gave_up_waiting_for_room_is_not_waited_for(engines: LiveEngines) -> None:
-    transfer = IMPATIENT.model_copy(update={"ready_timeout_s": 0.2})
+    transfer = IMPATIENT.model_copy(update={"ready_timeout_s": 0.05})
     prefill = await engines.start("prefill-0", EngineRole.PREFILL, transfer=transfer)
     full = await engines.start("decode-0", EngineRole.DECODE, num_blocks=NUM_BLOCKS)
     long_request_id = await start_long_request(engines, full)

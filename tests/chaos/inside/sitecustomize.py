@@ -40,7 +40,12 @@ def _step_clock(file: Path) -> None:
         seconds: float = struct.unpack_from("d", offset)[0]
         return seconds
 
-    time.time = lambda: unix_s() + offset_s()
+    def stepped_s() -> float:
+        # gRPC makes its deadlines of this and compares them with the machine's clock, which nobody has stepped.
+        asked_by: str = sys._getframe(1).f_globals.get("__name__", "")
+        return unix_s() + (0.0 if asked_by.startswith("grpc") else offset_s())
+
+    time.time = stepped_s
     time.time_ns = lambda: unix_ns() + int(offset_s() * 1e9)
 
 

@@ -35,6 +35,12 @@ NOW_S = time.time()
 """Deaths are noted by the wall clock."""
 
 
+@pytest.fixture(autouse=True)
+def _stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long ago this file was imported."""
+    monkeypatch.setattr(time, "time", lambda: NOW_S)
+
+
 @dataclass
 class FakeIngress:
     """What stands behind an ingress's actor. ports: what it is told to use; proofs: decode engines it has proven."""
