@@ -257,7 +257,7 @@ class ModelFacts:
 
     @property
     def request_limits(self) -> RequestLimits:
-        """What every request is checked by where it enters the engine."""
+        """Return the limits that the engine checks each request against when the request enters it."""
         return RequestLimits(
             vocab_size=self.vocab_size,
             num_kv_heads=self.layout.total_num_kv_heads,

@@ -83,7 +83,7 @@ class EngineServer:
         self._config = config
         self._trust = trust
         self.refusals = Refusals()
-        """Who was refused because it did not prove the cluster's secret."""
+        """Counts of the connections that were refused because their caller did not prove the cluster's secret."""
         self._launch_ranks = launch_ranks
         self._engine_id = engine_id
         self._incarnation = incarnation

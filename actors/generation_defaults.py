@@ -39,7 +39,7 @@ NO_DEFAULTS: Final = GenerationDefaults()
 
 @dataclass(frozen=True, slots=True)
 class GenerationFile:
-    """What raypd takes from the file. eos_token_ids: None if it names none"""
+    """The settings that raypd takes from generation_config.json. eos_token_ids: None if the file names none"""
 
     defaults: GenerationDefaults
     eos_token_ids: tuple[int, ...] | None

@@ -31,7 +31,7 @@ _PIXELS: Final = "pixel_values"
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """What an encoder takes of an image, and makes of it.
+    """The arrays that an image encoder takes for one image, and the embeddings that it makes of them.
 
     hidden_size:     of an embedding
     pixel_shape:     of pixel_values; None where a size may be any, and where a number of dimensions is not known

@@ -81,7 +81,7 @@ def reason_in_config(config: PretrainedConfig) -> str | None:
 
 
 def reason_on_trial(config: PretrainedConfig) -> str | None:
-    """What an engine finds out by running the model, with whatever weights: known beforehand for these models."""
+    """Return why an engine would refuse the model once it had run it, or None if that is not known."""
     return REFUSED_ON_TRIAL.get(str(config.model_type))
 
 

@@ -254,7 +254,7 @@ def _read_shard(
 def _run_whole(
     directory: Path, config: PretrainedConfig, model_config: ModelConfig, dtype: torch.dtype, tokens: Tensor
 ) -> ModelRun:
-    """What the whole model makes of the tokens, for one rank to compare with."""
+    """Run the whole model over the tokens, and return the record that one rank compares its own run with."""
     trust_remote_code = model_config.trust_remote_code
     if model_config.load_format == "auto":
         with _BUILDING:

@@ -311,7 +311,7 @@ class ModelRunner:
 
     @property
     def dtype(self) -> str:
-        """What the model computes in: float32, bfloat16 or float16."""
+        """The dtype that the model computes in: float32, bfloat16 or float16."""
         return str(self._model.forward.model.dtype).removeprefix("torch.")
 
     @property
@@ -321,7 +321,7 @@ class ModelRunner:
 
     @property
     def images(self) -> ImageFacts | None:
-        """What its encoder takes; None if it takes no images."""
+        """The limits of the model's image encoder; None if the model takes no images."""
         if self._images is None:
             return None
         return image_facts(self._model.forward.model.config, self._embeds.embedding_size)
