@@ -119,7 +119,11 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):
                 async for response in handler.stream_stream(messages, context):
                     await context.write(response)
             except InvalidRequest as error:
-                await _abort(context, status_of(error))
+                status = status_of(error)
+            else:
+                return
+            # Not within the except clause: what gRPC keeps would refer to the refusal, and that to the message.
+            await _abort(context, status)
 
         return reflect
 
@@ -142,6 +146,8 @@ def _answering(
             call_id = getattr(request, "request_id", "") or uuid.uuid4().hex
             logger.exception("a call failed by a bug", extra={"request_id": call_id})
             status = internal_error(call_id)
+        # gRPC's context keeps the exception of an abort, and with it this frame, until the next full collection.
+        request = None
         return await _abort(context, status)
 
     return answer
