@@ -104,9 +104,13 @@ class EncodeService:
             try:
                 image = _decode_input(message)
             except MALFORMED as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"malformed: {error}")
-            yield await self._encoded(image)
-            return
+                reason = f"malformed: {error}"
+            else:
+                yield await self._encoded(image)
+                return
+            # gRPC's context keeps the exception of an abort, and what that refers to.
+            del message
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
 
     async def _encoded(self, image: EncoderInput) -> EncodedImage:
         if (known := self._shelf.get(image.mm_hash)) is not None:
