@@ -66,6 +66,11 @@ UNHARMED = Effects(
         (UNHARMED, []),
         (replace(UNHARMED, callback=CallbackReport(0.051, "f")), ["a callback used 51 ms of CPU time: f"]),
         (replace(UNHARMED, rss_mib=(100.0, 110.0, 120.0, 153.0)), ["memory grew: 100 -> 110 -> 120 -> 153 MiB"]),
+        (replace(UNHARMED, rss_mib=(100.0, 110.0, 120.0, 153.0, 118.0, 160.0, 158.0)), []),
+        (
+            replace(UNHARMED, rss_mib=(100.0, 110.0, 120.0, 130.0, 140.0, 150.0, 160.0)),
+            ["memory grew: 100 -> 110 -> 120 -> 130 -> 140 -> 150 -> 160 MiB"],
+        ),
         (replace(UNHARMED, rss_mib=(100.0, 357.0, 357.0, 357.0)), ["memory grew: 100 -> 357 -> 357 -> 357 MiB"]),
         (replace(UNHARMED, ended=("the ingress",)), ["the ingress has ended"]),
         (replace(UNHARMED, felt=Felt(["reset"], 1, 1)), ["the victim: reset"]),
