@@ -9,7 +9,7 @@ from pathlib import Path
 
 from actors.config import EngineConfig
 from actors.core.adapter_cache import AdapterCache
-from actors.core.block_hash import PUBLIC_KEY, BlockHashKey
+from actors.core.block_hash import BlockHashKey
 from actors.core.embedding_shelf import EmbeddingShelf
 from actors.core.embedding_transfers import Staging
 from actors.core.scheduler import Scheduler
@@ -43,7 +43,8 @@ def build_engine_core(
     say: Callable[[str], None] = logger.info,
     launch_ranks: RankLauncher = ProcessRanks,
     shelf: EmbeddingShelf | None = None,
-    trust: Trust | None = None,
+    *,
+    trust: Trust,
 ) -> EngineCore:
     """Load the model, size and allocate the cache, warm up. Blocks for as long as the weights take.
 
@@ -51,14 +52,13 @@ def build_engine_core(
     say: told what the start is busy with, in a few words
     launch_ranks: starts the tensor-parallel ranks after the first, which is this process
     shelf: embeddings that others fetch are taken from there
-    trust: what the ranks prove themselves by, and the key of block hashes; None outside of a cluster, with one rank
+    trust: what the ranks prove themselves by, and the key of block hashes
     Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable, StoreUnavailable or RankLost.
     """
     group: RankGroup | None = None
     if config.parallel.tensor_parallel_size == 1:
         worker = build_worker(config, identity, control, on_progress, say)
     else:
-        assert trust is not None, "ranks prove themselves to each other"
         group = gather_ranks(config, identity, control, on_progress, say, launch_ranks, trust)
         worker = group.worker
     runner = worker.runner
@@ -85,12 +85,10 @@ def build_engine_core(
     )
     executor: Executor = InProcessExecutor(worker, overlap=overlap)
     return EngineCore(
-        scheduler, executor if group is None else MultiRankExecutor(executor, group), hash_key=_hash_key(trust)
+        scheduler,
+        executor if group is None else MultiRankExecutor(executor, group),
+        hash_key=BlockHashKey(trust.block_hash_key),
     )
-
-
-def _hash_key(trust: Trust | None) -> BlockHashKey:
-    return PUBLIC_KEY if trust is None else BlockHashKey(trust.block_hash_key)
 
 
 def _without_chunks(config: EngineConfig) -> EngineConfig:

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from actors.core.adapter import Adapter
-from actors.core.block_hash import PUBLIC_KEY, BlockHasher, BlockHashKey
+from actors.core.block_hash import BlockHasher, BlockHashKey
 from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs, SchedulerOutput
 from actors.core.request import EngineCoreRequest, FinishReason, Request, RequestStatus
 from actors.core.scheduler import Scheduler
@@ -69,7 +69,7 @@ class EngineCore:
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
         *,
-        hash_key: BlockHashKey = PUBLIC_KEY,
+        hash_key: BlockHashKey,
     ) -> None:
         """hash_key: of the block hashes, the same in all engines that exchange KV."""
         self.scheduler = scheduler

@@ -129,7 +129,7 @@ class EngineServer:
             self._say,
             self._launch_ranks,
             shelf,
-            self._trust,
+            trust=self._trust,
         )
         self._thread = EngineThread(self._core, sessions.deliver, self._on_death, self._wake)
         self._thread.start()

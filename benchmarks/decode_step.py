@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from actors.core.block_hash import PUBLIC_KEY
 from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
 from actors.core.scheduler import Scheduler
@@ -149,7 +150,7 @@ def _engine(model: Path, dtype: str, batch: int, max_model_len: int, threads: in
     runner.warm_up()
     num_blocks = runner.layout.num_blocks
     scheduler = Scheduler(config.scheduler, config.cache, num_blocks, runner.max_model_len, clock=time.time)
-    return EngineCore(scheduler, InProcessExecutor(Worker(runner, None), overlap=overlap))
+    return EngineCore(scheduler, InProcessExecutor(Worker(runner, None), overlap=overlap), hash_key=PUBLIC_KEY)
 
 
 def _table(parts: Parts, title: str) -> Table:

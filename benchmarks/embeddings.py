@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import AutoModel
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from actors.core.block_hash import PUBLIC_KEY
 from actors.core.outputs import SchedulerOutput, StepBatch
 from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import PoolingParams, SamplingParams
@@ -94,7 +95,7 @@ def _engine(model: Path) -> EngineCore:
     runner.load_model()
     runner.initialize_kv_cache(runner.determine_num_blocks())
     scheduler = Scheduler(scheduler_config, cache, runner.layout.num_blocks, runner.max_model_len, clock=time.time)
-    return EngineCore(scheduler, InProcessExecutor(Worker(runner, None)))
+    return EngineCore(scheduler, InProcessExecutor(Worker(runner, None)), hash_key=PUBLIC_KEY)
 
 
 def _embed(engine: EngineCore, prompts: Prompts) -> dict[int, Tensor]:

@@ -25,6 +25,7 @@ from actors.engine_core import EngineCore
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress
+from kv_transfer.trust.membership import Trust, TrustMaterial
 
 _NUM_RUNS = 9
 _GRID = (1, 32, 32)
@@ -163,7 +164,9 @@ def _build(directory: Path) -> EngineCore:
         kv_transfer=KVTransferConfig(transport="loopback"),
     )
     address = EngineAddress("engine-0", 1, "engine-0")
-    return build_engine_core(engine_config, address, LoopbackHub().control(address), lambda: None)
+    return build_engine_core(
+        engine_config, address, LoopbackHub().control(address), lambda: None, trust=Trust(TrustMaterial.draw())
+    )
 
 
 if __name__ == "__main__":

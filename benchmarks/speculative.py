@@ -20,6 +20,7 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig
+from actors.core.block_hash import PUBLIC_KEY
 from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
 from actors.core.scheduler import Scheduler
@@ -112,7 +113,7 @@ def _engine(model: Path, max_num_seqs: int, speculative: SpeculativeConfig | Non
     runner.initialize_kv_cache(runner.determine_num_blocks())
     runner.warm_up()
     scheduler = Scheduler(config, cache, runner.layout.num_blocks, runner.max_model_len, clock=time.time)
-    return EngineCore(scheduler, InProcessExecutor(Worker(runner, None)))
+    return EngineCore(scheduler, InProcessExecutor(Worker(runner, None)), hash_key=PUBLIC_KEY)
 
 
 def _best(

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.config import CacheConfig, GrammarConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from actors.core.block_hash import PUBLIC_KEY
 from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams, StructuredOutputParams
 from actors.core.scheduler import Scheduler
@@ -107,7 +108,7 @@ def _engine(model: Path, max_num_seqs: int, wake: threading.Event) -> EngineCore
         structured_output=grammars,
         clock=time.time,
     )
-    return EngineCore(scheduler, InProcessExecutor(Worker(runner, None)))
+    return EngineCore(scheduler, InProcessExecutor(Worker(runner, None)), hash_key=PUBLIC_KEY)
 
 
 def _decode(

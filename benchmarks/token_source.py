@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from itertools import accumulate, cycle, islice
 
+from actors.core.block_hash import PUBLIC_KEY
 from actors.core.outputs import EngineCoreOutput
 from actors.core.request import EngineCoreRequest, FinishReason
 from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded
@@ -124,7 +125,7 @@ def make_serving(tokens_per_s: float, max_requests: int) -> tuple[Serving, Token
     tokenizer = ModelTokenizer.from_directory(DEMO_MODEL)
     source = TokenSource(tokenizer.encode(_WORDS * 4), tokens_per_s)
     model = ModelDescription("demo", 131_072, tokenizer.backend.get_vocab_size(), (0,))
-    version = ModelVersion(1, InputProcessor(model, tokenizer), PrefixAwarePair(16))
+    version = ModelVersion(1, InputProcessor(model, tokenizer), PrefixAwarePair(16, hash_key=PUBLIC_KEY))
     serving = Serving(
         ModelVersions(version), OneEngine(source), max_requests_in_flight=max_requests, max_waiting_tokens=10**9
     )

@@ -18,6 +18,7 @@ from actors.engine_core import EngineCore
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, PrefixSource, TransferRole
+from tests.trusted import TRUST
 
 _TIMEOUT_S = 60.0
 
@@ -87,7 +88,7 @@ class EnginePair:
         }
         configs = {"prefill": prefill, "decode": decode}
         self.engines: dict[str, EngineCore] = {
-            name: build_engine_core(configs[name], address, hub.control(address), self._wake.set)
+            name: build_engine_core(configs[name], address, hub.control(address), self._wake.set, trust=TRUST)
             for name, address in self.addresses.items()
         }
         self.answers: dict[str, Answer] = {}

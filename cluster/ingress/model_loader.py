@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from actors.core.block_hash import PUBLIC_KEY, BlockHashKey
+from actors.core.block_hash import BlockHashKey
 from actors.generation_defaults import NO_DEFAULTS, GenerationDefaults, InvalidGenerationConfig, read_generation_file
 from cluster.adapters import AdapterDirectory
 from cluster.config import ClusterConfig
@@ -33,7 +33,7 @@ class ModelLoader:
         versions: ModelVersions,
         adapters: AdapterDirectory | None = None,
         *,
-        hash_key: BlockHashKey = PUBLIC_KEY,
+        hash_key: BlockHashKey,
     ) -> None:
         """versions: what is loaded goes there; adapters: for all of them; hash_key: of block hashes, the cluster's."""
         self._config = config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from actors.core.block_hash import PUBLIC_KEY, BlockHash, BlockHasher, BlockHashKey, ExtraKeys
+from actors.core.block_hash import BlockHash, BlockHasher, BlockHashKey, ExtraKeys
 from actors.core.request import EngineCoreRequest
 from cluster.engine_connection import EngineDescriptor, EngineKey
 from cluster.pairing import find_refusal
@@ -28,7 +28,7 @@ class PrefixAwarePair:
     from.
     """
 
-    def __init__(self, block_size: int, max_blocks: int = _MAX_BLOCKS, *, hash_key: BlockHashKey = PUBLIC_KEY) -> None:
+    def __init__(self, block_size: int, max_blocks: int = _MAX_BLOCKS, *, hash_key: BlockHashKey) -> None:
         """block_size: of the engines' KV caches; prefixes are counted in it, also where an engine has another size.
 
         hash_key: of the block hashes, the cluster's own

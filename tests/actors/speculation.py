@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig
+from actors.core.block_hash import PUBLIC_KEY
 from actors.core.outputs import EngineCoreOutput, TokenLogprobs
 from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
@@ -121,7 +122,7 @@ class SpeculatingEngine:
             self.runner.initialize_kv_cache(num_blocks)
         self.scheduler = Scheduler(scheduler_config, cache_config, num_blocks, self.runner.max_model_len, clock=Clock())
         executor = InProcessExecutor(Worker(self.runner, None), overlap=overlap)
-        self.core = EngineCore(self.scheduler, executor, Clock())
+        self.core = EngineCore(self.scheduler, executor, Clock(), hash_key=PUBLIC_KEY)
 
     def __enter__(self) -> SpeculatingEngine:
         return self

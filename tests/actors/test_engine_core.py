@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from actors.config import ModelFacts
+from actors.core.block_hash import PUBLIC_KEY
 from actors.core.multimodal import EncoderInput, PackedArray
 from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
 from actors.core.request import EngineCoreRequest
@@ -63,7 +64,7 @@ def request(request_id: str, max_tokens: int = 3) -> EngineCoreRequest:
 
 def make_core(*, overlap: bool) -> tuple[EngineCore, FakeExecutor]:
     executor = FakeExecutor()
-    return EngineCore(make_scheduler(overlap=overlap), executor, Clock()), executor
+    return EngineCore(make_scheduler(overlap=overlap), executor, Clock(), hash_key=PUBLIC_KEY), executor
 
 
 def run(core: EngineCore, max_steps: int = 50) -> list[tuple[str, list[int]]]:

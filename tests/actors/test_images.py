@@ -20,6 +20,7 @@ from actors.model.multimodal.image_batch import ImageBatch
 from kv_transfer.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from tests.engine_pair import Answer, EnginePair, engine_config
+from tests.trusted import TRUST
 from tests.vision import VISION_FAMILIES, VisionReference, draw_image, image_marker, place_images
 
 CheckpointOf = Callable[[str], Path]
@@ -65,7 +66,9 @@ class One:
 
     def __init__(self, config: EngineConfig) -> None:
         address = EngineAddress("engine-0", 1, "engine-0")
-        self.core: EngineCore = build_engine_core(config, address, LoopbackHub().control(address), lambda: None)
+        self.core: EngineCore = build_engine_core(
+            config, address, LoopbackHub().control(address), lambda: None, trust=TRUST
+        )
         self.answers: dict[str, Answer] = {}
 
     def run(self, *requests: EngineCoreRequest) -> dict[str, list[int]]:

@@ -23,6 +23,7 @@ from tests.engine_pair import Answer, EnginePair, engine_config
 from tests.pooled import embedding_of, logits_of
 from tests.rank_threads import RankThreads
 from tests.reference import greedy_tokens, random_prompt
+from tests.trusted import TRUST
 
 CheckpointOf = Callable[[str], Path]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
@@ -65,7 +66,7 @@ def expected_embedding(directory: Path, prompt: list[int], params: PoolingParams
 def one_engine(config: EngineConfig) -> Iterator[EnginePair]:
     """The prefill engine of a pair whose other one is not needed."""
     wake, address = threading.Event(), EngineAddress("prefill-0", 1, "prefill-0")
-    core = build_engine_core(config, address, LoopbackHub().control(address), wake.set)
+    core = build_engine_core(config, address, LoopbackHub().control(address), wake.set, trust=TRUST)
     with EnginePair.of({"prefill": core}, {"prefill": address}, wake) as pair:
         yield pair
 

@@ -14,7 +14,7 @@ from actors.core.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
 from actors.engine_thread import EngineThread
 from kv_transfer.params import EngineAddress, KVTransferParams
-from kv_transfer.trust.membership import TrustMaterial
+from kv_transfer.trust.membership import Trust, TrustMaterial
 from tests.gpu.control_server import ControlServer
 
 _TIMEOUT_S = 50.0
@@ -41,7 +41,7 @@ class EnginePeer:
         self._tokens: dict[str, Tokens] = defaultdict(Tokens)
         self._death: BaseException | None = None
         wake = threading.Event()
-        self._core = build_engine_core(config, self._address, self._server.control, wake.set)
+        self._core = build_engine_core(config, self._address, self._server.control, wake.set, trust=Trust(material))
         self._thread = EngineThread(self._core, self._deliver, self._on_death, wake)
         self._thread.start()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.config import EngineConfig
+from actors.core.block_hash import BlockHashKey
 from actors.engine_server import EngineServer
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.input_processor import InputProcessor, ModelDescription
@@ -50,7 +51,7 @@ async def local_cluster(
         facts = engines["decode-0"].facts
         description = ModelDescription.of("test", facts)
         tokenizer = ModelTokenizer.from_directory(Path(config.model.model))
-        router = PrefixAwarePair(facts.layout.block_size)
+        router = PrefixAwarePair(facts.layout.block_size, hash_key=BlockHashKey(trust.block_hash_key))
         versions = ModelVersions(ModelVersion(1, InputProcessor(description, tokenizer), router))
         serving = Serving(versions, pool, moves=Moves(pool.stats) if moves_preempted else None)
         yield LocalCluster(serving, pool, engines)

@@ -31,6 +31,7 @@ from tests.fakes import FakePool
 from tests.faults.live_engines import small_engine
 from tests.kv_transfer.swallowing_proxy import SwallowingProxy
 from tests.reference import random_prompt
+from tests.trusted import TRUST
 
 _TIMEOUT_S = 10.0
 _NUM_CHUNKS = 6
@@ -138,7 +139,8 @@ async def _stage(directory: Path) -> AsyncIterator[Stage]:
     hub, engines = LoopbackHub(), {}
     for role in (EngineRole.PREFILL, EngineRole.DECODE):
         address = EngineAddress(f"{role}-0", 1, f"{role}-0")
-        engines[role] = SteppedEngine(role, build_engine_core(config, address, hub.control(address), lambda: None))
+        core = build_engine_core(config, address, hub.control(address), lambda: None, trust=TRUST)
+        engines[role] = SteppedEngine(role, core)
     facts = engines[EngineRole.DECODE].core.executor.facts
     processor = InputProcessor(ModelDescription.of("test", facts), ModelTokenizer.from_directory(directory))
     versions = ModelVersions(ModelVersion(1, processor, LeastLoadedPair()))

@@ -19,6 +19,7 @@ from kv_transfer.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress
 from tests.engine_pair import EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt
+from tests.trusted import TRUST
 
 pytestmark = pytest.mark.usefixtures("shared_models")
 
@@ -98,7 +99,7 @@ def test_a_second_engine_finds_what_the_first_one_left_on_disk(
 
 def _start(config: EngineConfig) -> None:
     identity = EngineAddress("engine", 1, "engine")
-    build_engine_core(config, identity, LoopbackHub().control(identity), threading.Event().set).shutdown()
+    build_engine_core(config, identity, LoopbackHub().control(identity), threading.Event().set, trust=TRUST).shutdown()
 
 
 def test_a_store_that_is_not_installed_is_refused_at_the_start(checkpoint: _CheckpointOf) -> None:

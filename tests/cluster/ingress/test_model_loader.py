@@ -10,6 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from actors.config import ModelFacts
+from actors.core.block_hash import PUBLIC_KEY
 from cluster.client import GenerateClient
 from cluster.config import DEMO_MODEL, ClusterConfig, IngressConfig
 from cluster.errors import TokenizerUnusable
@@ -37,7 +38,7 @@ async def loaded(loader: ModelLoader, versions: ModelVersions, model: ServedMode
 
 async def test_a_model_is_loaded_once_and_its_facts_may_change() -> None:
     versions = ModelVersions()
-    loader = ModelLoader(ClusterConfig(served_model_name="m"), versions)
+    loader = ModelLoader(ClusterConfig(served_model_name="m"), versions, hash_key=PUBLIC_KEY)
     first = await loaded(loader, versions, FIRST)
     assert not loader.is_empty
     assert await loaded(loader, versions, FIRST) is first
@@ -50,7 +51,7 @@ async def test_a_model_is_loaded_once_and_its_facts_may_change() -> None:
 
 async def test_each_version_has_a_tokenizer_and_a_router_of_its_own(tmp_path: Path) -> None:
     versions = ModelVersions()
-    loader = ModelLoader(ClusterConfig(), versions)
+    loader = ModelLoader(ClusterConfig(), versions, hash_key=PUBLIC_KEY)
     other = shutil.copytree(DEMO_MODEL, tmp_path / "other")
     first = await loaded(loader, versions, FIRST)
     second = await loaded(loader, versions, ServedModel(2, str(other), FACTS))
@@ -64,7 +65,9 @@ async def test_each_version_has_a_tokenizer_and_a_router_of_its_own(tmp_path: Pa
 @pytest.mark.parametrize(("use_fastokens", "reason"), [(True, ""), (False, "fastokens is not asked for")])
 async def test_what_encodes_prompts_is_configured(use_fastokens: bool, reason: str) -> None:
     versions = ModelVersions()
-    loader = ModelLoader(ClusterConfig(ingress=IngressConfig(use_fastokens=use_fastokens)), versions)
+    loader = ModelLoader(
+        ClusterConfig(ingress=IngressConfig(use_fastokens=use_fastokens)), versions, hash_key=PUBLIC_KEY
+    )
     version = await loaded(loader, versions, FIRST)
     assert version.input_processor.tokenizer.why_not_fast == reason
 
@@ -75,14 +78,14 @@ async def test_a_tokenizer_that_fastokens_cannot_be_used_for_is_logged(
     caplog.set_level("INFO")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of_kind("gemma"))  # type: ignore[no-untyped-call]  # transformers has no types here
     tokenizer.save_pretrained(tmp_path)
-    await ModelLoader(ClusterConfig(), ModelVersions()).load(ServedModel(1, str(tmp_path), FACTS))
+    await ModelLoader(ClusterConfig(), ModelVersions(), hash_key=PUBLIC_KEY).load(ServedModel(1, str(tmp_path), FACTS))
     [record] = [one for one in caplog.records if one.getMessage() == "prompts are encoded by Hugging Face's tokenizers"]
     assert "fastokens makes other tokens" in record.reason  # type: ignore[attr-defined]  # an extra
 
 
 async def test_a_version_that_has_left_is_loaded_again_if_it_comes_back() -> None:
     versions = ModelVersions()
-    loader = ModelLoader(ClusterConfig(ingress=IngressConfig(router="least_loaded")), versions)
+    loader = ModelLoader(ClusterConfig(ingress=IngressConfig(router="least_loaded")), versions, hash_key=PUBLIC_KEY)
     first = await loaded(loader, versions, FIRST)
     assert isinstance(first.router, LeastLoadedPair)
     await loaded(loader, versions, replace(FIRST, version=2))
@@ -95,7 +98,7 @@ async def test_a_model_without_a_tokenizer_gets_no_requests_and_the_others_do(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     versions = ModelVersions()
-    loader = ModelLoader(ClusterConfig(), versions)
+    loader = ModelLoader(ClusterConfig(), versions, hash_key=PUBLIC_KEY)
     broken = ServedModel(2, str(tmp_path), FACTS)
     with pytest.raises(TokenizerUnusable):
         await loader.load(broken)
@@ -169,10 +172,12 @@ async def test_sampling_defaults_are_those_of_the_version_unless_they_are_ignore
     directory = shutil.copytree(DEMO_MODEL, tmp_path / "model")
     (directory / "generation_config.json").write_text('{"temperature": 0.3}')
     config = ClusterConfig.model_validate({"model": {"model": str(directory), "generation_config": setting}})
-    version = await loaded(ModelLoader(config, versions), versions, ServedModel(1, str(directory), FACTS))
+    version = await loaded(
+        ModelLoader(config, versions, hash_key=PUBLIC_KEY), versions, ServedModel(1, str(directory), FACTS)
+    )
     assert version.input_processor.model.defaults.temperature == temperature
     (directory / "generation_config.json").write_text("{")
     broken = ServedModel(2, str(directory), FACTS)
     if setting == "auto":
         with pytest.raises(TokenizerUnusable, match="is not JSON"):
-            await ModelLoader(config, versions).load(broken)
+            await ModelLoader(config, versions, hash_key=PUBLIC_KEY).load(broken)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.core.block_hash import PUBLIC_KEY
 from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
 from cluster.engine_connection import EngineDescriptor, EngineRole
@@ -110,7 +111,7 @@ FLEETS = st.lists(LOADS, min_size=1, max_size=8, unique_by=lambda engine: engine
 PROMPTS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 
 
-@pytest.mark.parametrize("router_of", [LeastLoadedPair, lambda: PrefixAwarePair(BLOCK_SIZE)])
+@pytest.mark.parametrize("router_of", [LeastLoadedPair, lambda: PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)])
 @given(rounds=st.lists(st.tuples(FLEETS, PROMPTS), min_size=1, max_size=6))
 def test_no_router_ever_brings_two_engines_together_that_cannot_exchange_kv(
     router_of: type[LeastLoadedPair], rounds: list[tuple[list[Load], list[int]]]

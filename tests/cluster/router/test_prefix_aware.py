@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from actors.core.adapter import Adapter
+from actors.core.block_hash import PUBLIC_KEY
 from actors.core.request import EngineCoreRequest
 from actors.core.sampling_params import SamplingParams
 from cluster.engine_connection import EngineDescriptor, EngineRole
@@ -52,7 +53,7 @@ D0, D1 = _engine("d0", EngineRole.DECODE), _engine("d1", EngineRole.DECODE)
 
 
 def test_a_prompt_goes_where_its_prefix_is() -> None:
-    router = PrefixAwarePair(BLOCK_SIZE)
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
     first = _send(router, _request(PROMPT), [P1, D1])
     assert (first.prefill, first.decode, first.prefix_source) == (P1, D1, None)
     again = _send(router, _request([*PROMPT, 7]), [P0, P1, D0, D1])
@@ -60,7 +61,7 @@ def test_a_prompt_goes_where_its_prefix_is() -> None:
 
 
 def test_a_prefix_is_not_worth_a_longer_queue() -> None:
-    router = PrefixAwarePair(BLOCK_SIZE)
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
     _send(router, _request(PROMPT), [P1, D1])
     busy = _engine("p1", EngineRole.PREFILL, 2)
     route = _send(router, _request(PROMPT), [P0, busy, D0])
@@ -69,7 +70,7 @@ def test_a_prefix_is_not_worth_a_longer_queue() -> None:
 
 
 def test_who_has_a_prefix_is_known_as_soon_as_it_was_sent_there_and_not_before() -> None:
-    router = PrefixAwarePair(BLOCK_SIZE)
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
     route = router.choose(_request(PROMPT), [P1, D1])
     assert router.choose(_request(PROMPT), [P0, P1, D0]).prefill == P0
     router.on_start(_request(PROMPT), route)
@@ -77,13 +78,13 @@ def test_who_has_a_prefix_is_known_as_soon_as_it_was_sent_there_and_not_before()
 
 
 def test_prompts_without_a_prefix_are_spread_by_load() -> None:
-    router = PrefixAwarePair(BLOCK_SIZE)
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
     busy = _engine("p0", EngineRole.PREFILL, 1)
     assert _send(router, _request(PROMPT), [busy, P1, D0]).prefill == P1
 
 
 def test_the_answer_of_a_chat_is_fetched_from_the_engine_that_gave_it() -> None:
-    router = PrefixAwarePair(BLOCK_SIZE)
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
     route = _send(router, _request(PROMPT), [P0, D0])
     answer = list(range(50, 62))
     router.on_end(_request(PROMPT), answer, route)
@@ -93,7 +94,7 @@ def test_the_answer_of_a_chat_is_fetched_from_the_engine_that_gave_it() -> None:
 
 
 def test_an_engine_that_does_both_fetches_from_another() -> None:
-    router = PrefixAwarePair(BLOCK_SIZE)
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
     b0, b1 = _engine("b0", EngineRole.BOTH), _engine("b1", EngineRole.BOTH)
     assert _send(router, _request(PROMPT), [b0]).decode == b0
     route = _send(router, _request(PROMPT), [_engine("b0", EngineRole.BOTH, 3), b1])
@@ -102,21 +103,21 @@ def test_an_engine_that_does_both_fetches_from_another() -> None:
 
 
 def test_tenants_with_different_salts_share_nothing() -> None:
-    router = PrefixAwarePair(BLOCK_SIZE)
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
     _send(router, _request(PROMPT, "a"), [P1, D1])
     route = _send(router, _request(PROMPT, "b"), [P0, P1, D0, D1])
     assert (route.prefill, route.prefix_source) == (P0, None)
 
 
 def test_an_engines_next_life_is_no_source() -> None:
-    router = PrefixAwarePair(BLOCK_SIZE)
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
     _send(router, _request(PROMPT), [P1, D1])
     reborn = _engine("p1", EngineRole.PREFILL, incarnation=2)
     assert _send(router, _request(PROMPT), [P0, reborn, D0]).prefix_source is None
 
 
 def test_an_engine_that_cannot_send_it_is_no_source_for_a_prefix() -> None:
-    router = PrefixAwarePair(BLOCK_SIZE)
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
     holders = [
         _engine(f"b{number}", EngineRole.BOTH, pairing=pairing)
         for number, pairing in enumerate((FACTS, replace(FACTS, dtype="float16"), replace(FACTS, block_size=8), None))
@@ -134,7 +135,7 @@ def test_an_engine_that_cannot_send_it_is_no_source_for_a_prefix() -> None:
 
 
 def test_a_prefix_does_not_bring_two_engines_together_that_cannot_hand_over() -> None:
-    router = PrefixAwarePair(BLOCK_SIZE)
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
     other = replace(FACTS, dtype="float16")
     p0, p1 = (_engine(f"p{n}", EngineRole.PREFILL, pairing=facts) for n, facts in enumerate((FACTS, other)))
     d0, d1 = (_engine(f"d{n}", EngineRole.DECODE, pairing=facts) for n, facts in enumerate((FACTS, other)))
@@ -146,11 +147,11 @@ def test_a_prefix_does_not_bring_two_engines_together_that_cannot_hand_over() ->
 
 def test_without_engines_nothing_is_noted() -> None:
     with pytest.raises(NoEngineAvailable):
-        PrefixAwarePair(BLOCK_SIZE).choose(_request(PROMPT), list[_Load]())
+        PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY).choose(_request(PROMPT), list[_Load]())
 
 
 def test_an_adapter_is_worth_one_place_in_the_queue_where_it_was_used_before() -> None:
-    router = PrefixAwarePair(BLOCK_SIZE)
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
     sql = replace(_request(PROMPT), lora=Adapter("sql", "/adapters/sql", "1"))
     _send(router, sql, [P1, D1])
     other_prompt = replace(sql, prompt_token_ids=list(range(50, 70)))
