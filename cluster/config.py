@@ -178,6 +178,13 @@ class ControllerConfig(_Settings):
     labels: dict[str, str] = Field(default_factory=dict, description="Ray labels of the nodes where it may be.")
 
 
+def _absolute(path: Path) -> Path:
+    """Refuse a path that means another file to each process: they run in other directories, on other nodes."""
+    if not path.is_absolute():
+        raise ValueError("it has to be an absolute path, which is the same on every node")
+    return path
+
+
 class InternalTlsConfig(_Settings):
     """Certificates for connections within the cluster, at the same paths on every node (PEM).
 
@@ -188,7 +195,12 @@ class InternalTlsConfig(_Settings):
     certificate: Path = Field(
         description="For the DNS name raypd.internal, for servers and clients; all have the same."
     )
-    key: Path = Field(description="The certificate's private key.")
+    key: Path = Field(description="The certificate's private key. Only its owner and group may read the file.")
+
+    @field_validator("ca", "certificate", "key")
+    @classmethod
+    def _is_absolute(cls, path: Path) -> Path:
+        return _absolute(path)
 
 
 class RayConfig(_Settings):
@@ -268,13 +280,10 @@ class ClusterConfig(_Settings):
             raise ValueError("no engines: set prefill.count and decode.count, or both.count, to at least 1")
         return self
 
-    @field_validator("cluster_secret_file")
+    @field_validator("cluster_secret_file", "block_hash_key_file")
     @classmethod
     def _is_absolute(cls, path: Path | None) -> Path | None:
-        """Refuse a path that means another file to each process: they run in other directories, on other nodes."""
-        if path is not None and not path.is_absolute():
-            raise ValueError("it has to be an absolute path, which is the same on every node")
-        return path
+        return path if path is None else _absolute(path)
 
     @model_validator(mode="after")
     def _engines_can_be_configured(self) -> Self:

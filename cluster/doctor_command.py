@@ -21,6 +21,7 @@ from cluster.doctor.findings import GIB, Finding, Verdict, failure
 from cluster.doctor.node import NodeFacts, judge_node, look_at_node
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
+from cluster.internal_files import InternalFiles
 from cluster.model_check import find_adapter_mistakes, find_model_mistakes
 
 _COLOURS: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
@@ -41,7 +42,7 @@ def examine(config: ClusterConfig, console: Console, *, gpu: str | None, as_json
     elif local_ray.address_of(config) is not None:
         findings += _look_at_cluster(config, checkpoint)
     else:
-        facts = look_at_node(config.ingress.host, config.ingress.ports)
+        facts = look_at_node(config.ingress.host, config.ingress.ports, InternalFiles.of(config))
         findings += judge_node(facts, _num_gpus(config))
         findings += _budgets(config, checkpoint, {role: _room_of(config, role, [facts]) for role in EngineRole})
     _print(findings, console, as_json=as_json)
@@ -78,7 +79,7 @@ def _look_at_cluster(config: ClusterConfig, checkpoint: Checkpoint | None) -> li
 
     try:
         nodes = asyncio.run(alive_nodes())
-        looks = look_at_nodes(nodes, config.ingress.host, config.ingress.ports)
+        looks = look_at_nodes(nodes, config.ingress.host, config.ingress.ports, InternalFiles.of(config))
         findings = [judge_clocks(clock_offsets(nodes), {node.node_id: node.address for node in nodes})]
         findings += [judge_versions(looks), *judge_room(config, nodes), judge_ingress_room(config, nodes)]
         facts_by_role: dict[EngineRole, list[NodeFacts]] = {role: [] for role in EngineRole}

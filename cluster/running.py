@@ -17,7 +17,7 @@ from cluster import local_ray
 from cluster.access.certificate_dates import find_certificate_warnings
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, InvalidConfig
-from cluster.startup_checks import refuse_bad_start
+from cluster.startup_checks import refuse_bad_files, refuse_bad_start
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ def start_detached(config: ClusterConfig, console: Console) -> None:
     """Start the cluster, print its addresses, and leave it running. Raises CannotStart, InvalidConfig."""
     if local_ray.address_of(config) is None:
         raise InvalidConfig("--detach", ["a Ray cluster is needed that stays: give --ray-address, or set RAY_ADDRESS"])
+    refuse_bad_files(config)
     config = local_ray.connect(config)
     with _disconnect_at_the_end():
         cluster = RunningCluster(config, needs_driver=False)
@@ -73,13 +74,16 @@ def running_cluster(
     """A started cluster, or None if `stop` was set meanwhile; the cluster ends with the block.
 
     stop: if given, SIGINT and SIGTERM set it, instead of interrupting
-    Raises InvalidConfig if this machine has not what a local cluster needs, CannotStart if the start fails.
+    Raises InvalidConfig if this machine has not what a local cluster needs, or the files of the cluster's secrets and
+    certificates cannot be used here; CannotStart if the start fails.
     The cluster needs its driver: if that dies, nothing is left behind after some seconds.
     """
     if local_ray.address_of(config) is None:
         refuse_bad_start(config)
         for warning in find_certificate_warnings(config.ingress.tls):
             console.print(f"[yellow]warning[/] {warning}", soft_wrap=True)
+    else:
+        refuse_bad_files(config)
     with ExitStack() as at_the_end:
         # Ray sets a SIGTERM handler of its own: ours comes after it, and what was sent meanwhile reaches ours.
         with local_ray.sigterm_blocked():

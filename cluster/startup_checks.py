@@ -23,6 +23,7 @@ from cluster.access.tokens import read_token_file
 from cluster.config import ClusterConfig, IngressConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import AddressUnavailable, InvalidConfig
+from cluster.internal_files import InternalFiles
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +34,19 @@ _LOOK_AGAIN_S: Final = 0.2
 def refuse_bad_start(config: ClusterConfig) -> None:
     """Check what a cluster that is wholly on this machine needs of it. Raises InvalidConfig with every mistake."""
     num_ingresses = 1 if config.ingress.per_node else config.ingress.count
-    mistakes = [*find_ingress_mistakes(config.ingress, num_ingresses), *find_memory_mistakes(config)]
+    mistakes = [
+        *find_ingress_mistakes(config.ingress, num_ingresses),
+        *InternalFiles.of(config).find_mistakes(),
+        *find_memory_mistakes(config),
+    ]
     if mistakes:
         raise InvalidConfig("this machine", mistakes)
+
+
+def refuse_bad_files(config: ClusterConfig) -> None:
+    """Check the files that every node of a Ray cluster needs, on this one. Raises InvalidConfig with every mistake."""
+    if mistakes := InternalFiles.of(config).find_mistakes():
+        raise InvalidConfig("this node", mistakes)
 
 
 async def refuse_bad_node(ingress: IngressConfig, patience_s: float = 5.0) -> None:

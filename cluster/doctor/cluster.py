@@ -15,6 +15,7 @@ from cluster.config import ClusterConfig, IngressConfig
 from cluster.doctor.findings import Finding, failure, ok, warning
 from cluster.doctor.node import NodeFacts, look_at_node
 from cluster.engine_connection import EngineRole
+from cluster.internal_files import InternalFiles
 from cluster.pool.placement import Node, engine_bundle, needs_of
 
 _LOOK_TIMEOUT_S: Final = 180.0
@@ -31,13 +32,13 @@ class NodeLook:
     error: str = ""
 
 
-def look_at_nodes(nodes: list[Node], host: str, ports: tuple[int, ...]) -> list[NodeLook]:
+def look_at_nodes(nodes: list[Node], host: str, ports: tuple[int, ...], files: InternalFiles) -> list[NodeLook]:
     """Let every node look at itself, all at once; who takes too long is left out."""
     look: Any = ray.remote(look_at_node)
     asked = {}
     for node in nodes:
         where = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        asked[node.node_id] = look.options(num_cpus=0, scheduling_strategy=where).remote(host, ports)
+        asked[node.node_id] = look.options(num_cpus=0, scheduling_strategy=where).remote(host, ports, files)
     deadline_s = time.monotonic() + _LOOK_TIMEOUT_S
     looks = []
     for node in nodes:

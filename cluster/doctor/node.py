@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from actors.model.host_memory import free_host_memory_bytes
 from cluster.doctor.findings import GIB, Finding, failure, gib, ok, warning
+from cluster.internal_files import InternalFiles
 from cluster.startup_checks import why_not_listen
 
 _PROBE_TIMEOUT_S: Final = 120.0
@@ -51,6 +52,7 @@ class NodeFacts:
     rdma: device -> state of its first port; memlock_bytes: None without a limit
     errors: what went wrong while the devices were asked
     taken_ports: of the ingress's, those where somebody listens
+    file_mistakes: why the files of the cluster's secrets and certificates cannot be used here
     """
 
     hostname: str
@@ -73,12 +75,14 @@ class NodeFacts:
     rdma: dict[str, str]
     errors: tuple[str, ...] = ()
     taken_ports: tuple[str, ...] = ()
+    file_mistakes: tuple[str, ...] = ()
 
 
-def look_at_node(host: str, ports: Collection[int]) -> NodeFacts:
+def look_at_node(host: str, ports: Collection[int], files: InternalFiles) -> NodeFacts:
     """Everything about this node. Takes seconds: it starts a process that imports torch.
 
     host, ports: where an ingress is to listen; port 0 is not looked at
+    files: those of the cluster's secrets and certificates that this node is to have
     """
     shm = os.statvfs(_SHM)
     devices = _probe_devices()
@@ -104,6 +108,7 @@ def look_at_node(host: str, ports: Collection[int]) -> NodeFacts:
         rdma=_rdma_devices(_INFINIBAND),
         errors=tuple(devices.get("errors", ())),
         taken_ports=tuple(filter(None, (_taken_port(host, port) for port in ports))),
+        file_mistakes=tuple(files.find_mistakes()),
     )
 
 
@@ -115,6 +120,8 @@ def judge_node(facts: NodeFacts, num_gpus: int) -> list[Finding]:
     findings += [judge_shm(facts.shm_bytes, facts.shm_free_bytes, num_gpus), _judge_files(facts)]
     advice = "end what listens there (raypd itself?), or choose another port of the ingress"
     findings += [warning("port", f"{taken} is taken", advice) for taken in facts.taken_ports]
+    advice = "every node has to have it, at this path and for raypd's user; see docs/security.md"
+    findings += [failure("files", mistake, advice) for mistake in facts.file_mistakes]
     return findings
 
 

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from kv_transfer.errors import SecretUnusable
 from kv_transfer.trust.secret import MAX_ACCEPTED, NUM_SECRET_BYTES, ClusterSecret, ClusterSecrets, Purpose
@@ -65,18 +65,23 @@ def read_secret_file(path: Path) -> list[ClusterSecret]:
     """Read the secrets in a file. Raises SecretUnusable, which tells the line, never what is in it."""
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            refuse_open_mode(str(path), file)
             content = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
         raise SecretUnusable(f"{path}: cannot be read: {error.strerror}") from error
-    if mode & _FORBIDDEN_MODE:
-        raise SecretUnusable(f"{path}: has mode {mode:04o}, so others can use it; chmod 0600 (or 0440 for a group)")
     if len(content) > _MAX_FILE_BYTES:
         raise SecretUnusable(f"{path}: is larger than {_MAX_FILE_BYTES} bytes")
     secrets = [_read_line(path, number, line) for number, line in _lines(content)]
     if not 1 <= len(secrets) <= MAX_ACCEPTED:
         raise SecretUnusable(f"{path}: has {len(secrets)} secrets; 1 to {MAX_ACCEPTED} are possible, one a line")
     return secrets
+
+
+def refuse_open_mode(path: str, file: BinaryIO) -> None:
+    """Raise SecretUnusable if others than its owner, and its group for reading, can use the open file."""
+    mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    if mode & _FORBIDDEN_MODE:
+        raise SecretUnusable(f"{path}: has mode {mode:04o}, so others can use it; chmod 0600 (or 0440 for a group)")
 
 
 def _lines(content: bytes) -> list[tuple[int, str]]:

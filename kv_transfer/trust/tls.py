@@ -21,7 +21,8 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from kv_transfer.errors import NotRaypd, TlsUnusable
+from kv_transfer.errors import NotRaypd, SecretUnusable, TlsUnusable
+from kv_transfer.trust.secret_file import refuse_open_mode
 from kv_transfer.trust.tls_socket import TlsSocket
 from kv_transfer.trust.watched_file import WatchedFiles
 
@@ -57,9 +58,14 @@ class TlsFiles:
     key: str
 
     def read(self) -> TlsMaterial:
-        """Raises TlsUnusable."""
+        """Read all three. Raises TlsUnusable, also for a private key that others can use."""
         try:
-            return TlsMaterial(*(Path(path).read_bytes() for path in (self.authority, self.certificate, self.key)))
+            authority, certificate = (Path(path).read_bytes() for path in (self.authority, self.certificate))
+            with Path(self.key).open("rb") as file:
+                refuse_open_mode(self.key, file)
+                return TlsMaterial(authority, certificate, file.read())
+        except SecretUnusable as error:
+            raise TlsUnusable(f"internal_tls: {error}") from error
         except OSError as error:
             raise TlsUnusable(f"internal_tls: {error.filename} cannot be read: {error.strerror}") from error
 
@@ -161,6 +167,28 @@ class _Contexts:
         # Nobody resumes a session: each connection shows its certificates.
         self.server.num_tickets = 0
         self.client = _context(ssl.PROTOCOL_TLS_CLIENT, material)
+        self._refuse_unusable()
+
+    def _refuse_unusable(self) -> None:
+        """Let the two ends shake hands in memory, as two processes of the cluster will. Raises TlsUnusable.
+
+        So a certificate for another name, of another authority, for servers only, or past its end is found here, and
+        not by every connection.
+        """
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = self.client.wrap_bio(to_client, to_server, server_hostname=CLUSTER_NAME)
+        server = self.server.wrap_bio(to_server, to_client, server_side=True)
+        try:
+            for end in (client, server, client, server):
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            raise TlsUnusable(
+                f"internal_tls: processes that show this certificate would refuse each other: {error.verify_message}; "
+                f"it has to be of this authority, valid now, for the DNS name {CLUSTER_NAME}, for servers and clients"
+            ) from error
+        except ssl.SSLError as error:
+            raise TlsUnusable(f"internal_tls: authority, certificate and key cannot be used: {error}") from error
 
     def server_configuration(self) -> grpc.ServerCertificateConfiguration:
         material = self.material

@@ -26,6 +26,7 @@ from cluster.doctor.node import (
     judge_node,
     look_at_node,
 )
+from cluster.internal_files import InternalFiles
 from cluster.pool.placement import Node
 
 _H200 = Gpu("NVIDIA H200", 139 * GIB, 140 * GIB)
@@ -107,7 +108,7 @@ def test_this_machine_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_module, "_probe_devices", lambda: devices)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        facts = look_at_node("127.0.0.1", (0, port))
+        facts = look_at_node("127.0.0.1", (0, port), InternalFiles(secret=Path("/nowhere/secret")))
 
     assert (facts.torch, facts.gpus, facts.errors) == ("2.13.0", (Gpu("G", 1, 2),), ("cupy: no",))
     [found] = facts.taken_ports

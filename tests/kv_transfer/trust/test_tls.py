@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import socket
 import ssl
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -22,6 +24,7 @@ from kv_transfer.errors import NotRaypd, TlsUnusable
 from kv_transfer.trust.authority import draw_tls_material
 from kv_transfer.trust.tls import CLUSTER_NAME, InternalTls, TlsFiles, TlsMaterial, listen, open_channel, shake_hands
 from kv_transfer.trust.tls_socket import TlsSocket
+from tests.kv_transfer.trust.certificates import certified, write_tls_files
 
 _TIMEOUT_S = 10.0
 _METHOD = "/test/Echo"
@@ -185,16 +188,15 @@ def test_a_peer_that_says_nothing_ends_the_handshake_in_time(tls: InternalTls) -
 
 def test_files_that_change_are_used_and_files_that_are_wrong_are_not(tmp_path: Path) -> None:
     first, second = draw_tls_material(), draw_tls_material()
-    files = TlsFiles(*(str(tmp_path / name) for name in ("ca.crt", "tls.crt", "tls.key")))
-    _write(files, first)
+    files = write_tls_files(tmp_path, first)
     now_s = 0.0
     tls = InternalTls(files, clock=lambda: now_s)
 
-    _write(files, TlsMaterial(second.authority, second.certificate, first.key))
+    write_tls_files(tmp_path, TlsMaterial(second.authority, second.certificate, first.key))
     now_s = 2.0
     with _joined(tls, InternalTls(first)) as results:
         assert all(isinstance(result, TlsSocket) for result in results), "the first ones stay"
-    _write(files, second)
+    write_tls_files(tmp_path, second)
     now_s = 4.0
     with _joined(tls, InternalTls(second)) as results:
         assert all(isinstance(result, TlsSocket) for result in results)
@@ -204,15 +206,40 @@ def test_files_that_cannot_be_used_at_the_start_are_named(tmp_path: Path) -> Non
     files = TlsFiles(*(str(tmp_path / name) for name in ("ca.crt", "tls.crt", "tls.key")))
     with pytest.raises(TlsUnusable, match=r"ca\.crt cannot be read"):
         InternalTls(files)
-    _write(files, TlsMaterial(b"none", b"none", b"none"))
+    write_tls_files(tmp_path, TlsMaterial(b"none", b"none", b"none"))
     with pytest.raises(TlsUnusable, match="cannot be used"):
         InternalTls(files)
 
 
-def _write(files: TlsFiles, material: TlsMaterial) -> None:
-    Path(files.authority).write_bytes(material.authority)
-    Path(files.certificate).write_bytes(material.certificate)
-    Path(files.key).write_bytes(material.key)
+@pytest.mark.parametrize("mode", [0o604, 0o644, 0o660])
+def test_a_private_key_that_others_can_use_is_refused(tmp_path: Path, material: TlsMaterial, mode: int) -> None:
+    files = write_tls_files(tmp_path, material)
+    Path(files.key).chmod(mode)
+    with pytest.raises(TlsUnusable, match=rf"^internal_tls: .*tls\.key: has mode {mode:04o}.*chmod 0600"):
+        InternalTls(files)
+    Path(files.key).chmod(0o440)
+    InternalTls(files)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"name": "raypd.example"}, "Hostname mismatch"),
+        ({"usages": [ExtendedKeyUsageOID.SERVER_AUTH]}, "un(suitable|supported) certificate purpose"),
+        ({"usages": [ExtendedKeyUsageOID.CLIENT_AUTH]}, "un(suitable|supported) certificate purpose"),
+        ({"ends_in": datetime.timedelta(days=-1)}, "certificate has expired"),
+    ],
+)
+def test_a_certificate_that_every_connection_would_refuse_is_refused_first(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(TlsUnusable, match=f"{says}.*; it has to be .* for the DNS name {CLUSTER_NAME}"):
+        InternalTls(certified(**settings))
+
+
+def test_a_certificate_of_another_authority_than_the_one_beside_it_is_refused(material: TlsMaterial) -> None:
+    other = certified()
+    InternalTls(other)
+    with pytest.raises(TlsUnusable, match="processes that show this certificate would refuse each other"):
+        InternalTls(TlsMaterial(other.authority, material.certificate, material.key))
 
 
 @asynccontextmanager

@@ -1,0 +1,60 @@
+"""The files by which processes of a cluster trust each other, looked at before Ray and engines start.
+
+Every process reads them for itself, at the same paths on every node; a file that is missing or cannot be used would
+otherwise be found by each engine when it starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from cluster.config import ClusterConfig, InternalTlsConfig
+from kv_transfer.errors import SecretUnusable, TlsUnusable
+from kv_transfer.trust.secret_file import read_secret_file
+from kv_transfer.trust.tls import InternalTls, TlsFiles
+
+_MAKE_ONE = "make one by `openssl rand -hex 32`, and put it there on every node, readable for raypd's user alone"
+
+
+@dataclass(frozen=True, slots=True)
+class InternalFiles:
+    """The files that the settings name; None for what the controller draws.
+
+    secret: cluster_secret_file; block_hash_key: block_hash_key_file; tls: internal_tls
+    """
+
+    secret: Path | None = None
+    block_hash_key: Path | None = None
+    tls: TlsFiles | None = None
+
+    @classmethod
+    def of(cls, config: ClusterConfig) -> Self:
+        """Return the files that a cluster with these settings reads on every node."""
+        tls = config.internal_tls
+        files = (
+            TlsFiles(str(tls.ca), str(tls.certificate), str(tls.key)) if isinstance(tls, InternalTlsConfig) else None
+        )
+        return cls(config.cluster_secret_file, config.block_hash_key_file, files)
+
+    def find_mistakes(self) -> list[str]:
+        """Return why this machine's files cannot be used, each with its setting; empty if they can, or none is named.
+
+        No mistake tells what is in a file.
+        """
+        mistakes = []
+        for setting, path in (("cluster_secret_file", self.secret), ("block_hash_key_file", self.block_hash_key)):
+            if path is None:
+                continue
+            try:
+                read_secret_file(path)
+            except SecretUnusable as error:
+                advice = "" if path.exists() else f"; {_MAKE_ONE}"
+                mistakes.append(f"{setting}: {error}{advice}")
+        if self.tls is not None:
+            try:
+                InternalTls(self.tls)
+            except TlsUnusable as error:
+                mistakes.append(str(error))
+        return mistakes
