@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 CODE := cluster actors kv_transfer tests benchmarks tools
 
-.PHONY: help demo test features check fmt proto slow soak chaos bench clean
+.PHONY: help demo test features settings check fmt proto slow soak chaos bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,6 +38,9 @@ chaos: $(READY) ## Kill, stop and cut what serves a load (RAYPD_CHAOS_SEED, _FAU
 
 features: $(READY) ## Ask for every feature in every scenario, and write docs/features.md
 	@RAYPD_WRITE_FEATURES=1 $(BIN)/python -m pytest -n 0 -q tests/features
+
+settings: $(READY) ## Write docs/settings.md from the settings in the code
+	@$(BIN)/python -m tools.write_settings_page
 
 check: $(READY) ## Lint, types, import contracts
 	@echo "== ruff"

@@ -24,20 +24,25 @@ class ModelConfig(_Settings):
 
     model: str = Field(description="Directory of the checkpoint, in Hugging Face format.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="auto takes the checkpoint's own."
+        "auto", description="Type of weights and KV; auto takes the checkpoint's own."
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU if there is one.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs; auto takes a GPU if there is one."
+    )
     load_format: Literal["auto", "dummy"] = Field(
-        "auto", description="dummy: random weights (from seed) of the real config."
+        "auto",
+        description="auto reads the checkpoint's weights; dummy draws random weights (from seed) for its config.",
     )
-    max_model_len: int | None = Field(None, ge=2, description="Prompt plus output tokens; default: the model's own.")
+    max_model_len: int | None = Field(
+        None, ge=2, description="Longest prompt and output together, in tokens; default: the model's own limit."
+    )
     generation_config: Literal["auto", "ignore"] = Field(
         "auto",
         description="auto: requests that do not name temperature, top_k, top_p, min_p, repetition_penalty or "
         "max_tokens get what the checkpoint's generation_config.json says; ignore: raypd's own defaults.",
     )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
-    seed: int = Field(0, description="For random weights only; sampling seeds belong to requests.")
+    seed: int = Field(0, description="Seed of random weights; sampling seeds belong to requests.")
 
 
 class CacheConfig(_Settings):
@@ -45,15 +50,21 @@ class CacheConfig(_Settings):
 
     block_size: int = Field(16, ge=1, le=1024, description="Tokens in a block.")
     num_blocks: int | None = Field(None, ge=1, description="Number of blocks, for tests and experiments.")
-    kv_cache_memory_gib: float | None = Field(None, gt=0)
+    kv_cache_memory_gib: float | None = Field(
+        None, gt=0, description="Memory of the KV cache on each rank, in GiB (2^30 bytes)."
+    )
     memory_fraction: float = Field(
         0.25,
         gt=0,
         le=0.95,
-        description="Of the device's free memory after a profiling run of the largest batch. Engines that start "
+        description="Part of the device's free memory, after a profiling run of the largest batch, for the KV "
+        "cache. Engines that start "
         "together on one host see the same free memory: their fractions must add up to less than 1.",
     )
-    enable_prefix_caching: bool = True
+    enable_prefix_caching: bool = Field(
+        True,
+        description="Keep the KV of finished requests, so that prompts that begin in the same way need not compute it.",
+    )
     enable_kv_events: bool = Field(
         False,
         description="Tell which blocks the prefix cache stores and forgets. The newest 16384 events, 16 MiB at "
@@ -69,7 +80,7 @@ class SpeculativeConfig(_Settings):
         description="ngram: what followed the last time the same tokens came, in prompt or output. draft_model: what a "
         "smaller model says.",
     )
-    num_tokens: int = Field(5, ge=1, le=32, description="Tokens guessed for a request at a time, at most.")
+    num_tokens: int = Field(5, ge=1, le=32, description="Tokens guessed for a request at a time at most.")
     max_step_tokens: int = Field(
         32,
         ge=1,
@@ -114,15 +125,17 @@ class SpeculativeConfig(_Settings):
 
 
 class GrammarConfig(_Settings):
-    """Compiling what structured output has to look like, beside the engine, in processes that can be ended."""
+    """How the grammars of structured output are compiled: in processes beside the engine, which can be ended."""
 
     num_compilers: int = Field(
         1, ge=1, le=16, description="Processes that compile; each starts when it is first needed, and takes 300 MB."
     )
-    compile_timeout_s: float = Field(10.0, gt=0, description="How long one grammar may be compiled.")
-    compile_memory_mib: int = Field(1024, ge=64, description="Memory that compiling may take.")
-    max_compiled_mib: int = Field(64, ge=1, description="Size of one compiled grammar.")
-    cache_mib: int = Field(256, ge=0, description="Compiled grammars kept for the next request that has the same one.")
+    compile_timeout_s: float = Field(10.0, gt=0, description="Seconds that compiling one grammar may take.")
+    compile_memory_mib: int = Field(1024, ge=64, description="Memory that compiling may take, in MiB.")
+    max_compiled_mib: int = Field(64, ge=1, description="Largest compiled grammar, in MiB.")
+    cache_mib: int = Field(
+        256, ge=0, description="Memory for compiled grammars that are kept for later requests, in MiB."
+    )
     max_matching_ms_per_token: float = Field(
         20.0,
         gt=0,
@@ -130,22 +143,29 @@ class GrammarConfig(_Settings):
         "two seconds: ambiguous grammars get slower with every token.",
     )
     max_whitespace: int = Field(
-        64, ge=1, description="JSON: whitespace between two tokens, so that no model writes nothing else."
+        64,
+        ge=1,
+        description="JSON: characters of whitespace between two tokens at most, so that no model writes whitespace "
+        "only.",
     )
 
 
 class SchedulerConfig(_Settings):
-    """What a step may hold."""
+    """What an engine computes in one step, and for whom."""
 
-    max_num_seqs: int = Field(64, ge=1, description="Requests running at once.")
-    max_num_batched_tokens: int = Field(512, ge=1, description="Tokens computed in one step.")
-    enable_chunked_prefill: bool = Field(True, description="Cut prompts to fit a step's tokens.")
+    max_num_seqs: int = Field(64, ge=1, description="Requests that run at once.")
+    max_num_batched_tokens: int = Field(512, ge=1, description="Token budget: how many tokens one step computes.")
+    enable_chunked_prefill: bool = Field(True, description="Cut prompts into chunks that fit the token budget.")
     long_prefill_token_threshold: int = Field(
         0, ge=0, description="While others wait, a prompt gets at most so many tokens of a step; 0: no such limit."
     )
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: Literal["fcfs", "priority"] = Field(
+        "fcfs",
+        description="Which waiting request comes next: fcfs, the one that came first; priority, the one with the "
+        "lowest number as its priority.",
+    )
     priority_ageing_s: float | None = Field(
-        None, gt=0, description="With policy priority, so many seconds of waiting lift a request by one level."
+        None, gt=0, description="With policy priority: seconds of waiting that lift a request by one level."
     )
     fairness: Literal["none", "ingress", "tenant"] = Field(
         "ingress",
@@ -153,18 +173,26 @@ class SchedulerConfig(_Settings):
         "and the ingresses within each; none: first come, first served, whoever comes.",
     )
     tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default_factory=dict, description="Shares, by tenant; 1 for those that are not named."
+        default_factory=dict, description="Share of each tenant; tenants that are not named have 1."
     )
-    max_num_encoder_input_tokens: int = Field(2048, ge=0, description="Embeddings that encoders make in one step.")
-    encoder_cache_size: int = Field(2048, ge=0, description="Embeddings that an engine keeps.")
+    max_num_encoder_input_tokens: int = Field(
+        2048, ge=0, description="Image embeddings that the encoder makes in one step."
+    )
+    encoder_cache_size: int = Field(2048, ge=0, description="Image embeddings that an engine keeps.")
     encode_timeout_s: float = Field(
-        5.0, gt=0, description="How long an encode engine has for an image; then the engine that prefills encodes it."
+        5.0,
+        gt=0,
+        description="How long an encode engine has for an image, in seconds; then the engine that prefills encodes "
+        "the image.",
     )
     max_loras: int = Field(4, ge=1, le=64, description="LoRA adapters in one batch; requests for others wait.")
     grammar_timeout_s: float = Field(
         30.0, gt=0, description="How long a request waits for its grammar: for a compiler, and for the compiling."
     )
-    grammar: GrammarConfig = GrammarConfig()
+    grammar: GrammarConfig = Field(
+        GrammarConfig(),
+        description="How the grammars of structured output are compiled, in processes beside the engine.",
+    )
     speculative: SpeculativeConfig | None = Field(
         None, description="Guess tokens ahead, in engines that generate; default: do not."
     )
@@ -197,7 +225,7 @@ class SchedulerConfig(_Settings):
 
 
 class ParallelConfig(_Settings):
-    """How many workers share one engine's model."""
+    """Tensor parallelism: how many ranks share one engine's model."""
 
     tensor_parallel_size: int = Field(1, ge=1, le=8, description="Ranks that share one engine's model, one GPU each.")
     rank_timeout_s: float = Field(
@@ -206,7 +234,9 @@ class ParallelConfig(_Settings):
     rank_start_timeout_s: float = Field(
         300.0, gt=0, description="How long ranks wait for each other while an engine loads its model."
     )
-    num_threads: int = Field(0, ge=0, description="CPU threads of a worker's tensor operations; 0: torch's default.")
+    num_threads: int = Field(
+        0, ge=0, description="CPU threads for the tensor operations of each rank; 0: torch's default."
+    )
 
 
 class EngineConfig(_Settings):

@@ -35,7 +35,7 @@ class LoraConfig(BaseModel):
     max_cpu_loras: int = Field(
         16, ge=1, description="Adapters that an engine keeps; the one that was used longest ago makes room for another."
     )
-    max_adapter_mib: int = Field(512, ge=1, description="Size of an adapter's weights.")
+    max_adapter_mib: int = Field(512, ge=1, description="Largest adapter, in MiB of weights.")
     load_timeout_s: float = Field(60.0, gt=0, description="How long a request waits until its adapter is loaded.")
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from cluster.command_line import RayAddress as _RayAddress
 from cluster.command_line import fail as _fail
 from cluster.command_line import load as _load
 from cluster.command_line import run as _run
-from cluster.deploy_cli import doctor, manifests
+from cluster.deploy_cli import doctor, manifests, show_config
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
 
@@ -384,6 +384,7 @@ def demo(
     _run(lambda: run_demo(cluster_config, num_requests, Console()))
 
 
+app.command("config")(show_config)
 app.command()(doctor)
 app.command()(manifests)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -15,12 +15,9 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from actors.lora_config import LoraConfig
-from cluster.access.tls import TlsConfig, is_loopback
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
-from cluster.gateway.config import HostName, HttpConfig
-from cluster.images.config import ImageConfig
-from cluster.input_limits import InputLimits
+from cluster.ingress_config import IngressConfig
 from cluster.manifests.settings import KubernetesConfig
 from cluster.model_check import find_adapter_mistakes, find_model_mistakes
 from kv_transfer.config import KVTransferConfig
@@ -33,21 +30,28 @@ class _Settings(BaseModel):
 
 
 class EngineGroupConfig(_Settings):
-    """The engines of one role, and what each needs of its node."""
+    """The engines of one role: how many there are, and what each needs of its node."""
 
-    count: int = Field(1, ge=0, le=1024, description="How many engines.")
+    count: int = Field(1, ge=0, le=1024, description="Number of engines.")
     num_cpus: float = Field(1, ge=0, description="CPU cores that Ray reserves for each rank of an engine.")
     num_gpus: float = Field(
         0, ge=0, description="GPUs that Ray reserves for each rank; a part of one lets engines share it."
     )
     resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources that each rank needs.")
     labels: dict[str, str] = Field(
-        default_factory=dict, description="Ray labels of the nodes where they may be, such as zone: a or zone: in(a,b)."
+        default_factory=dict,
+        description="Ray labels of the nodes where the engines may run, such as zone: a or zone: in(a,b).",
     )
-    scheduler: SchedulerConfig | None = Field(None, description="Instead of the cluster's scheduler settings.")
-    cache: CacheConfig | None = Field(None, description="Instead of the cluster's cache settings.")
-    parallel: ParallelConfig | None = Field(None, description="Instead of the cluster's parallel settings.")
-    kv_transfer: KVTransferConfig | None = Field(None, description="Instead of the cluster's kv_transfer settings.")
+    scheduler: SchedulerConfig | None = Field(
+        None, description="Scheduler settings of these engines; default: the cluster's."
+    )
+    cache: CacheConfig | None = Field(None, description="Cache settings of these engines; default: the cluster's.")
+    parallel: ParallelConfig | None = Field(
+        None, description="Parallel settings of these engines; default: the cluster's."
+    )
+    kv_transfer: KVTransferConfig | None = Field(
+        None, description="KV transfer settings of these engines; default: the cluster's."
+    )
 
     @property
     def is_special(self) -> bool:
@@ -55,126 +59,28 @@ class EngineGroupConfig(_Settings):
         return any(own is not None for own in (self.scheduler, self.cache, self.parallel, self.kv_transfer))
 
 
-class IngressConfig(_Settings):
-    """Where requests come in."""
-
-    count: int = Field(1, ge=1, le=64, description="How many ingresses, spread over the nodes.")
-    per_node: bool = Field(
-        False, description="Instead: one on each node that has the resources and labels, also on those that come later."
-    )
-    host: str = Field("127.0.0.1", description="Address to listen on. Beyond loopback it needs tls, or insecure.")
-    port: int = Field(
-        50051, ge=0, le=65535, description="Further ingresses on one node take the next ones; 0 takes free ones."
-    )
-    admin_port: int | None = Field(
-        None,
-        ge=0,
-        le=65535,
-        description="Of AdminService alone; default: the same as the others'. Further ingresses take the next ones.",
-    )
-    tls: TlsConfig | None = Field(None, description="Encrypt what clients say and hear.")
-    insecure: bool = Field(False, description="Listen in plain text beyond loopback, for whoever can reach it.")
-    tokens: Path | None = Field(
-        None, description="File of bearer tokens, the same on every node (docs/security.md); default: none are needed."
-    )
-    allowed_hosts: tuple[HostName, ...] | None = Field(
-        None,
-        description="Host names by which HTTP clients may call, beside localhost and addresses: names, "
-        '"*.example.org", or "*" for any. Default: on loopback without tokens the host\'s own name, else any.',
-    )
-    limits: InputLimits = Field(InputLimits(), description="What one request may ask for at most.")
-    max_message_bytes: int = Field(16 * 2**20, ge=4096, description="Of one gRPC message, in or out.")
-    slow_reader_timeout_s: float = Field(
-        60.0, gt=0, description="A client that reads nothing of its stream for so long is cut off."
-    )
-    http: HttpConfig | None = Field(HttpConfig(), description="OpenAI's API over HTTP; null: none.")
-    use_fastokens: bool = Field(
-        True,
-        description="Let fastokens make the tokens of prompts, in a tenth of the time, if a comparison at the start "
-        "finds that they are those of Hugging Face's tokenizers; false: these make them in any case.",
-    )
-    resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources that each one needs.")
-    labels: dict[str, str] = Field(default_factory=dict, description="Ray labels of the nodes where they may be.")
-    max_requests_in_flight: int = Field(1024, ge=1, description="More are answered RESOURCE_EXHAUSTED.")
-    max_waiting_tokens: int = Field(
-        4_000_000,
-        ge=1,
-        description="Tokens of the prompts that wait for their first token, together; more are answered so too.",
-    )
-    router: Literal["prefix_aware", "least_loaded"] = Field(
-        "prefix_aware", description="Which engines a request goes to: prefix_aware weighs cached prefixes against load."
-    )
-    engine_timeout_s: float = Field(
-        3.0,
-        ge=1,
-        description="An engine that is silent for so long, two heartbeats a second included, counts as lost: its "
-        "requests go on elsewhere.",
-    )
-    busy_timeout_s: float = Field(
-        60.0,
-        ge=1,
-        description="An ingress whose event loop has been busy with one thing for so long, and has answered no client, "
-        "is replaced.",
-    )
-    max_attempts: int = Field(4, ge=1, description="How often a request is submitted at most if its engines fail.")
-    move_preempted: bool = Field(
-        True,
-        description="Let another decode engine go on with a request that lacks blocks here, where that is quicker.",
-    )
-    recovery_timeout_s: float = Field(
-        60.0, ge=0, description="How long a request whose engine failed waits for one that can go on with it."
-    )
-    images: ImageConfig = ImageConfig()
-
-    @property
-    def ports(self) -> tuple[int, ...]:
-        """Of all doors of the first ingress of a node: gRPC's, HTTP's, operators'."""
-        http = None if self.http is None else self.http.port
-        return tuple(port for port in (self.port, http, self.admin_port) if port is not None)
-
-    @model_validator(mode="after")
-    def _ports_do_not_meet(self) -> Self:
-        if self.admin_port and self.port and abs(self.admin_port - self.port) < self.count:
-            raise ValueError(
-                f"admin_port is {self.admin_port} and port {self.port}: of {self.count} ingresses on one node each "
-                f"takes the next ones, and they would meet; keep the two at least {self.count} apart"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _is_not_open_by_mistake(self) -> Self:
-        if self.tls is None and not self.insecure and not is_loopback(self.host):
-            raise ValueError(
-                f"host is {self.host!r}, beyond loopback, and there is no tls: whoever can reach it could read along. "
-                "Set tls (certificate, key), or insecure: true (--insecure) where the network keeps others out"
-            )
-        return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _free_ports_are_free_for_both(cls, settings: Any) -> Any:  # whatever a file says
-        """With port 0 the HTTP port is 0 as well, unless it is given."""
-        if isinstance(settings, dict) and settings.get("port") == 0:
-            http = settings.get("http", {})
-            if isinstance(http, dict):
-                return settings | {"http": {"port": 0} | http}
-        return settings
-
-
 class RestartConfig(_Settings):
-    """How often an engine, or an ingress, that dies is tried again; see RestartPolicy. Times are in seconds."""
+    """How often an engine, or an ingress, that dies is started again. Times are in seconds."""
 
-    window_s: float = Field(600.0, gt=0, description="Deaths longer ago do not count.")
-    first_backoff_s: float = Field(1.0, ge=0, description="Wait before the second restart; it doubles from there.")
-    max_backoff_s: float = Field(60.0, ge=0, description="The longest such wait.")
-    max_deaths: int = Field(5, ge=1, description="So many deaths within the window put it into quarantine.")
-    quarantine_s: float = Field(600.0, ge=0, description="How long.")
+    window_s: float = Field(600.0, gt=0, description="Only deaths within this time count.")
+    first_backoff_s: float = Field(
+        1.0, ge=0, description="Wait before the second restart; every further wait is twice as long."
+    )
+    max_backoff_s: float = Field(60.0, ge=0, description="The longest wait between two restarts.")
+    max_deaths: int = Field(
+        5, ge=1, description="Deaths within the window after which nothing is restarted for quarantine_s."
+    )
+    quarantine_s: float = Field(
+        600.0, ge=0, description="How long an engine or an ingress that died too often stays down."
+    )
 
 
 class ControllerConfig(_Settings):
-    """Where the controller may be. Kept off Ray's head node, it lives on when that dies."""
+    """Where the controller may run. Kept off Ray's head node, the controller survives the head's death."""
 
-    resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources that it needs.")
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="Custom Ray resources that the controller needs."
+    )
     labels: dict[str, str] = Field(default_factory=dict, description="Ray labels of the nodes where it may be.")
 
 
@@ -191,9 +97,12 @@ class InternalTlsConfig(_Settings):
     Files that change are used from the next connection on.
     """
 
-    ca: Path = Field(description="The authority whose certificates are accepted: one of the cluster's own.")
+    ca: Path = Field(
+        description="Certificate of the authority whose certificates are accepted; it has to be the cluster's own."
+    )
     certificate: Path = Field(
-        description="For the DNS name raypd.internal, for servers and clients; all have the same."
+        description="Certificate for the DNS name raypd.internal, for servers and clients; all processes have the "
+        "same one."
     )
     key: Path = Field(description="The certificate's private key. Only its owner and group may read the file.")
 
@@ -204,31 +113,44 @@ class InternalTlsConfig(_Settings):
 
 
 class RayConfig(_Settings):
-    """Which Ray cluster."""
+    """The Ray cluster to run in."""
 
     address: str | None = Field(
-        None, description="host:port of a running cluster; default: RAY_ADDRESS, or a local one that ends with us."
+        None,
+        description="host:port of a running Ray cluster; default: RAY_ADDRESS, or a local one that ends with raypd.",
     )
-    namespace: str = Field("raypd", min_length=1)
+    namespace: str = Field(
+        "raypd", min_length=1, description="Ray namespace of the cluster's actors: one raypd cluster in each."
+    )
 
 
 class ClusterConfig(_Settings):
     """Everything that one raypd cluster is made of. Without any argument: the demo model on 1P1D, on the CPU."""
 
-    model: ModelConfig = Field(default_factory=lambda: ModelConfig(model=str(DEMO_MODEL), dtype="float32"))
-    served_model_name: str | None = Field(None, description="Name in requests; default: the directory's own.")
-    cache: CacheConfig = CacheConfig()
-    scheduler: SchedulerConfig = SchedulerConfig()
-    parallel: ParallelConfig = ParallelConfig()
-    kv_transfer: KVTransferConfig = KVTransferConfig()
+    model: ModelConfig = Field(
+        default_factory=lambda: ModelConfig(model=str(DEMO_MODEL), dtype="float32"), description="The model to serve."
+    )
+    served_model_name: str | None = Field(
+        None, description="Name of the model in requests; default: the name of its directory."
+    )
+    cache: CacheConfig = Field(CacheConfig(), description="The engines' KV cache.")
+    scheduler: SchedulerConfig = Field(
+        SchedulerConfig(), description="What an engine computes in one step, and for whom."
+    )
+    parallel: ParallelConfig = Field(ParallelConfig(), description="Tensor parallelism within an engine.")
+    kv_transfer: KVTransferConfig = Field(KVTransferConfig(), description="How engines hand KV blocks to each other.")
     lora: LoraConfig | None = Field(None, description="LoRA adapters that requests may name; default: none.")
-    prefill: EngineGroupConfig = EngineGroupConfig(count=1)
-    decode: EngineGroupConfig = EngineGroupConfig(count=1)
-    both: EngineGroupConfig = EngineGroupConfig(count=0)
-    encode: EngineGroupConfig = EngineGroupConfig(count=0)
-    ingress: IngressConfig = IngressConfig()
-    controller: ControllerConfig = ControllerConfig()
-    restarts: RestartConfig = RestartConfig()
+    prefill: EngineGroupConfig = Field(EngineGroupConfig(count=1), description="Engines that read prompts.")
+    decode: EngineGroupConfig = Field(EngineGroupConfig(count=1), description="Engines that generate.")
+    both: EngineGroupConfig = Field(EngineGroupConfig(count=0), description="Engines that do both.")
+    encode: EngineGroupConfig = Field(
+        EngineGroupConfig(count=0), description="Engines that encode images for the others."
+    )
+    ingress: IngressConfig = Field(IngressConfig(), description="Where clients' requests come in.")
+    controller: ControllerConfig = Field(ControllerConfig(), description="Where the controller may run.")
+    restarts: RestartConfig = Field(
+        RestartConfig(), description="How often an engine or an ingress that dies is started again."
+    )
     engine_host: str | None = Field(
         None,
         description="Address that engines listen on, for ingresses and each other; default: their node's as Ray knows "
@@ -251,21 +173,27 @@ class ClusterConfig(_Settings):
         description="Encrypt sessions, control streams and KV data over TCP with TLS 1.3, and let nobody without a "
         "certificate get as far as the secret. true: the controller makes the certificates; or files of your own.",
     )
-    ray: RayConfig = RayConfig()
-    start_timeout_s: float = Field(600, gt=0, description="Until every engine has loaded its weights and is warm.")
+    ray: RayConfig = Field(RayConfig(), description="The Ray cluster to run in.")
+    start_timeout_s: float = Field(
+        600, gt=0, description="How long the start may take: until every engine has loaded its weights and is warm."
+    )
     place_timeout_s: float = Field(
         60.0,
         gt=0,
         description="How much of that engines may wait for room in the Ray cluster, half of it at most, before the "
         "start is given up; what others can serve without is waited for without limit.",
     )
-    kubernetes: KubernetesConfig = KubernetesConfig()
-    heartbeat_interval_s: float = Field(1.0, gt=0, description="How often the controller asks an engine how it is.")
+    kubernetes: KubernetesConfig = Field(
+        KubernetesConfig(), description="What `raypd manifests` renders; `raypd serve` does not look at it."
+    )
+    heartbeat_interval_s: float = Field(
+        1.0, gt=0, description="How often the controller asks an engine for its health."
+    )
     heartbeat_timeout_s: float = Field(
-        10.0, gt=0, description="An engine that has not answered the controller for so long is replaced."
+        10.0, gt=0, description="How long an engine may leave the controller without an answer before it is replaced."
     )
     step_deadline_s: float = Field(
-        60.0, gt=0, description="An engine whose step takes longer is stuck, and is replaced."
+        60.0, gt=0, description="How long an engine's step may take before the engine counts as stuck and is replaced."
     )
     drain_timeout_s: float = Field(30, ge=0, description="How long requests may run on after Ctrl-C or SIGTERM.")
 

@@ -1,4 +1,4 @@
-"""`raypd doctor` and `raypd manifests`."""
+"""The commands that prepare a cluster: `raypd config`, `raypd doctor` and `raypd manifests`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,29 @@ import typer
 from rich.console import Console
 
 from cluster.command_line import ConfigFile, RayAddress, load, run
+
+
+def show_config(
+    default: Annotated[
+        bool, typer.Option("--default", help="Print all settings with their defaults and descriptions, as YAML.")
+    ] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the settings.")] = False,
+    check: Annotated[
+        Path | None,
+        typer.Option("--check", help="Say what is wrong with a settings file; `raypd doctor` looks at its model."),
+    ] = None,
+) -> None:
+    """Print the settings of a cluster, or check a settings file. Nothing is started."""
+    if default + schema + (check is not None) != 1:
+        raise typer.BadParameter("give one of --default, --schema and --check FILE")
+
+    from cluster.settings_reference import to_schema, to_yaml
+
+    if check is not None:
+        load(check, {}, looks_at_model=False)
+        typer.echo(f"{check} is valid")
+    else:
+        typer.echo(to_schema() if schema else to_yaml(), nl=schema)
 
 
 def doctor(

@@ -20,9 +20,10 @@ from actors.model.host_memory import free_host_memory_bytes
 from cluster.access.certificate_dates import find_certificate_warnings
 from cluster.access.tls import ServerTls, TlsConfig
 from cluster.access.tokens import read_token_file
-from cluster.config import ClusterConfig, IngressConfig
+from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import AddressUnavailable, InvalidConfig
+from cluster.ingress_config import IngressConfig
 from cluster.internal_files import InternalFiles
 
 logger = logging.getLogger(__name__)

@@ -10,12 +10,14 @@ class StoreConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(description="Of its entry point, in the group raypd.kv_stores.")
-    options: dict[str, Any] = Field(default_factory=dict, description="What the store itself wants to know.")
+    name: str = Field(description="Name of the store's entry point in the group raypd.kv_stores.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="Options of the store, as its package documents them."
+    )
 
 
 class KVTransferConfig(BaseModel):
-    """How an engine hands KV blocks to others. Times are in seconds."""
+    """How engines hand KV blocks to each other. Times are in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -24,7 +26,9 @@ class KVTransferConfig(BaseModel):
         description="auto chooses by device: tcp on the CPU (shared memory within a host), nccl (GPU to GPU, through "
         "cupy) on a GPU.",
     )
-    connect_timeout_s: float = Field(20.0, gt=0, description="Handshake and first connection of a link.")
+    connect_timeout_s: float = Field(
+        20.0, gt=0, description="How long the handshake and the first connection of a link may take."
+    )
     ready_timeout_s: float = Field(
         120.0, gt=0, description="How long a producer waits for its consumer's READY before it gives the request up."
     )
@@ -71,7 +75,7 @@ class KVTransferConfig(BaseModel):
     cpu_cache_gib: float = Field(
         0.0, ge=0, description="Host memory, per engine, for blocks that the KV cache evicts; 0: none."
     )
-    stores: tuple[StoreConfig, ...] = Field((), description="Further KV stores, nearest first.")
+    stores: tuple[StoreConfig, ...] = Field((), description="Further KV stores, the nearest one first.")
     prefix_load_timeout_s: float = Field(
         10.0, gt=0, description="How long a request waits for the part of its prefix that is elsewhere."
     )

@@ -21,14 +21,15 @@ logger = logging.getLogger(__name__)
 
 
 class TlsConfig(BaseModel):
-    """The ingress's side of TLS. Files are PEM; those that change are used from the next connection on."""
+    """TLS for clients. Files are PEM; files that change are used from the next connection on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    certificate: Path = Field(description="The server's certificate, and those between it and its root.")
+    certificate: Path = Field(description="The server's certificate, with the certificates between it and its root.")
     key: Path = Field(description="The certificate's private key.")
     client_ca: Path | None = Field(
-        None, description="Roots of the certificates that clients must show (mutual TLS); default: none are asked for."
+        None,
+        description="Roots of the certificates that clients have to show (mutual TLS); default: clients show none.",
     )
 
 

@@ -11,10 +11,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.ray_calls import RayCallFailed, result_of
-from cluster.config import ClusterConfig, IngressConfig
+from cluster.config import ClusterConfig
 from cluster.doctor.findings import Finding, failure, ok, warning
 from cluster.doctor.node import NodeFacts, look_at_node
 from cluster.engine_connection import EngineRole
+from cluster.ingress_config import IngressConfig
 from cluster.internal_files import InternalFiles
 from cluster.pool.placement import Node, engine_bundle, needs_of
 

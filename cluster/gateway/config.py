@@ -34,9 +34,11 @@ class HttpConfig(BaseModel):
     reasoning_parser: ReasoningParserName | None = Field(
         None, description="How the model marks its reasoning; deepseek_r1: its template has begun it. None: no split."
     )
-    max_body_bytes: int = Field(16 * 2**20, ge=1, description="Of a request; as much as a message over gRPC.")
+    max_body_bytes: int = Field(16 * 2**20, ge=1, description="Size of a request's body.")
     max_header_bytes: int = Field(
-        65_536, ge=1024, description="Of a request's headers together; more are answered 431, and the connection ends."
+        65_536,
+        ge=1024,
+        description="Size of a request's headers together; more are answered 431, and the connection ends.",
     )
     max_connections: int = Field(
         4096,
@@ -50,7 +52,9 @@ class HttpConfig(BaseModel):
         description="Of all bodies that are received or worked on, beyond the first 64 KiB of each, until their answer "
         "begins; more are answered 429. One token gets half of it at most.",
     )
-    receive_timeout_s: float = Field(30.0, gt=0, description="For a request's headers, and again for its body.")
+    receive_timeout_s: float = Field(
+        30.0, gt=0, description="Seconds within which a request's headers have to arrive, and again its body."
+    )
     allowed_origins: tuple[Origin, ...] = Field(
         (),
         description="Web pages that browsers let call this door (CORS), as https://chat.example.org; "

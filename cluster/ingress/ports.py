@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from cluster.config import IngressConfig
+from cluster.ingress_config import IngressConfig
 
 
 @dataclass(frozen=True, slots=True)

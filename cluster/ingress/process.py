@@ -16,13 +16,14 @@ from cluster.access.tls import ServerTls
 from cluster.access.tokens import Tokens
 from cluster.adapters import AdapterDirectory
 from cluster.admin import ClusterAdmin
-from cluster.config import ClusterConfig, IngressConfig
+from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor
 from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
 from cluster.gateway.server import GatewayServer
 from cluster.ingress.model_loader import ModelLoader
 from cluster.ingress.ports import IngressPorts
 from cluster.ingress.server import DoorSettings, IngressServer
+from cluster.ingress_config import IngressConfig
 from cluster.model_versions import ModelVersions
 from cluster.moves import Moves
 from cluster.pairing import refused_pairs

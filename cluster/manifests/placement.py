@@ -16,9 +16,10 @@ from typing import Any, Final
 import yaml
 
 from cluster.access.tls import TlsConfig
-from cluster.config import ClusterConfig, EngineGroupConfig, IngressConfig, InternalTlsConfig
+from cluster.config import ClusterConfig, EngineGroupConfig, InternalTlsConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
+from cluster.ingress_config import IngressConfig
 from cluster.manifests.settings import GPU, KubernetesConfig, PodConfig
 
 ROLE_LABEL: Final = "raypd.io/role"

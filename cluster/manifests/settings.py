@@ -31,40 +31,62 @@ class _Settings(BaseModel):
 class Toleration(_Settings):
     """A taint that pods put up with."""
 
-    key: str
-    value: str | None = Field(None, description="Default: whatever it is.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+    key: str = Field(description="The taint's key.")
+    value: str | None = Field(None, description="The taint's value; default: any value.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = Field(
+        "NoSchedule", description="The taint's effect."
+    )
 
 
 class PodConfig(_Settings):
-    """The pods of one worker group, or of the head. Of an engine's group, each pod holds one engine."""
+    """The pods of one worker group, or of the head. A pod of an engines' group holds one engine."""
 
     memory_gib: float | None = Field(
-        None, gt=0, description="Limit and request; default: by what the pod holds, see docs/deploy.md."
+        None, gt=0, description="Memory limit and request; default: enough for what the pod holds, see docs/deploy.md."
     )
-    shm_gib: float | None = Field(None, gt=0, description="/dev/shm, part of memory_gib; default: by what needs it.")
+    shm_gib: float | None = Field(
+        None,
+        gt=0,
+        description="Size of /dev/shm, which counts as part of memory_gib; default: enough for what the pod holds.",
+    )
     extra_cpus: float = Field(1.0, ge=0, description="CPUs requested beyond those that Ray may give away.")
-    min_pods: int | None = Field(None, ge=0, description="Default: as many as there are engines or ingresses.")
-    max_pods: int | None = Field(None, ge=1, description="Default: as many as there are engines or ingresses.")
-    gpu: GPU | None = Field(None, description="Instead of kubernetes.gpu.")
-    node_selector: dict[str, str] = Field(default_factory=dict, description="Node labels, besides that of the GPU.")
-    tolerations: tuple[Toleration, ...] = Field((), description="Besides that of nvidia.com/gpu for GPU pods.")
+    min_pods: int | None = Field(
+        None, ge=0, description="Pods that the autoscaler keeps; default: as many as there are engines or ingresses."
+    )
+    max_pods: int | None = Field(
+        None,
+        ge=1,
+        description="Pods that the autoscaler may start; default: as many as there are engines or ingresses.",
+    )
+    gpu: GPU | None = Field(None, description="Kind of GPU for this group; default: kubernetes.gpu.")
+    node_selector: dict[str, str] = Field(
+        default_factory=dict, description="Labels of the nodes where the pods may run, beside the label of the GPU."
+    )
+    tolerations: tuple[Toleration, ...] = Field(
+        (), description="Taints that the pods tolerate, beside nvidia.com/gpu for pods with GPUs."
+    )
 
 
 class ModelsConfig(_Settings):
     """A volume with checkpoints, mounted read-only into every pod."""
 
     claim: str = Field(description="PersistentVolumeClaim in the same namespace, ReadOnlyMany or ReadWriteMany.")
-    mount_path: str = Field("/models", pattern="^/", description="Where; model.model is a directory below it.")
+    mount_path: str = Field(
+        "/models", pattern="^/", description="Directory where the volume is mounted; model.model is below it."
+    )
 
 
 class RedisConfig(_Settings):
     """Where Ray keeps its state, so that the cluster outlives its head pod."""
 
-    address: str | None = Field(None, description="host:port of a Redis; default: one of our own, on a volume.")
-    secret: str = Field("raypd-redis", description="Secret that holds its password, under the key `password`.")
-    image: str = Field("redis:7.4.7-alpine", description="Of our own one.")
-    volume_gib: int = Field(1, ge=1, description="Of our own one.")
+    address: str | None = Field(
+        None, description="host:port of a Redis server; default: the manifests bring one of their own, on a volume."
+    )
+    secret: str = Field(
+        "raypd-redis", description="Name of the Secret that holds the server's password, under the key `password`."
+    )
+    image: str = Field("redis:7.4.7-alpine", description="Image of the manifests' own Redis server.")
+    volume_gib: int = Field(1, ge=1, description="Size of that server's volume.")
 
 
 class TlsSecretConfig(_Settings):
@@ -72,23 +94,29 @@ class TlsSecretConfig(_Settings):
 
     secret: str = Field(
         "raypd-tls",
-        description="Its certificate is also for NAME-grpc.NAMESPACE.svc and NAME-admin.NAMESPACE.svc.",
+        description="Name of the Secret. The certificate has to be for NAME-grpc.NAMESPACE.svc and "
+        "NAME-admin.NAMESPACE.svc, too.",
     )
     mutual: bool = Field(
-        False, description="Clients must show a certificate of ca.crt; raypd's own commands show this one."
+        False,
+        description="Clients have to show a certificate that ca.crt has signed; raypd's own commands show this one.",
     )
 
 
 class TokensSecretConfig(_Settings):
     """Bearer tokens, in a Secret: tokens.yaml as `raypd token` makes it, and an administrator's token as `operator`."""
 
-    secret: str = Field("raypd-tokens", description="The token `operator` is for the pods' own drains.")
+    secret: str = Field(
+        "raypd-tokens", description="Name of the Secret. Pods drain themselves with its token `operator`."
+    )
 
 
 class RdmaConfig(_Settings):
     """How pods get at RDMA devices."""
 
-    resource: str = Field("rdma/hca_shared_devices_a", description="Of the device plugin.")
+    resource: str = Field(
+        "rdma/hca_shared_devices_a", description="Name of the resource that the RDMA device plugin offers."
+    )
     count: int = Field(1, ge=1, description="Devices for each pod.")
     network: str | None = Field(None, description="Multus network, as in k8s.v1.cni.cncf.io/networks.")
 
@@ -98,7 +126,8 @@ class MonitoringConfig(_Settings):
 
     namespace: str = Field("monitoring", description="Where Prometheus runs; its pods may reach the metrics' ports.")
     labels: dict[str, str] = Field(
-        default_factory=lambda: {"release": "prometheus"}, description="By which it finds PodMonitors."
+        default_factory=lambda: {"release": "prometheus"},
+        description="Labels by which the Prometheus operator finds PodMonitors.",
     )
 
 
@@ -109,36 +138,59 @@ class KubernetesConfig(_Settings):
         "raypd",
         pattern="^[a-z]([-a-z0-9]*[a-z0-9])?$",
         max_length=40,
-        description="Of the RayCluster; other objects' names begin with it.",
+        description="Name of the RayCluster; the names of all other objects begin with it.",
     )
-    namespace: str = Field("raypd", pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)
+    namespace: str = Field(
+        "raypd",
+        pattern="^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        max_length=63,
+        description="Kubernetes namespace of all objects.",
+    )
     image: str | None = Field(
-        None, description="The only place where it is named; default: raypd:VERSION-cpu, or -cuda with GPUs."
+        None,
+        description="Image of all pods; default: raypd:VERSION-cpu, or raypd:VERSION-cuda where engines have GPUs.",
     )
     image_pull_secret: str | None = Field(None, description="Secret for the image's registry.")
-    gpu: GPU | None = Field(None, description="Kind of the engines' GPUs, by the nodes' nvidia.com/gpu.product.")
-    models: ModelsConfig | None = Field(None, description="Default: none; the demo model is in the image.")
-    head: PodConfig = PodConfig(extra_cpus=2.0)
-    ingress: PodConfig = PodConfig(extra_cpus=2.0)
-    prefill: PodConfig = PodConfig()
-    decode: PodConfig = PodConfig()
-    both: PodConfig = PodConfig()
-    encode: PodConfig = PodConfig()
+    gpu: GPU | None = Field(
+        None, description="Kind of the engines' GPUs, as the node label nvidia.com/gpu.product has it."
+    )
+    models: ModelsConfig | None = Field(
+        None, description="Volume with checkpoints; default: none (the demo model is in the image)."
+    )
+    head: PodConfig = Field(PodConfig(extra_cpus=2.0), description="The pod of Ray's head.")
+    ingress: PodConfig = Field(PodConfig(extra_cpus=2.0), description="The ingresses' pods.")
+    prefill: PodConfig = Field(PodConfig(), description="The pods of prefill engines.")
+    decode: PodConfig = Field(PodConfig(), description="The pods of decode engines.")
+    both: PodConfig = Field(PodConfig(), description="The pods of engines with the role `both`.")
+    encode: PodConfig = Field(PodConfig(), description="The pods of encode engines.")
     autoscaling: bool = Field(False, description="Ray's autoscaler adds pods for engines that have no room.")
-    idle_timeout_s: int = Field(600, ge=0, description="After which it takes a pod without an engine away.")
-    redis: RedisConfig | None = Field(None, description="GCS fault tolerance; default: none.")
-    tls: TlsSecretConfig | None = Field(None, description="Default: plain text, kept inside by the NetworkPolicies.")
+    idle_timeout_s: int = Field(
+        600, ge=0, description="Seconds after which the autoscaler removes a pod without an engine."
+    )
+    redis: RedisConfig | None = Field(
+        None, description="Where Ray's head keeps its state, so that the cluster outlives it; default: nowhere."
+    )
+    tls: TlsSecretConfig | None = Field(
+        None,
+        description="Secret with the ingresses' certificate; default: plain text, which the NetworkPolicies keep "
+        "inside.",
+    )
     tokens: TokensSecretConfig | None = Field(
         None,
-        description="Default: none are asked for: whoever reaches the port that operators have for themselves, "
-        "ingress.admin_port, is one.",
+        description="Secret with bearer tokens; default: clients need none, and whoever reaches the operators' port, "
+        "ingress.admin_port, is an operator.",
     )
     nccl: dict[str, str] = Field(
-        default_factory=dict, description="Environment of GPU pods, over the defaults for NCCL on their network."
+        default_factory=dict,
+        description="Environment variables of pods with GPUs, over the defaults for NCCL on their network.",
     )
-    rdma: RdmaConfig | None = Field(None, description="Default: NCCL over TCP sockets.")
-    service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
-    monitoring: MonitoringConfig | None = Field(None, description="PodMonitors; default: none.")
+    rdma: RdmaConfig | None = Field(
+        None, description="RDMA devices for pods with GPUs; default: NCCL uses TCP sockets."
+    )
+    service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
+        "ClusterIP", description="Type of the Service that clients call."
+    )
+    monitoring: MonitoringConfig | None = Field(None, description="Objects for the Prometheus operator; default: none.")
 
     @staticmethod
     def default_image(*, has_gpus: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from cluster.config import IngressConfig
+from cluster.ingress_config import IngressConfig
 from cluster.pool.placement import Node
 
 

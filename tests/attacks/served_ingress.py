@@ -14,9 +14,10 @@ from actors.allocator import give_back_large_blocks
 from actors.config import ModelFacts
 from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded
 from actors.pooling_facts import PoolingFacts
-from cluster.config import ClusterConfig, IngressConfig
+from cluster.config import ClusterConfig
 from cluster.ingress.ports import IngressPorts
 from cluster.ingress.process import IngressProcess
+from cluster.ingress_config import IngressConfig
 from cluster.pool.session_pool import SessionPool
 from kv_transfer.layout import KVCacheLayout
 from tests.attacks.callback_times import CallbackTimes

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from actors.config import ModelFacts
-from cluster.config import ClusterConfig, IngressConfig
+from cluster.config import ClusterConfig
 from cluster.ingress.ports import IngressPorts
 from cluster.ingress_actor import IngressActor
+from cluster.ingress_config import IngressConfig
 from tests.kv_transfer.connected_workers import LAYOUT
 from tests.trusted import material
 

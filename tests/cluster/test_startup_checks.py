@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.config import ClusterConfig, IngressConfig
+from cluster.config import ClusterConfig
 from cluster.errors import InvalidConfig
+from cluster.ingress_config import IngressConfig
 from cluster.startup_checks import find_ingress_mistakes, find_memory_mistakes, refuse_bad_node, refuse_bad_start
 from tests.cluster.access.certificates import Authority
 

@@ -13,9 +13,10 @@ import pytest
 
 from actors.engine_server import EngineServer
 from cluster.client import CallFailed, GenerateClient
-from cluster.config import ClusterConfig, IngressConfig
+from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.ingress.process import IngressProcess
+from cluster.ingress_config import IngressConfig
 from cluster.pool.membership import Membership, ServedModel
 from kv_transfer.config import KVTransferConfig
 from tests.checkpoints import make_checkpoint

@@ -14,9 +14,10 @@ import pytest
 
 from actors.engine_server import EngineServer
 from cluster.client import GenerateClient
-from cluster.config import ClusterConfig, IngressConfig
+from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.ingress.process import IngressProcess
+from cluster.ingress_config import IngressConfig
 from cluster.pool.membership import Membership
 from kv_transfer.config import KVTransferConfig
 from tests.cluster.serving_setup import FakeAdmin

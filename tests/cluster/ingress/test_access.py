@@ -20,7 +20,6 @@ from cluster.access.tls import ServerTls, TlsConfig
 from cluster.access.tokens import Tokens, hash_token, make_token
 from cluster.client.channel import open_channel
 from cluster.client.credentials import Credentials
-from cluster.config import IngressConfig
 from cluster.errors import InvalidConfig
 from cluster.ingress.protos.raypd.v1 import (
     admin_pb2,
@@ -31,6 +30,7 @@ from cluster.ingress.protos.raypd.v1 import (
     model_pb2_grpc,
 )
 from cluster.ingress.server import DoorSettings, IngressServer
+from cluster.ingress_config import IngressConfig
 from cluster.serving import Serving
 from tests.cluster.access.certificates import Authority
 from tests.cluster.access.test_allowance import Clock

@@ -12,10 +12,11 @@ from transformers import PreTrainedTokenizerFast
 from actors.config import ModelFacts
 from actors.core.block_hash import PUBLIC_KEY
 from cluster.client import GenerateClient
-from cluster.config import DEMO_MODEL, ClusterConfig, IngressConfig
+from cluster.config import DEMO_MODEL, ClusterConfig
 from cluster.errors import TokenizerUnusable
 from cluster.ingress.model_loader import ModelLoader
 from cluster.ingress.process import IngressProcess
+from cluster.ingress_config import IngressConfig
 from cluster.model_versions import ModelVersion, ModelVersions
 from cluster.pool.membership import Membership, ServedModel
 from cluster.router.least_loaded import LeastLoadedPair

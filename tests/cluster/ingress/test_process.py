@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from cluster.client import CallFailed, Credentials, GenerateClient
-from cluster.config import ClusterConfig, IngressConfig
+from cluster.config import ClusterConfig
 from cluster.errors import InvalidConfig
 from cluster.ingress.process import IngressProcess
+from cluster.ingress_config import IngressConfig
 from tests.cluster.access.certificates import Authority
 from tests.cluster.ingress.test_access import ALICE, access
 from tests.cluster.ingress.test_model_loader import FACTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.config import IngressConfig
+from cluster.ingress_config import IngressConfig
 from cluster.pool.ingress_places import IngressPlaces
 from cluster.pool.placement import Node
 

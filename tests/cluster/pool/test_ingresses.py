@@ -11,11 +11,12 @@ import pytest
 import ray
 
 from actors.config import ModelFacts
-from cluster.config import ClusterConfig, IngressConfig
+from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import AddressUnavailable, CannotStart, InvalidConfig
 from cluster.ingress.ports import IngressPorts
 from cluster.ingress_actor import IngressHealth
+from cluster.ingress_config import IngressConfig
 from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.ingresses import Ingresses
 from cluster.pool.journal import Journal
