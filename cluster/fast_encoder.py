@@ -32,10 +32,11 @@ _NUM_WORDS: Final = 1000
 """So many tokens, from all of the vocabulary, are compared."""
 _LONG_CHARS: Final = 20_000
 """fastokens 0.1, whose source was read, splits what is longer than 16 384 bytes on several threads."""
-NUM_THREADS: Final = 2
-"""Each thread that encodes remembers words, in up to 100 MiB."""
-# Those that fastokens starts for itself; by default as many as there are cores.
-os.environ.setdefault("RAYON_NUM_THREADS", str(NUM_THREADS))
+# Each thread that encodes remembers words, in up to 100 MiB, and keeps the buffers of the longest text it has read.
+# Only the end of the thread frees them, and a thread that fastokens starts for itself never ends: let it start none.
+os.environ["FASTOKENS_BPE_THREADS"] = "1"
+# Those of the tokenizers library; by default as many as there are cores.
+os.environ.setdefault("RAYON_NUM_THREADS", "2")
 _alike: Final[set[bytes]] = set()
 """Digests of the tokenizers that it was compared with in this process, and agreed with."""
 

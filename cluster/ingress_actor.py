@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from actors.allocator import give_back_large_blocks
+from actors.allocator import give_back_large_blocks, give_back_regularly
 from actors.config import ModelFacts
 from actors.engine_profile import EngineProfile
 from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded, no_collection
@@ -206,6 +206,7 @@ class IngressActor:
         leave_out_what_is_loaded()
         collect_seldom()
         give_back_large_blocks()
+        give_back_regularly()
         return ports
 
     async def drain(self, grace_s: float) -> None:

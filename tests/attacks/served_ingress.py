@@ -10,7 +10,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from actors.allocator import give_back_large_blocks
+from actors.allocator import give_back_large_blocks, give_back_regularly
 from actors.config import ModelFacts
 from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded
 from actors.pooling_facts import PoolingFacts
@@ -73,6 +73,7 @@ async def serve_until_closed(pipe: Connection, settings: dict[str, Any]) -> None
     leave_out_what_is_loaded()
     collect_seldom()
     give_back_large_blocks()
+    give_back_regularly()
     times.install()
     pipe.send(ports)
     is_over, loop = asyncio.Event(), asyncio.get_running_loop()

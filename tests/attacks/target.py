@@ -54,13 +54,12 @@ class Target:
 class Attack:
     """send: one repetition, about a second of it; raises AssertionError if it was answered as it must not be.
 
-    is_slow: too large for each run of the tests; why_not_held: which rule is known not to hold
+    is_slow: too large for each run of the tests
     """
 
     name: str
     send: Callable[[Target], Awaitable[None]]
     is_slow: bool = False
-    why_not_held: str = ""
 
 
 @dataclass(frozen=True, slots=True)

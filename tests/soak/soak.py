@@ -26,10 +26,9 @@ import psutil
 from actors.engine_server import EngineServer
 from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded
 from cluster.client import GenerateClient
-from cluster.fast_encoder import NUM_THREADS
 from cluster.ingress.server import IngressServer
 from cluster.model_tokenizer import ModelTokenizer
-from cluster.tokenizing import MAX_CHARS_ALONE, off_event_loop
+from cluster.tokenizing import MAX_CHARS_ALONE, NUM_THREADS, off_event_loop
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import TransferRole
 from tests.cluster.serving_setup import make_ingress_server
