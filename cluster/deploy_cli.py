@@ -85,7 +85,12 @@ def manifests(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Say what would not work, instead of printing it.")] = False,
 ) -> None:
-    """Print a cluster as Kubernetes objects for KubeRay: `raypd manifests … | kubectl apply -f -`."""
+    """Print a cluster as Kubernetes objects for KubeRay: `raypd manifests … | kubectl apply -f -`.
+
+    Tokens, certificates' keys and the cluster's secrets are not in them: the pods mount Secrets, which the settings
+    kubernetes.tls, tokens, internal_tls, cluster_secret and block_hash_key name. Standard error has the commands that
+    make them; cert-manager makes the certificates inside with kubernetes.internal_tls.cert_manager.
+    """
     from cluster import manifests_command
 
     options = manifests_command.Options(prefill, decode, both, encode, tp, gpu, model, models_claim, image, namespace)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from cluster.config import ClusterConfig, load_cluster_config
 from cluster.errors import InvalidConfig
+from cluster.manifests.inside import commands_for_secrets
 from cluster.manifests.kustomize import kustomize_files
 from cluster.manifests.objects import to_yaml
 from cluster.manifests.render import render, render_trial
@@ -66,7 +67,9 @@ def print_manifests(
     _refuse("manifests", find_mistakes(objects))
     if config.kubernetes.models is None and "model" in config.model_fields_set:
         note = f"no volume holds {config.model.model}, so the image has to: or give kubernetes.models, --models-claim"
-        Console(stderr=True).print(f"# {note}", highlight=False, soft_wrap=True)
+        _note(note)
+    for command in commands_for_secrets(config.kubernetes):
+        _note(f"the pods wait for a Secret: {command}")
     if only_checks:
         console.print(f"{len(objects)} objects, nothing wrong", highlight=False)
         return
@@ -126,6 +129,11 @@ def _load(path: Path) -> ClusterConfig:
 
 def _is_text(path: Path, text: str) -> bool:
     return path.is_file() and path.read_text() == text
+
+
+def _note(text: str) -> None:
+    """Say beside the manifests what else is needed."""
+    Console(stderr=True).print(f"# {text}", highlight=False, soft_wrap=True)
 
 
 def _refuse(source: str, mistakes: list[str]) -> None:

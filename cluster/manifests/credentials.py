@@ -6,7 +6,7 @@ Only ingresses get private keys and the file of tokens; with mutual TLS, whoever
 from __future__ import annotations
 
 from cluster.json_types import JSON
-from cluster.manifests.objects import Manifest
+from cluster.manifests.objects import secret_volume
 from cluster.manifests.placement import OPERATOR_FILE, TLS_DIRECTORY, TOKENS_DIRECTORY, TOKENS_FILE
 from cluster.manifests.settings import KubernetesConfig
 
@@ -30,10 +30,10 @@ def credential_volumes(kubernetes: KubernetesConfig, *, is_ingress: bool) -> lis
     volumes: list[JSON] = []
     if kubernetes.tls is not None:
         has_key = is_ingress or kubernetes.tls.mutual
-        volumes.append(_volume("tls", kubernetes.tls.secret, [] if has_key else ["ca.crt"]))
+        volumes.append(secret_volume("tls", kubernetes.tls.secret, [] if has_key else ["ca.crt"]))
     if kubernetes.tokens is not None:
         keys = [TOKENS_FILE, OPERATOR_FILE] if is_ingress else [OPERATOR_FILE]
-        volumes.append(_volume("tokens", kubernetes.tokens.secret, keys))
+        volumes.append(secret_volume("tokens", kubernetes.tokens.secret, keys))
     return volumes
 
 
@@ -45,11 +45,3 @@ def credential_mounts(kubernetes: KubernetesConfig) -> list[JSON]:
     if kubernetes.tokens is not None:
         mounts.append({"name": "tokens", "mountPath": TOKENS_DIRECTORY, "readOnly": True})
     return mounts
-
-
-def _volume(name: str, secret: str, keys: list[str]) -> Manifest:
-    """keys: all if none are named. Readable for the pod's group, which is raypd's."""
-    source: Manifest = {"secretName": secret, "defaultMode": 0o440}
-    if keys:
-        source["items"] = [{"key": key, "path": key} for key in keys]
-    return {"name": name, "secret": source}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import yaml
@@ -73,6 +73,14 @@ def environment(variables: Mapping[str, str]) -> list[JSON]:
 def from_secret(variable: str, secret: str, key: str) -> Manifest:
     """A variable of a container's env that a Secret holds."""
     return {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+
+
+def secret_volume(name: str, secret: str, keys: Sequence[str] = ()) -> Manifest:
+    """A volume with a Secret's files, readable for the pod's group, which is raypd's. keys: all if none are named."""
+    source: Manifest = {"secretName": secret, "defaultMode": 0o440}
+    if keys:
+        source["items"] = [{"key": key, "path": key} for key in keys]
+    return {"name": name, "secret": source}
 
 
 def to_yaml(documents: Iterable[JSON]) -> str:

@@ -16,10 +16,11 @@ from typing import Any, Final
 import yaml
 
 from cluster.access.tls import TlsConfig
-from cluster.config import ClusterConfig, EngineGroupConfig, InternalTlsConfig
+from cluster.config import ClusterConfig, EngineGroupConfig
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
 from cluster.ingress_config import IngressConfig
+from cluster.manifests.inside import inside_settings
 from cluster.manifests.settings import GPU, KubernetesConfig, PodConfig
 
 ROLE_LABEL: Final = "raypd.io/role"
@@ -99,11 +100,6 @@ def settle(config: ClusterConfig) -> ClusterConfig:
             "kubernetes",
             ["ingress.tls and ingress.tokens: here the files come from Secrets; set kubernetes.tls, kubernetes.tokens"],
         )
-    if isinstance(config.internal_tls, InternalTlsConfig) or config.block_hash_key_file is not None:
-        raise InvalidConfig(
-            "kubernetes",
-            ["files of internal_tls, block_hash_key_file: nothing brings them into pods; internal_tls: true has none"],
-        )
     models = config.kubernetes.models
     if models is not None and not Path(config.model.model).is_relative_to(models.mount_path):
         raise InvalidConfig(
@@ -111,6 +107,7 @@ def settle(config: ClusterConfig) -> ClusterConfig:
             [f"model.model = {config.model.model}: it is not below kubernetes.models.mount_path, {models.mount_path}"],
         )
     updates: dict[str, Any] = {
+        **inside_settings(config),
         "ingress": _ingress(config),
         "controller": config.controller.model_copy(
             # Not on the head, which it is to outlive.

@@ -8,6 +8,7 @@ from typing import Final
 from cluster.config import ClusterConfig
 from cluster.json_types import JSON
 from cluster.manifests.credentials import credential_mounts, credential_variables, credential_volumes
+from cluster.manifests.inside import inside_mounts, inside_volumes
 from cluster.manifests.objects import (
     DASHBOARD_PORT,
     METRICS_PORT,
@@ -140,9 +141,10 @@ def _container(name: str, config: ClusterConfig, image: str, group: PodGroup) ->
         _mount(container, "config", CONFIG_DIRECTORY)
     if kubernetes.models is not None:
         _mount(container, "models", kubernetes.models.mount_path)
+    mounts = container["volumeMounts"]
+    assert isinstance(mounts, list)
+    mounts += inside_mounts(kubernetes)
     if group.name != HEAD:
-        mounts = container["volumeMounts"]
-        assert isinstance(mounts, list)
         mounts += credential_mounts(kubernetes)
     return container
 
@@ -166,6 +168,7 @@ def _volumes(kubernetes: KubernetesConfig, group: PodGroup) -> list[JSON]:
     if kubernetes.models is not None:
         claim: Manifest = {"claimName": kubernetes.models.claim, "readOnly": True}
         volumes.append({"name": "models", "persistentVolumeClaim": claim})
+    volumes += inside_volumes(kubernetes)
     if group.name != HEAD:
         volumes += credential_volumes(kubernetes, is_ingress=group.name == INGRESS)
     return volumes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cluster.config import ClusterConfig
 from cluster.engine_connection import EngineRole
+from cluster.manifests.inside import internal_certificates
 from cluster.manifests.job import config_map, nccl_config_map, serve_job
 from cluster.manifests.objects import Manifest, manifest
 from cluster.manifests.placement import settle
@@ -24,6 +25,7 @@ def render(config: ClusterConfig) -> list[Manifest]:
         config_map(config),
         *([nccl_config_map(config)] if _has_gpus(config) else []),
         *redis_manifests(kubernetes),
+        *internal_certificates(kubernetes),
         ray_cluster(config, image),
         *services(config),
         *disruption_budgets(config),
@@ -36,7 +38,7 @@ def render(config: ClusterConfig) -> list[Manifest]:
 def render_trial(config: ClusterConfig) -> list[Manifest]:
     """A RayJob that tries the cluster out, with what it reads. Raises InvalidConfig."""
     config = settle(config)
-    trial = [_namespace(config.kubernetes), config_map(config)]
+    trial = [_namespace(config.kubernetes), config_map(config), *internal_certificates(config.kubernetes)]
     if _has_gpus(config):
         trial.append(nccl_config_map(config))
     return [*trial, trial_job(config, image_of(config))]

@@ -111,6 +111,31 @@ class TokensSecretConfig(_Settings):
     )
 
 
+class InternalTlsSecretConfig(_Settings):
+    """The certificate that the cluster's processes show each other, in a Secret with tls.crt, tls.key and ca.crt."""
+
+    secret: str = Field(
+        "raypd-internal-tls",
+        description="Its certificate is for the DNS name raypd.internal, for servers and clients, and ca.crt is of an "
+        "authority that signs for this cluster alone.",
+    )
+    cert_manager: bool = Field(
+        False, description="Have cert-manager make it, and its authority; default: it is made by whoever starts this."
+    )
+
+
+class ClusterSecretConfig(_Settings):
+    """The cluster's secret, in a Secret: 64 hexadecimal digits a line, under the key `secret`."""
+
+    secret: str = Field("raypd-cluster-secret", description="Name of the Secret.")
+
+
+class BlockHashKeyConfig(_Settings):
+    """The key of block hashes, in a Secret: 64 hexadecimal digits, under the key `key`."""
+
+    secret: str = Field("raypd-block-hash-key", description="Name of the Secret.")
+
+
 class RdmaConfig(_Settings):
     """How pods get at RDMA devices."""
 
@@ -179,6 +204,15 @@ class KubernetesConfig(_Settings):
         None,
         description="Secret with bearer tokens; default: clients need none, and whoever reaches the operators' port, "
         "ingress.admin_port, is an operator.",
+    )
+    internal_tls: InternalTlsSecretConfig | None = Field(
+        None, description="Files of internal_tls from a Secret; default: what the setting internal_tls says."
+    )
+    cluster_secret: ClusterSecretConfig | None = Field(
+        None, description="cluster_secret_file from a Secret; default: the controller draws one."
+    )
+    block_hash_key: BlockHashKeyConfig | None = Field(
+        None, description="block_hash_key_file from a Secret; default: the controller draws one."
     )
     nccl: dict[str, str] = Field(
         default_factory=dict,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 import shutil
 import subprocess
 import time
@@ -20,16 +21,19 @@ from transformers import AutoTokenizer
 from cluster.access.tokens import hash_token, make_token
 from cluster.client import Credentials, GenerateClient
 from cluster.config import DEMO_MODEL, ClusterConfig
+from cluster.manifests.inside import BLOCK_HASH_KEY_DIRECTORY, CLUSTER_SECRET_DIRECTORY, INTERNAL_TLS_DIRECTORY
 from cluster.manifests.placement import CONFIG_FILE, TLS_DIRECTORY, TOKENS_DIRECTORY, admin_ports
 from cluster.manifests.pods import admin_address
 from cluster.manifests.render import render
 from tests.cluster.access.certificates import Authority
 from tests.cluster.manifests.deployments import of_kind, settings, worker_groups
 from tests.integration.pods import ROOT, Pods
+from tests.kv_transfer.trust.certificates import certified, write_tls_files
 from tests.patience import CLUSTER_S
 from tests.ports import free_port
 from tests.reference import greedy_tokens
 
+_INSIDE = (INTERNAL_TLS_DIRECTORY, CLUSTER_SECRET_DIRECTORY, BLOCK_HASH_KEY_DIRECTORY)
 _PROMPT = "def f(n):"
 _NUM_TOKENS = 12
 MAX_RANKS = 2
@@ -57,10 +61,12 @@ class Deployment:
         kubernetes = {name: value for name, value in chosen.get("kubernetes", {}).items() if name != "models"}
         self.config = ClusterConfig.model_validate({**chosen, "kubernetes": kubernetes})
         self.config_file = directory / "cluster.yaml"
-        tls, tokens = (pods.secrets / name for name in ("tls", "tokens"))
+        tls, tokens, inside = (pods.secrets / name for name in ("tls", "tokens", "inside"))
+        mounted = {CONFIG_FILE: self.config_file, TLS_DIRECTORY: tls, TOKENS_DIRECTORY: tokens}
+        mounted |= dict.fromkeys(_INSIDE, inside)
         text = yaml.safe_dump_all(render(self.config))
-        for mounted, here in ((CONFIG_FILE, self.config_file), (TLS_DIRECTORY, tls), (TOKENS_DIRECTORY, tokens)):
-            text = text.replace(mounted, str(here))
+        for path, here in mounted.items():
+            text = text.replace(path, str(here))
         self.objects: list[Any] = list(yaml.safe_load_all(text))
         self.pods = pods
         pods.become(of_kind(self.objects, "RayCluster"))
@@ -71,6 +77,7 @@ class Deployment:
         """Where its ingress is to listen to operators."""
         self.config_file.write_text(of_kind(self.objects, "ConfigMap", "raypd-config")["data"]["cluster.yaml"])
         _make_secrets(tls, tokens, ingress_pod.address)
+        _make_inside(inside)
         self.credentials = Credentials.from_environment(ingress_pod.environment)
         """The pods' own."""
 
@@ -190,3 +197,14 @@ def _make_secrets(tls: Path, tokens: Path, address: str) -> None:
     (tokens / "operator").write_text(operator)
     entry = {"name": "operator", "sha256": hash_token(operator), "admin": True}
     (tokens / "tokens.yaml").write_text(yaml.safe_dump({"tokens": [entry]}))
+
+
+def _make_inside(directory: Path) -> None:
+    """The Secrets of the inside, as the manifests' notes and cert-manager make them; one directory has all files."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    write_tls_files(directory, certified())
+    for name in ("secret", "key"):
+        (directory / name).write_text(secrets.token_hex(32) + "\n")
+    for path in directory.iterdir():
+        path.chmod(0o440)

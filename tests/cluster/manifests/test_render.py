@@ -352,14 +352,19 @@ def test_only_ingresses_have_the_private_key_and_the_tokens() -> None:
     objects = rendered("gpu-xpyd-tp")
     groups = worker_groups(objects)
     everybody = {"raypd-tls": ["ca.crt"], "raypd-tokens": ["operator"]}
+    inside = {
+        "raypd-internal-tls": ["ca.crt", "tls.crt", "tls.key"],
+        "raypd-cluster-secret": ["secret"],
+        "raypd-block-hash-key": ["key"],
+    }
 
-    assert _secret_files(groups["ingress"]["template"]["spec"]) == {
+    assert _secret_files(groups["ingress"]["template"]["spec"]) == inside | {
         "raypd-tls": "all",
         "raypd-tokens": ["tokens.yaml", "operator"],
     }
-    assert _secret_files(groups["decode"]["template"]["spec"]) == everybody
+    assert _secret_files(groups["decode"]["template"]["spec"]) == inside | everybody
     assert _secret_files(of_kind(objects, "Job")["spec"]["template"]["spec"]) == everybody
-    assert _secret_files(of_kind(objects, "RayCluster")["spec"]["headGroupSpec"]["template"]["spec"]) == {}
+    assert _secret_files(of_kind(objects, "RayCluster")["spec"]["headGroupSpec"]["template"]["spec"]) == inside
     ingress = _served("gpu-xpyd-tp").ingress
     assert ingress.tls is not None
     assert (str(ingress.tls.certificate), str(ingress.tokens), ingress.insecure) == (
@@ -420,8 +425,13 @@ def test_the_settings_of_the_page_are_the_projects() -> None:
             "model.model = /data/m: it is not below kubernetes.models.mount_path, /models",
         ),
         ({"ray": {"address": "10.0.0.1:6379"}}, "ray.address: the manifests bring a Ray cluster of their own"),
-        ({"block_hash_key_file": "/key"}, "nothing brings them into pods"),
-        ({"internal_tls": {"ca": "/ca", "certificate": "/c", "key": "/k"}}, "internal_tls: true has none"),
+        (
+            {"cluster_secret_file": "/secret"},
+            "cluster_secret_file: in pods the files come from Secrets: set",
+        ),
+        ({"block_hash_key_file": "/key"}, "come from Secrets: set kubernetes.block_hash_key instead"),
+        ({"internal_tls": {"ca": "/ca", "certificate": "/c", "key": "/k"}}, "set kubernetes.internal_tls instead"),
+        ({"internal_tls": False, "kubernetes": {"internal_tls": {}}}, "internal_tls is false, and kubernetes.internal"),
         ({"ingress": {"tokens": "/tokens"}}, "here the files come from Secrets; set kubernetes.tls, kubernetes.tokens"),
         ({"prefill": {"num_gpus": 0.5}}, "prefill.num_gpus = 0.5: a pod holds one engine, and whole GPUs"),
         ({"decode": {"num_cpus": 0.5}}, "decode.num_cpus = 0.5: a pod holds one engine, and whole CPUs"),
