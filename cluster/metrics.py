@@ -195,8 +195,7 @@ def _of_engines(engines: Sequence[EngineView], now_s: float) -> Iterator[Metric]
     for engine in engines:
         stats, labels = engine.stats, [engine.engine_id, engine.role]
         assert stats is not None, "those without were left out"
-        dropped = {} if stats.transfer_stats is None else stats.transfer_stats.dropped_messages
-        for kind, count in sorted({**dropped, **stats.refused_messages}.items()):
+        for kind, count in sorted(stats.all_refused_messages.items()):
             messages.add_metric([*labels, kind], count)
         for state, count in _requests_of(stats).items():
             requests.add_metric([*labels, state], count)

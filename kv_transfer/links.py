@@ -19,7 +19,7 @@ from kv_transfer.link import ChunkJob, DataThread
 from kv_transfer.link_pulse import Lifeless, LinkPulse
 from kv_transfer.pairing import PairingFacts
 from kv_transfer.params import EngineAddress, TransferRole
-from kv_transfer.peer_link import LinkState, PeerLink, find_disagreement, find_welcome_mistake
+from kv_transfer.peer_link import LinkState, PeerLink, find_disagreement, find_forgery, find_welcome_mistake
 from kv_transfer.pieces import PieceMap
 from kv_transfer.stats import LinkStats
 from kv_transfer.transports.base import DataLink, Transport
@@ -131,7 +131,7 @@ class LinkTable:
 
     def welcome(self, stream: ControlStream, hello: Hello) -> str | None:
         """Producer: a consumer has dialled. Refuse it and return the reason, or open our end."""
-        refusal = self._find_refusal(hello)
+        refusal = self._find_refusal(stream, hello)
         try:
             pending = self._transport.listen(_key_of(stream)) if refusal is None else None
         except LinkLost as error:
@@ -149,8 +149,10 @@ class LinkTable:
         stream.send(Welcome(pending.rendezvous, self._layout))
         return None
 
-    def _find_refusal(self, hello: Hello) -> str | None:
+    def _find_refusal(self, stream: ControlStream, hello: Hello) -> str | None:
         identity = self._identity
+        if (forgery := find_forgery(stream.proven, hello)) is not None:
+            return forgery
         reason = find_disagreement(hello, identity.engine_id, identity.incarnation, self._layout, self._facts)
         if reason is not None:
             return reason

@@ -17,6 +17,7 @@ from kv_transfer.pairing import PairingFacts, find_mismatch
 from kv_transfer.pieces import PieceMap, shared_kv_heads
 from kv_transfer.stats import LinkState
 from kv_transfer.transports.base import ComputeEvent
+from kv_transfer.trust.handshake import Party, Proven
 from kv_transfer.wire import (
     Cancel,
     Chunk,
@@ -31,7 +32,7 @@ from kv_transfer.wire import (
     Welcome,
 )
 
-__all__ = ["LinkState", "PeerLink", "find_disagreement"]
+__all__ = ["LinkState", "PeerLink", "find_disagreement", "find_forgery"]
 
 
 @dataclass(slots=True, eq=False)
@@ -125,6 +126,17 @@ def find_welcome_mistake(welcome: Welcome, layout: KVCacheLayout, facts: Pairing
     if mismatch is None and not shared_kv_heads(layout, welcome.layout):
         return f"the producer's rank holds KV heads {welcome.layout.kv_heads!r}, this one {layout.kv_heads!r}"
     return mismatch
+
+
+def find_forgery(proven: Proven | None, hello: Hello) -> str | None:
+    """Say under which name a consumer has come that is not the one that it has proven; None if the two are one.
+
+    A member of the cluster must not take part in transfers, or use up links, in the name of another one.
+    """
+    claimed = Party(hello.engine_id, hello.incarnation)
+    if proven is not None and proven.dialer == claimed:
+        return None
+    return f"the consumer calls itself {claimed}, and has proven to be {None if proven is None else proven.dialer}"
 
 
 def find_disagreement(

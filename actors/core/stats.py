@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from actors.core.adapter import AdapterStats
@@ -82,6 +83,12 @@ class SchedulerStats:
     store_stats: StoreStats | None = None
     adapter_stats: AdapterStats | None = None
     embedding_stats: EmbeddingStats | None = None
+
+    @property
+    def all_refused_messages(self) -> dict[str, int]:
+        """Messages of other processes that were refused or dropped, those about transfers included, by kind."""
+        dropped = Counter({} if self.transfer_stats is None else self.transfer_stats.dropped_messages)
+        return dict(dropped + Counter(self.refused_messages))
 
     @property
     def has_requests(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import msgspec
 import pytest
 
 from actors.core.multimodal import EncoderInput
@@ -27,7 +28,9 @@ from kv_transfer.trust.grpc_proof import prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Trust, TrustMaterial
 from kv_transfer.trust.secret import Purpose
-from kv_transfer.wire import PROTOCOL_VERSION, Hello
+from kv_transfer.wire import PROTOCOL_VERSION, Hello, Refused
+from kv_transfer.wire import decode as decode_control
+from kv_transfer.wire import encode as encode_control
 from tests.engine_pair import engine_config
 from tests.trusted import TRUST, member
 
@@ -65,6 +68,12 @@ class Running:
         tokens = [token async for output in session.submit(request) for token in output.new_token_ids]
         await session.close()
         return tokens
+
+    async def wait_refused(self, kind: str, count: int) -> None:
+        """Until the engine's counters, as an ingress sees them, show so many messages of this kind."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while self.server.stats.all_refused_messages.get(kind) != count:  # noqa: ASYNC110  # another thread
+                await asyncio.sleep(0.02)
 
 
 @pytest.fixture
@@ -141,4 +150,21 @@ async def test_many_strangers_leave_an_engine_as_it_was(engine: Running) -> None
     answers = await asyncio.gather(*(engine.call(method, message) for _ in range(300)))
     assert {end.partition(":")[0] for _, end in answers} == {"UNAUTHENTICATED"}
     assert engine.server.refusals.total == 300
+    assert await engine.answer("after") == expected
+
+
+async def test_a_member_that_says_hello_in_another_engines_name_is_refused_and_counted(engine: Running) -> None:
+    expected = await engine.answer("before")
+    hello = Hello(PROTOCOL_VERSION, "prefill-0", 1, "decode-0", 1, "tcp", engine.server.facts.layout)
+    for claimed in (hello, msgspec.structs.replace(hello, engine_id="prefill-9", incarnation=2)):
+        proof = await prove(engine.channel, member("prefill-9"), Purpose.CONTROL, Party("decode-0", 1), TIMEOUT_S)
+        stream: Any = engine.channel.stream_stream(CONTROL_METHOD)
+        call = stream(metadata=proof.metadata, timeout=TIMEOUT_S)
+        await proof.confirm(call)
+        await call.write(encode_control(claimed))
+        refused = decode_control(await call.read())
+        call.cancel()
+        assert isinstance(refused, Refused)
+        assert refused.reason.endswith("and has proven to be prefill-9, incarnation 1")
+    await engine.wait_refused("hello refused", 2)
     assert await engine.answer("after") == expected

@@ -13,8 +13,10 @@ import pytest
 
 from kv_transfer.connector import LoadOutcome, ProducerEnd
 from kv_transfer.control import ControlStream
+from kv_transfer.grpc_control import GrpcControl
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.params import EngineAddress
+from kv_transfer.trust.grpc_proof import GrpcAcceptor
 from kv_transfer.wire import (
     PROTOCOL_VERSION,
     Cancel,
@@ -31,10 +33,12 @@ from kv_transfer.wire import (
     encode,
 )
 from tests.kv_transfer.connected_workers import LAYOUT, Node, Pair, connected_pair
+from tests.trusted import TRUST, member
 
 SOURCE = (17, 3, 29, 8)
 TARGET = (2, 30, 11, 6)
 NUM_TOKENS = 14
+STRANGE_CONSUMER = "decode-9"
 READY = Ready("t-x", 0, 0, NUM_TOKENS)
 
 
@@ -73,18 +77,27 @@ class Attacker:
 def attack(pair: Pair, victim: Node) -> Iterator[tuple[Attacker, ControlStream]]:
     """Dial the victim as the pair's other engine does, and check at the end that it serves as before."""
     attacker = Attacker()
-    yield attacker, pair.consumer.control.dial(victim.address, attacker)
+    stream = dial_as(STRANGE_CONSUMER, victim, attacker)
+    yield attacker, stream
+    stream.close()
     received = pair.hand_over("after", SOURCE, TARGET, NUM_TOKENS)
     assert received.outcome is LoadOutcome.LOADED
+
+
+def dial_as(name: str, victim: Node, attacker: Attacker) -> ControlStream:
+    """Dial as another engine of the cluster, which has proven to be that one."""
+    own = victim.control
+    assert isinstance(own, GrpcControl)
+    return GrpcControl(own._loop, member(name), GrpcAcceptor(TRUST)).dial(victim.address, attacker)
 
 
 def wait_dropped(node: Node, dropped: dict[str, int]) -> None:
     node.wait_stats(lambda stats: stats.dropped_messages == dropped)
 
 
-def hello(pair: Pair, layout: KVCacheLayout = LAYOUT) -> Hello:
+def hello(pair: Pair, layout: KVCacheLayout = LAYOUT, name: str = STRANGE_CONSUMER) -> Hello:
     address = pair.producer.address
-    return Hello(PROTOCOL_VERSION, "decode-9", 1, address.engine_id, address.incarnation, "tcp", layout)
+    return Hello(PROTOCOL_VERSION, name, 1, address.engine_id, address.incarnation, "tcp", layout)
 
 
 def forged(message: ControlMessage, **fields: Any) -> msgspec.Raw:
@@ -226,7 +239,7 @@ def test_a_ready_that_was_wrong_before_its_request_came_costs_that_request_alone
         stream.send(Ready("t-a", 0, 0, NUM_TOKENS + 1))
         stream.send(Ping())
         attacker.wait_for(Pong)
-        pair.producer.produce("a", EngineAddress("decode-9", 1, ""), NUM_TOKENS)
+        pair.producer.produce("a", EngineAddress(STRANGE_CONSUMER, 1, ""), NUM_TOKENS)
         assert "expects 15 prompt tokens, the producer has 14" in pair.producer.wait_failed_sending("a")
         pair.producer.finish("a", ProducerEnd.ABORTED)
         pair.producer.wait_finished_sending("a")
@@ -266,8 +279,23 @@ def test_a_consumer_cannot_open_links_without_end() -> None:
         attackers = []
         for _ in range(10):
             attacker = Attacker()
-            pair.consumer.control.dial(pair.producer.address, attacker).send(hello(pair))
+            dial_as(STRANGE_CONSUMER, pair.producer, attacker).send(hello(pair))
             attackers.append(attacker)
         for attacker in attackers:
             attacker.wait_for(Welcome, Refused)
         assert sum(isinstance(attacker.heard[0], Refused) for attacker in attackers) == 2
+
+
+@pytest.mark.parametrize("claimed", [("decode-0", 1), (STRANGE_CONSUMER, 2)], ids=["another engine", "another life"])
+def test_a_hello_in_the_name_of_another_than_was_proven_is_refused(claimed: tuple[str, int]) -> None:
+    """The real consumer's transfer, of which the attacker knows all, goes on."""
+    with connected_pair("tcp") as pair, attack(pair, pair.producer) as (attacker, stream):
+        pair.begin("a", TARGET, NUM_TOKENS)
+        stream.send(msgspec.structs.replace(hello(pair), engine_id=claimed[0], incarnation=claimed[1]))
+        attacker.wait_for(Refused)
+        attacker.wait_closed()
+        pair.producer.compute("a", SOURCE, 0, NUM_TOKENS)
+        pair.producer.finish("a", ProducerEnd.HANDED_OVER, 7)
+        assert pair.consumer.wait_received("a").outcome is LoadOutcome.LOADED
+        pair.producer.wait_finished_sending("a")
+        wait_dropped(pair.producer, {"hello refused": 1})
