@@ -115,7 +115,7 @@ class EngineServer:
             Member(own, self._trust),
             self._find_embeddings_mistake,
         )
-        self.encode_service = EncodeService(self._encode, shelf, own, acceptor)
+        self.encode_service = EncodeService(self._encode, shelf, own, acceptor, self.refused_messages)
         handlers = (sessions.handler(), self._control.handler(), self.encode_service.handler(), acceptor.handler())
         self._server.add_generic_rpc_handlers(handlers)
         address = f"{host}:{listen(self._server, f'{host}:0', self._trust.tls)}"

@@ -13,6 +13,7 @@ import grpc.aio
 from kv_transfer.grpc_control import GrpcControl
 from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor
 from kv_transfer.trust.membership import Member
+from kv_transfer.trust.refusals import Refusals
 from kv_transfer.trust.tls import listen
 
 _TIMEOUT_S = 10.0
@@ -29,9 +30,10 @@ _SERVER_OPTIONS = [
 class RankControl:
     """Listens from its construction to close()."""
 
-    def __init__(self, host: str, member: Member) -> None:
-        """member: the rank, as it dials and answers."""
+    def __init__(self, host: str, member: Member, refusals: Refusals | None = None) -> None:
+        """member: the rank, as it dials and answers; refusals: counts the callers that prove nothing."""
         self._member = member
+        self._refusals = refusals or Refusals()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="rank-control", daemon=True)
         self._thread.start()
@@ -46,7 +48,7 @@ class RankControl:
 
     async def _start(self, host: str) -> tuple[GrpcControl, str]:
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
-        acceptor = GrpcAcceptor(self._member.trust)
+        acceptor = GrpcAcceptor(self._member.trust, self._refusals)
         control = GrpcControl(asyncio.get_running_loop(), self._member, acceptor)
         self._server.add_generic_rpc_handlers((control.handler(), acceptor.handler()))
         port = listen(self._server, f"{host}:0", self._member.trust.tls)

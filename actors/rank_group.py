@@ -59,7 +59,8 @@ def gather_ranks(
     size, host = parallel.tensor_parallel_size, identity.control_address.rpartition(":")[0]
     with ExitStack() as opened:
         party = Party(identity.engine_id, identity.incarnation)
-        hub = RankHub(host, size - 1, parallel.rank_timeout_s, on_progress, Member(party, trust))
+        member = Member(party, trust)
+        hub = RankHub(host, size - 1, parallel.rank_timeout_s, on_progress, member, control.refusals)
         opened.callback(hub.close)
         device = choose_device(config.model)
         rendezvous = Rendezvous(host, device, JOIN_TIMEOUT_S)
@@ -78,7 +79,7 @@ def gather_ranks(
                 device=device,
                 host=host,
                 timeout_s=JOIN_TIMEOUT_S,
-                trust=RankTrust(trust, party, trust.tls),
+                trust=RankTrust(trust, party, trust.tls, control.refusals),
             )
             opened.callback(group.close)
             group.set_timeout(parallel.rank_start_timeout_s)

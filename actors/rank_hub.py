@@ -7,6 +7,7 @@ also an idle engine thread, and every later call raises RankLost with the reason
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import queue
@@ -21,12 +22,14 @@ from actors.rank_messages import (
     RankConnection,
     RankFailed,
     RankReady,
+    RankRefusals,
     RankStep,
     RankStop,
     RankTrusts,
     RankWoke,
 )
 from kv_transfer.errors import OtherParty, Untrusted
+from kv_transfer.trust.callers import BACKLOG, PROOF_TIMEOUT_S, Caller, Callers
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, TrustMaterial
 from kv_transfer.trust.refusals import Refusals
@@ -34,11 +37,9 @@ from kv_transfer.trust.secret import Purpose
 
 logger = logging.getLogger(__name__)
 
-_ACCEPT_INTERVAL_S = 0.1
+_LOOK_INTERVAL_S = 0.1
+"""How often it is looked whether a rank that has still to call was lost."""
 _EXPLANATION_TIMEOUT_S = 1.0
-_IDENTIFY_TIMEOUT_S = 10.0
-_MAX_CALLERS = 64
-"""Callers that are heard at the same time; a further one is cut off, and ranks call once."""
 
 
 class _Lost:
@@ -49,16 +50,22 @@ class RankHub:
     """on_progress: called on a reader's thread when a step is due, or when a rank is lost."""
 
     def __init__(
-        self, host: str, num_further_ranks: int, timeout_s: float, on_progress: Callable[[], None], member: Member
+        self,
+        host: str,
+        num_further_ranks: int,
+        timeout_s: float,
+        on_progress: Callable[[], None],
+        member: Member,
+        refusals: Refusals | None = None,
     ) -> None:
         """timeout_s: how long a rank may take for its part of a step after rank 0 has done its own
 
         member: the engine, as it proves itself to its ranks. New secrets that it gets are passed on to them.
+        refusals: counts the callers that prove nothing
         """
         self._member = member
-        self._welcoming = threading.BoundedSemaphore(_MAX_CALLERS)
-        self._refusals = Refusals()
-        self._server = socket.create_server((host, 0))
+        self._refusals = refusals or Refusals()
+        self._server = socket.create_server((host, 0), backlog=BACKLOG)
         self.address: tuple[str, int] = self._server.getsockname()[:2]
         self._num_further_ranks = num_further_ranks
         self._timeout_s = timeout_s
@@ -80,18 +87,18 @@ class RankHub:
     def accept_all(self, timeout_s: float, find_lost: Callable[[], str | None]) -> None:
         """Wait until every further rank has called. find_lost: why one of them never will. Raises RankLost."""
         deadline_s = time.monotonic() + timeout_s
-        self._server.settimeout(_ACCEPT_INTERVAL_S)
-        while len(self._connections) < self._num_further_ranks:
-            if (lost := find_lost()) is not None:
-                raise RankLost(lost)
-            if time.monotonic() > deadline_s:
-                missing = sorted(set(range(1, self._num_further_ranks + 1)) - self._connections.keys())
-                raise RankLost(f"ranks {missing} did not start within {timeout_s:g} s")
-            try:
-                peer, address = self._server.accept()
-            except TimeoutError:
-                continue
-            self._begin_welcome(peer, f"{address[0]}:{address[1]}")
+        with Callers({self._server: self._hear}) as callers:
+            while len(self._connections) < self._num_further_ranks:
+                if (lost := find_lost()) is not None:
+                    raise RankLost(lost)
+                if time.monotonic() > deadline_s:
+                    missing = sorted(set(range(1, self._num_further_ranks + 1)) - self._connections.keys())
+                    raise RankLost(f"ranks {missing} did not start within {timeout_s:g} s")
+                with contextlib.suppress(TimeoutError):
+                    caller = callers.take(time.monotonic() + _LOOK_INTERVAL_S)
+                    if caller is None:
+                        raise RankLost("the socket where ranks call was shut down")
+                    self._welcome(*caller.who)
         self._server.close()
 
     def broadcast(self, scheduler_output: SchedulerOutput) -> None:
@@ -133,44 +140,42 @@ class RankHub:
         for reader in self._readers:
             reader.join(self._timeout_s)
 
-    def _begin_welcome(self, peer: socket.socket, address: str) -> None:
-        """Hear a caller on a thread of its own: one who says nothing holds up nobody else."""
-        if not self._welcoming.acquire(blocking=False):
-            peer.close()
-            return
-        arguments = (RankConnection(peer, self._timeout_s), address)
-        threading.Thread(target=self._welcome, args=arguments, name="rank-caller", daemon=True).start()
-
-    def _welcome(self, connection: RankConnection, address: str) -> None:
+    def _hear(self, peer: socket.socket, address: str) -> Caller[tuple[Party, RankConnection]] | None:
+        """Have a caller prove that it is a rank of this engine, on a thread of the caller's own."""
+        connection = RankConnection(peer, self._timeout_s)
         try:
-            caller = connection.identify(self._member, _IDENTIFY_TIMEOUT_S)
-            with self._lock:
-                rank = self._rank_of(caller)
-                reader = threading.Thread(target=self._read, args=(rank, connection), name=f"rank-{rank}", daemon=True)
-                self._answers[rank] = queue.SimpleQueue()
-                self._readers.append(reader)
-                self._connections[rank] = connection
-                reader.start()
+            stream, party = connection.identify(self._member, PROOF_TIMEOUT_S)
+            self._rank_of(party)
+            return Caller(stream, (party, connection))
         except Untrusted as error:
             self._refusals.add(Purpose.RANK, address, error)
             connection.close()
-            return
-        finally:
-            self._welcoming.release()
+            return None
+
+    def _welcome(self, caller: Party, connection: RankConnection) -> None:
+        with self._lock:
+            rank = self._rank_of(caller)
+            if rank in self._connections:
+                # The first one did not hear that it was welcome, or it is another one with the secret.
+                connection.close()
+                return
+            reader = threading.Thread(target=self._read, args=(rank, connection), name=f"rank-{rank}", daemon=True)
+            self._answers[rank] = queue.SimpleQueue()
+            self._readers.append(reader)
+            self._connections[rank] = connection
+            reader.start()
         material = self._member.trust.material
         if material is not None and material.generation > self._generation:
             self._pass_on_to(connection, material)
 
     def _rank_of(self, caller: Party) -> int:
-        """Which rank this is; holds the lock. Raises OtherParty."""
+        """Return which rank this is. Raises OtherParty."""
         engine_id, _, number = caller.name.rpartition("/")
         own = self._member.party
         expected = {str(rank): rank for rank in range(1, self._num_further_ranks + 1)}
         rank = expected.get(number)
         if rank is None or (engine_id, caller.incarnation) != (own.name, own.incarnation):
             raise OtherParty(f"{caller} is no rank of {own}")
-        if self._is_closing or rank in self._connections:
-            raise OtherParty(f"{caller} is here already")
         return rank
 
     def _pass_on(self, material: TrustMaterial) -> None:
@@ -213,6 +218,8 @@ class RankHub:
                     self._answers[rank].put(message)
                 elif isinstance(message, RankTrusts):
                     self._member.trust.note_other(f"rank {rank}", message.generation)
+                elif isinstance(message, RankRefusals):
+                    self._refusals.note_total(f"rank {rank}", message.total)
                 elif isinstance(message, RankWoke):
                     self._on_progress()
                 else:

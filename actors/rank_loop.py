@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import time
 from contextlib import ExitStack
 
 import torch
@@ -11,7 +12,7 @@ import torch
 from actors.core.outputs import SchedulerOutput
 from actors.model.errors import RankLost
 from actors.model.loader import choose_device
-from actors.model.rank_calls import RankTrust
+from actors.model.rank_calls import RankTrust, wait_to_call_again
 from actors.model.tensor_parallel_group import join_group
 from actors.rank_control import RankControl
 from actors.rank_group import JOIN_TIMEOUT_S
@@ -19,16 +20,21 @@ from actors.rank_messages import (
     RankConnection,
     RankFailed,
     RankReady,
+    RankRefusals,
     RankStep,
     RankStop,
     RankTask,
     RankTrusts,
     RankWoke,
 )
+from actors.rank_refusals import RefusalReports
 from actors.worker import Worker
 from actors.worker_builder import build_worker
+from kv_transfer.errors import HungUp
 from kv_transfer.params import EngineAddress
+from kv_transfer.trust.callers import PROOF_TIMEOUT_S
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial
+from kv_transfer.trust.refusals import Refusals
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +47,12 @@ def run_rank(task: RankTask, host: str) -> None:
     timeout_s = task.config.parallel.rank_timeout_s
     trust = Trust(task.trust)
     connection = _call(task, trust, timeout_s)
+    reports = RefusalReports(lambda total: _tell(connection, RankRefusals(total)))
     with ExitStack() as opened:
         opened.callback(connection.close)
+        opened.callback(reports.close)
         try:
-            worker = _build(task, host, connection, opened, trust)
+            worker = _build(task, host, connection, opened, Member(task.own_party, trust), reports)
             _serve(connection, worker, trust)
         except RankLost as error:
             logger.warning("rank %d ends: its engine is gone", task.tp_rank, extra={"reason": str(error)})
@@ -56,12 +64,24 @@ def run_rank(task: RankTask, host: str) -> None:
 
 
 def _call(task: RankTask, trust: Trust, timeout_s: float) -> RankConnection:
-    connection = RankConnection(socket.create_connection(task.hub, timeout_s), timeout_s)
-    connection.introduce(Member(task.own_party, trust), task.hub_party, timeout_s)
-    return connection
+    """Call the hub, again and again if it hangs up, as it does with strangers who keep it waiting. Raises RankLost."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        left_s = max(0.001, deadline_s - time.monotonic())
+        connection = RankConnection(socket.create_connection(task.hub, left_s), timeout_s)
+        try:
+            connection.introduce(Member(task.own_party, trust), task.hub_party, min(left_s, PROOF_TIMEOUT_S))
+        except RankLost as error:
+            if not isinstance(error.__cause__, HungUp) or not wait_to_call_again(deadline_s):
+                raise
+        else:
+            return connection
 
 
-def _build(task: RankTask, host: str, connection: RankConnection, opened: ExitStack, trust: Trust) -> Worker:
+def _build(
+    task: RankTask, host: str, connection: RankConnection, opened: ExitStack, own: Member, reports: RefusalReports
+) -> Worker:
+    refusals = Refusals(on_refused=reports.note)
     parallel = task.config.parallel
     device = choose_device(task.config.model)
     if device.type == "cuda":
@@ -73,14 +93,16 @@ def _build(task: RankTask, host: str, connection: RankConnection, opened: ExitSt
         device=device,
         host=host,
         timeout_s=JOIN_TIMEOUT_S,
-        trust=RankTrust(trust, task.hub_party, trust.tls),
+        trust=RankTrust(own.trust, task.hub_party, own.trust.tls, refusals),
     )
     opened.callback(group.close)
     group.set_timeout(parallel.rank_start_timeout_s)
-    control = RankControl(host, Member(task.own_party, trust))
+    control = RankControl(host, own, refusals)
     opened.callback(control.close)
     identity = EngineAddress(task.own_party.name, task.incarnation, control.address)
-    worker = build_worker(task.config, identity, control.control, on_progress=lambda: _wake(connection), group=group)
+    worker = build_worker(
+        task.config, identity, control.control, on_progress=lambda: _tell(connection, RankWoke()), group=group
+    )
     opened.callback(worker.shutdown)
     # Again, and now first: if this rank fails, the others must not wait in a forward until its links are closed.
     opened.callback(group.close)
@@ -100,10 +122,10 @@ def _serve(connection: RankConnection, worker: Worker, trust: Trust) -> None:
         connection.send(RankStep(output.token_ids, output.kv_connector_output, output.adapter_loads))
 
 
-def _wake(connection: RankConnection) -> None:
-    """On a transfer thread. Whether rank 0 is gone, the rank's own thread finds out."""
+def _tell(connection: RankConnection, message: RankWoke | RankRefusals) -> None:
+    """On another thread than the rank's own, which finds out by itself whether rank 0 is gone."""
     try:
-        connection.send(RankWoke())
+        connection.send(message)
     except RankLost:
         logger.debug("rank 0 is gone")
 

@@ -22,9 +22,11 @@ from actors.rank_stream import RankStream
 from kv_transfer.connector import KVConnectorOutput
 from kv_transfer.errors import Untrusted
 from kv_transfer.trust.byte_stream import accept_proof, dial_proof
+from kv_transfer.trust.callers import wait_welcome
 from kv_transfer.trust.handshake import Acceptor, Dialer, Party
 from kv_transfer.trust.membership import Member, TrustMaterial
 from kv_transfer.trust.secret import Purpose
+from kv_transfer.trust.tls_socket import TlsSocket
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +91,18 @@ class RankTrusts:
 
 
 @dataclass(frozen=True, slots=True)
+class RankRefusals:
+    """A further rank has refused so many connections since its start, because they proved nothing."""
+
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankStop:
     """Rank 0: the engine ends."""
 
 
-RankMessage = RankReady | RankWoke | RankStep | RankTrusts | RankFailed
+RankMessage = RankReady | RankWoke | RankStep | RankTrusts | RankRefusals | RankFailed
 HubMessage = SchedulerOutput | TrustMaterial | RankStop
 
 
@@ -110,15 +119,19 @@ class RankConnection:
         try:
             stream = self._stream.encrypt(own.trust.tls, is_dialler=True, deadline_s=deadline_s)
             dial_proof(stream, Dialer(own.trust, Purpose.RANK, own.party, hub), deadline_s)
+            wait_welcome(stream, deadline_s)
         except Untrusted as error:
             self._stream.close()
             raise RankLost(f"the hub did not prove itself: {error}") from error
 
-    def identify(self, hub: Member, timeout_s: float) -> Party:
-        """Let a caller prove itself, and prove the hub to it; nothing is unpickled before. Raises Untrusted."""
+    def identify(self, hub: Member, timeout_s: float) -> tuple[socket.socket | TlsSocket, Party]:
+        """Let a caller prove itself, and prove the hub to it; nothing else is read before.
+
+        Returns what the caller is told over that it is welcome, and who it is. Raises Untrusted.
+        """
         deadline_s = time.monotonic() + timeout_s
         stream = self._stream.encrypt(hub.trust.tls, is_dialler=False, deadline_s=deadline_s)
-        return accept_proof(stream, Acceptor(hub.trust, Purpose.RANK, hub.party), deadline_s).dialer
+        return stream, accept_proof(stream, Acceptor(hub.trust, Purpose.RANK, hub.party), deadline_s).dialer
 
     def send(self, message: RankMessage | HubMessage) -> None:
         """Send one message. Raises RankLost."""

@@ -31,6 +31,7 @@ from actors.session_messages import MAX_MESSAGE_BYTES
 from kv_transfer.errors import Untrusted
 from kv_transfer.params import EngineAddress
 from kv_transfer.ranges import MALFORMED, Count, SizeBytes, Word
+from kv_transfer.refused_messages import RefusedMessages
 from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor, prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member
@@ -74,12 +75,15 @@ class EncodeService:
         shelf: EmbeddingShelf,
         own: Party,
         acceptor: GrpcAcceptor,
+        refused_messages: RefusedMessages,
     ) -> None:
         """encode: makes an image's embeddings, [num_embeds, hidden_size]; shelf: where they are fetched from
 
         own: this engine; acceptor: the server's, which refuses who does not prove the cluster's secret
+        refused_messages: counts the calls that are no images
         """
         self._acceptor = acceptor
+        self._refused_messages = refused_messages
         acceptor.register(Purpose.ENCODE, own)
         self._encode = encode
         self._shelf = shelf
@@ -99,12 +103,13 @@ class EncodeService:
     async def _answer(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, EncodedImage]
     ) -> AsyncIterator[EncodedImage]:
-        await self._acceptor.check(context, Purpose.ENCODE)
+        proven = await self._acceptor.check(context, Purpose.ENCODE)
         async for message in messages:
             try:
                 image = _decode_input(message)
             except MALFORMED as error:
                 reason = f"malformed: {error}"
+                self._refused_messages.add("malformed image", proven.dialer.name, reason)
             else:
                 yield await self._encoded(image)
                 return

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from kv_transfer.params import EngineAddress
 from kv_transfer.trust.handshake import Proven
+from kv_transfer.trust.refusals import Refusals
 from kv_transfer.trust.tls import InternalTls
 from kv_transfer.wire import ControlMessage
 
@@ -47,6 +48,10 @@ class Control(Protocol):
     @property
     def tls(self) -> InternalTls | None:
         """What this engine's connections with others are encrypted with; None: they are not."""
+
+    @property
+    def refusals(self) -> Refusals:
+        """Counts those who connect to this engine and do not prove that they belong to its cluster."""
 
     def serve(self, events: StreamEvents) -> None:
         """Hand what comes on streams that others dial to `events`, from now on."""

@@ -10,8 +10,10 @@ KVTransferError
 |-- Untrusted          the other end has not proven that it belongs to this cluster
 |   |-- WrongSecret    it does not know the cluster's secret
 |   |-- OtherParty     it does, but it is another engine, or incarnation, than the one that was meant
+|   |-- OtherUser      it runs on this host as another user than this process
 |   |-- OtherProtocol  it speaks another version of the handshake
 |   `-- NotRaypd       what it says is no handshake, or it said nothing in time
+|       `-- HungUp     it ended the connection before it was proven: strangers may have taken its callers' places
 |-- SecretUnusable     the file of the cluster's secrets cannot be used
 |-- StoreUnavailable  a configured KV store is not installed, does not load, or refuses its options
 `-- TransportWedged    a transport cannot say whether it still touches blocks: the engine has to end
@@ -54,12 +56,20 @@ class OtherParty(Untrusted):
     """The other end belongs to the cluster, but is another one than was meant, or another incarnation of it."""
 
 
+class OtherUser(Untrusted):
+    """The other end is a process of this host that another user has started."""
+
+
 class OtherProtocol(Untrusted):
     """The other end speaks another version of the handshake: an older or a newer raypd."""
 
 
 class NotRaypd(Untrusted):
     """What the other end says is no handshake, or it said nothing in time."""
+
+
+class HungUp(NotRaypd):
+    """The other end has closed the connection before both ends were proven. Calling again may help."""
 
 
 class SecretUnusable(KVTransferError):

@@ -20,6 +20,7 @@ from kv_transfer.ranges import MALFORMED
 from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor, GrpcProof, prove
 from kv_transfer.trust.handshake import Party, Proven
 from kv_transfer.trust.membership import Member
+from kv_transfer.trust.refusals import Refusals
 from kv_transfer.trust.secret import Purpose
 from kv_transfer.trust.tls import InternalTls, open_channel, tls_advice
 from kv_transfer.wire import ControlMessage, decode, encode
@@ -84,6 +85,11 @@ class GrpcControl:
         """See Control."""
         return self._member.trust.tls
 
+    @property
+    def refusals(self) -> Refusals:
+        """See Control."""
+        return self._acceptor.refusals
+
     def handler(self) -> grpc.GenericRpcHandler:
         """The gRPC handler for streams that others dial."""
         service, method = CONTROL_METHOD.strip("/").split("/")
@@ -134,7 +140,7 @@ class GrpcControl:
         except OtherParty as error:
             reason = f"{peer.control_address}: {error}"
         except Untrusted as error:
-            self._acceptor.refusals.add(Purpose.CONTROL, peer.control_address, error)
+            self.refusals.add(Purpose.CONTROL, peer.control_address, error)
             reason = f"{peer.control_address}: {error}"
         except TimeoutError:
             reason = f"{peer.control_address}: it did not confirm the handshake in time"

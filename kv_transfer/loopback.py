@@ -10,6 +10,7 @@ from kv_transfer.control import ControlStream, StreamEvents
 from kv_transfer.params import EngineAddress
 from kv_transfer.transports.loopback import Pipe
 from kv_transfer.trust.handshake import Party, Proven
+from kv_transfer.trust.refusals import Refusals
 from kv_transfer.trust.secret import Purpose, SessionKey
 from kv_transfer.trust.tls import InternalTls
 from kv_transfer.wire import ControlMessage
@@ -57,6 +58,7 @@ class LoopbackControl:
     def __init__(self, hub: LoopbackHub, address: EngineAddress) -> None:
         self.hub = hub
         self._address = address
+        self.refusals = Refusals()
 
     @property
     def tls(self) -> InternalTls | None:

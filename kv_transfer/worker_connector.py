@@ -105,7 +105,8 @@ def make_transport(
         )
     host, _, _ = identity.control_address.rpartition(":")
     # An IPv6 address has brackets around it there, which sockets do not know.
-    return TcpTransport(host.removeprefix("[").removesuffix("]"), kv_cache, config.chunk_timeout_s, control.tls)
+    host = host.removeprefix("[").removesuffix("]")
+    return TcpTransport(host, kv_cache, config.chunk_timeout_s, control.tls, control.refusals)
 
 
 def _make_nccl_transport(

@@ -1,40 +1,42 @@
 """How the ranks of an engine on CPUs call each other: TLS if the cluster has it, then a proof of its secret.
 
-Callers are heard on threads of their own, each for a few seconds, and so many at a time. A stranger who says nothing
-holds up nobody; a rank that finds no thread free, or a stranger in its peer's place, calls again until its deadline.
+A stranger who says nothing holds up nobody (kv_transfer/trust/callers.py); a rank that is cut off, or finds a stranger
+in its peer's place, calls again until its deadline.
 """
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Final
 
-from kv_transfer.errors import OtherParty, Untrusted
-from kv_transfer.refused_messages import RefusedMessages
+from kv_transfer.errors import HungUp, OtherParty, Untrusted
 from kv_transfer.trust.byte_stream import accept_proof, dial_proof
+from kv_transfer.trust.callers import PROOF_TIMEOUT_S, Caller, Callers, wait_welcome
 from kv_transfer.trust.handshake import Acceptor, Dialer, Party
+from kv_transfer.trust.refusals import Refusals
 from kv_transfer.trust.secret import KeySource, Purpose
 from kv_transfer.trust.tls import InternalTls, shake_hands
 from kv_transfer.trust.tls_socket import TlsSocket
 
-_HEARING_TIMEOUT_S: Final = 5.0
-_MAX_CALLERS: Final = 64
+_MAX_RANK_DIGITS: Final = 4
 _INTERVAL_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class RankTrust:
-    """What an engine's ranks prove themselves to each other with, and encrypt with unless tls is None."""
+    """What an engine's ranks prove themselves to each other with, and encrypt with unless tls is None.
+
+    refusals: counts the callers that prove nothing
+    """
 
     keys: KeySource
     engine: Party
     tls: InternalTls | None = None
+    refusals: Refusals = field(default_factory=Refusals)
 
     def party(self, rank: int) -> Party:
         """Return a rank's name in proofs."""
@@ -49,13 +51,14 @@ def call_rank(
     The connection is closed if this fails. Raises Untrusted or OSError.
     """
     dialer = Dialer(trust.keys, Purpose.TENSOR_PARALLEL, trust.party(own), trust.party(peer))
-    deadline_s = min(deadline_s, time.monotonic() + _HEARING_TIMEOUT_S)
+    deadline_s = min(deadline_s, time.monotonic() + PROOF_TIMEOUT_S)
     stream: socket.socket | TlsSocket = connection
     try:
         if trust.tls is not None:
             stream = trust.tls.dialling(connection)
             shake_hands(stream, deadline_s)
         dial_proof(stream, dialer, deadline_s)
+        wait_welcome(stream, deadline_s)
     except BaseException:
         stream.close()
         raise
@@ -66,80 +69,59 @@ class RankCallers:
     """The calls that come to one rank. A context manager: while inside, callers are heard."""
 
     def __init__(self, server: socket.socket, own: int, trust: RankTrust) -> None:
-        self._server = server
         self._own = own
         self._trust = trust
-        self._refused = RefusedMessages()
-        self._proven: queue.SimpleQueue[tuple[int, socket.socket | TlsSocket]] = queue.SimpleQueue()
-        self._slots = threading.BoundedSemaphore(_MAX_CALLERS)
-        self._is_over = threading.Event()
-        self._listener = threading.Thread(target=self._listen, name="rank-listener", daemon=True)
+        self._callers = Callers[int]({server: self._hear})
 
     def __enter__(self) -> RankCallers:
-        self._server.settimeout(_INTERVAL_S)
-        self._listener.start()
+        self._callers.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._listener.join()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._proven.get_nowait()[1].close()
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._callers.__exit__(error_type, error, trace)
 
     def take(self, ranks: set[int], deadline_s: float) -> Iterator[tuple[int, socket.socket | TlsSocket]]:
-        """Hand out the connection of each of these ranks, as they call. Raises TimeoutError."""
+        """Hand out the connection of each of these ranks, as they call. Raises TimeoutError or OSError."""
         missing = set(ranks)
         while missing:
             try:
-                rank, peer = self._proven.get(timeout=max(0.0, deadline_s - time.monotonic()))
-            except queue.Empty:
-                raise TimeoutError(f"ranks {sorted(missing)} did not call in time") from None
-            if rank in missing:
-                missing.remove(rank)
-                yield rank, peer
-            else:
-                peer.close()
-
-    def _listen(self) -> None:
-        while not self._is_over.is_set():
-            try:
-                peer, address = self._server.accept()
+                caller = self._callers.take(deadline_s)
             except TimeoutError:
-                continue
-            except OSError:
-                return
-            if self._slots.acquire(blocking=False):
-                arguments = (peer, str(address[0]))
-                threading.Thread(target=self._hear, args=arguments, name="rank-caller", daemon=True).start()
+                raise TimeoutError(f"ranks {sorted(missing)} did not call in time") from None
+            if caller is None:
+                raise ConnectionAbortedError("the socket where ranks call was shut down")
+            if caller.who in missing:
+                missing.remove(caller.who)
+                yield caller.who, caller.stream
             else:
-                peer.close()
+                caller.stream.close()
 
-    def _hear(self, peer: socket.socket, host: str) -> None:
+    def _hear(self, peer: socket.socket, address: str) -> Caller[int] | None:
         stream: socket.socket | TlsSocket = peer
         try:
             if self._trust.tls is not None:
                 stream = self._trust.tls.accepting(peer)
-            rank = self._prove(stream)
-            if self._is_over.is_set():
-                stream.close()
-            else:
-                self._proven.put((rank, stream))
-        except (OSError, Untrusted, ValueError) as error:
-            self._refused.add(Purpose.TENSOR_PARALLEL, host, str(error))
-            stream.close()
-        finally:
-            self._slots.release()
+            return Caller(stream, self._prove(stream))
+        except Untrusted as error:
+            self._trust.refusals.add(Purpose.TENSOR_PARALLEL, address, error)
+        except OSError as error:
+            reason = HungUp(f"it hung up before it had proven itself: {error}")
+            self._trust.refusals.add(Purpose.TENSOR_PARALLEL, address, reason)
+        stream.close()
+        return None
 
     def _prove(self, stream: socket.socket | TlsSocket) -> int:
-        """Which rank this is. Raises Untrusted, OSError or ValueError."""
+        """Which rank this is. Raises Untrusted or OSError."""
         acceptor = Acceptor(self._trust.keys, Purpose.TENSOR_PARALLEL, self._trust.party(self._own))
-        deadline_s = time.monotonic() + _HEARING_TIMEOUT_S
+        deadline_s = time.monotonic() + PROOF_TIMEOUT_S
         if isinstance(stream, TlsSocket):
             shake_hands(stream, deadline_s)
         caller = accept_proof(stream, acceptor, deadline_s).dialer
         name, _, rank = caller.name.rpartition("/")
-        if (name, caller.incarnation) != (self._trust.engine.name, self._trust.engine.incarnation):
+        is_rank = rank.isascii() and rank.isdecimal() and len(rank) <= _MAX_RANK_DIGITS
+        if not is_rank or (name, caller.incarnation) != (self._trust.engine.name, self._trust.engine.incarnation):
             raise OtherParty(f"{caller} is no rank of {self._trust.engine}")
         return int(rank)
 

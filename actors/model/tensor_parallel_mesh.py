@@ -16,14 +16,14 @@ buffers hold two small ones, so nobody blocks in sending them; large ones are se
 
 from __future__ import annotations
 
-import json
 import selectors
 import socket
 import struct
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -31,11 +31,23 @@ from actors.model.errors import RankLost
 from actors.model.rank_calls import RankCallers, RankTrust, call_rank, wait_to_call_again
 from actors.model.rank_peers import RankPeer, as_peer
 from kv_transfer.errors import Untrusted
+from kv_transfer.layout import MAX_TP_SIZE
+from kv_transfer.ranges import MALFORMED
+from kv_transfer.trust.callers import BACKLOG
 
 MAX_SMALL_BYTES: Final = 64 * 1024
 _MAX_MESSAGE_BYTES: Final = 256 * 1024
 """Of the addresses of all ranks."""
 _BUFFER_BYTES: Final = 4 * MAX_SMALL_BYTES
+RankAddress: TypeAlias = tuple[
+    Annotated[str, msgspec.Meta(min_length=1, max_length=256)], Annotated[int, msgspec.Meta(ge=1, le=2**16 - 1)]
+]
+"""Host and port where a rank listens for the others."""
+RankAddresses: TypeAlias = Annotated[
+    dict[Annotated[int, msgspec.Meta(ge=1, lt=MAX_TP_SIZE)], RankAddress], msgspec.Meta(max_length=MAX_TP_SIZE)
+]
+decode_address: Final = msgspec.msgpack.Decoder(RankAddress).decode
+decode_addresses: Final = msgspec.msgpack.Decoder(RankAddresses).decode
 
 
 class SocketMesh:
@@ -68,7 +80,7 @@ class SocketMesh:
                 self._meet_at_rank_0(meeting)
             else:
                 self._meet(meeting, host)
-        except (OSError, ValueError, Untrusted) as error:
+        except (OSError, Untrusted, *MALFORMED) as error:
             self.close()
             raise RankLost(f"rank {rank} of {size} did not meet the others: {error}") from error
 
@@ -168,25 +180,24 @@ class SocketMesh:
 
     def _meet_at_rank_0(self, server: socket.socket) -> None:
         """Rank 0: let everybody call, then tell everybody where the others are."""
-        addresses: dict[int, tuple[str, int]] = {}
+        addresses: dict[int, RankAddress] = {}
         deadline_s = time.monotonic() + self._timeout_s
         with RankCallers(server, self._rank, self._trust) as callers:
             for rank, connection in callers.take(set(range(1, self._size)), deadline_s):
                 self._peers[rank] = as_peer(connection, self._timeout_s)
-                host, port = json.loads(_receive_message(self._peers[rank]))
-                addresses[rank] = (host, port)
+                addresses[rank] = decode_address(_receive_message(self._peers[rank]))
         for peer in self._peers.values():
-            _send_message(peer, json.dumps(list(addresses.items())).encode())
+            _send_message(peer, msgspec.msgpack.encode(addresses))
 
     def _meet(self, rank_0: tuple[str, int], host: str) -> None:
         """The others: call rank 0 and every lower rank, then wait for every higher one."""
         deadline_s = time.monotonic() + self._timeout_s
         with open_server(host) as server, RankCallers(server, self._rank, self._trust) as callers:
             first = self._call(0, rank_0, deadline_s)
-            _send_message(first, json.dumps([host, server.getsockname()[1]]).encode())
-            for rank, address in json.loads(_receive_message(first)):
+            _send_message(first, msgspec.msgpack.encode((host, server.getsockname()[1])))
+            for rank, address in decode_addresses(_receive_message(first)).items():
                 if rank < self._rank:
-                    self._call(rank, tuple(address), deadline_s)
+                    self._call(rank, address, deadline_s)
             for rank, connection in callers.take(set(range(self._rank + 1, self._size)), deadline_s):
                 self._peers[rank] = as_peer(connection, self._timeout_s)
 
@@ -213,7 +224,7 @@ def open_server(host: str) -> socket.socket:
     server = socket.socket()
     _widen(server)
     server.bind((host, 0))
-    server.listen()
+    server.listen(BACKLOG)
     return server
 
 

@@ -19,34 +19,32 @@ import hashlib
 import logging
 import os
 import secrets
-import selectors
 import socket
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-import torch
 from torch import Tensor
 
-from kv_transfer.errors import KVTransferError, LinkLost, Untrusted
-from kv_transfer.refused_messages import RefusedMessages
-from kv_transfer.transports.base import ComputeEvent, DataLink
+from kv_transfer.errors import HungUp, KVTransferError, LinkLost, OtherUser, Untrusted
+from kv_transfer.transports.base import DataLink
 from kv_transfer.transports.byte_stream import ByteStream
 from kv_transfer.transports.opening import Opening
 from kv_transfer.transports.shared_memory import SharedMemoryLink
 from kv_transfer.transports.shared_pool import map_pool, open_pool, pool_bytes
+from kv_transfer.transports.tcp_link import TcpLink
 from kv_transfer.trust.byte_stream import accept_proof, dial_proof
+from kv_transfer.trust.callers import BACKLOG, PROOF_TIMEOUT_S, Caller, Callers, Prove, wait_welcome
 from kv_transfer.trust.handshake import Acceptor, Dialer, Party
+from kv_transfer.trust.refusals import Refusals
 from kv_transfer.trust.secret import KeySource, Purpose, SessionKey
 from kv_transfer.trust.tls import InternalTls, shake_hands
 from kv_transfer.trust.tls_socket import TlsSocket
 
 logger = logging.getLogger(__name__)
 
-_HEADER: Final = struct.Struct("!4sQQ")
-_MAGIC: Final = b"rpkv"
 _MAPPED: Final = b"m"
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group id."""
@@ -57,56 +55,9 @@ _TOKEN_SIZE_BYTES: Final = 16
 _NUM_PROBES: Final = 4
 """Of an idle connection, before it is given up."""
 _GREETING_TIMEOUT_S: Final = 2.0
-"""Whoever connects has to say who it is: a stranger must not keep the consumer out for long."""
-
-
-class TcpLink:
-    """One end of a TCP link. Every chunk has a header, so that ends which disagree lose the link and nothing else."""
-
-    def __init__(self, stream: ByteStream, path: str = "tcp") -> None:
-        """path: how the bytes travel, for people."""
-        self.path: Final = path
-        self._stream = stream
-        self._num_chunks = 0
-
-    def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
-        """Put the bytes on the connection, straight from memory."""
-        del after  # The CPU computes in order.
-        buffers = [as_buffer(block) for block in blocks]
-        header = memoryview(self._next_header(buffers))
-        self._stream.send([header, *buffers], time.monotonic() + timeout_s)
-
-    def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
-        """Take the bytes off the connection, straight into memory."""
-        del after
-        deadline_s = time.monotonic() + timeout_s
-        buffers = [as_buffer(block) for block in blocks]
-        expected, header = self._next_header(buffers), bytearray(_HEADER.size)
-        self._stream.receive([memoryview(header)], deadline_s)
-        if header != expected:
-            raise LinkLost(f"{_HEADER.unpack(header)} came on the data connection, not {_HEADER.unpack(expected)}")
-        self._stream.receive(buffers, deadline_s)
-
-    def is_cut(self) -> bool:
-        """Whether the connection is gone."""
-        return self._stream.is_cut()
-
-    def abort(self) -> None:
-        """Wake both ends."""
-        self._stream.abort()
-
-    def close(self) -> None:
-        """Hang up."""
-        self._stream.close()
-
-    def _next_header(self, buffers: Sequence[memoryview]) -> bytes:
-        self._num_chunks += 1
-        return _HEADER.pack(_MAGIC, self._num_chunks, sum(buffer.nbytes for buffer in buffers))
-
-
-def as_buffer(block: Tensor) -> memoryview:
-    """A contiguous tensor's bytes, in place."""
-    return block.view(-1).view(torch.uint8).numpy().data
+"""A producer on this host that does not greet by then is tried by TCP."""
+_INTERVAL_S: Final = 0.05
+"""Before a consumer that was cut off, since strangers call the producer as well, calls again."""
 
 
 class _PendingTcpLink:
@@ -119,80 +70,84 @@ class _PendingTcpLink:
         silence_timeout_s: float,
         tls: InternalTls | None,
         key: KeySource | None,
+        refusals: Refusals,
     ) -> None:
         self._kv_cache = kv_cache
         self._tls = tls
         self._silence_timeout_s = silence_timeout_s
         self._token = secrets.token_bytes(_TOKEN_SIZE_BYTES)
         self._key = key or SessionKey(self._token)
-        self._refused = RefusedMessages()
+        self._refusals = refusals
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
-        self._listener = socket.create_server((host, 0), family=family, backlog=4)
+        self._listener = socket.create_server((host, 0), family=family, backlog=BACKLOG)
         self._pool_fd = open_pool(kv_cache)
         self._local_listener = None if self._pool_fd is None else _listen_locally(self._token)
         self.rendezvous = "|".join((*map(str, self._listener.getsockname()[:2]), self._token.hex()))
 
     def accept(self, timeout_s: float, opening: Opening | None = None) -> DataLink:
         opening, deadline_s = opening or Opening(), time.monotonic() + timeout_s
+        proofs: dict[socket.socket, Prove[bool]] = {self._listener: self._prove}
+        if self._local_listener is not None:
+            proofs[self._local_listener] = self._prove_locally
         with self._closing(), contextlib.ExitStack() as waiting:
-            selector = waiting.enter_context(selectors.DefaultSelector())
-            for listener in (self._listener, self._local_listener):
-                if listener is not None:
-                    selector.register(listener, selectors.EVENT_READ)
-                    waiting.enter_context(opening.waking(listener))
-            while ready := selector.select(max(0.0, deadline_s - time.monotonic())):
-                for key, _ in ready:
-                    assert isinstance(key.fileobj, socket.socket)
-                    link = self._welcome(key.fileobj, deadline_s, opening)
-                    if link is not None:
-                        return link
-        raise LinkLost(f"the peer did not join the link within {timeout_s:g} s")
+            for listener in proofs:
+                waiting.enter_context(opening.waking(listener))
+            callers = waiting.enter_context(Callers(proofs))
+            try:
+                caller = callers.take(deadline_s)
+            except TimeoutError:
+                raise LinkLost(f"the peer did not join the link within {timeout_s:g} s") from None
+            if caller is None:
+                opening.check()
+                raise LinkLost("no connection can be taken: the listening socket was shut down")
+            return self._link(caller)
 
-    def _welcome(self, listener: socket.socket, deadline_s: float, opening: Opening) -> DataLink | None:
-        """The link with whoever has connected; None if it is a stranger, or cannot map the pool and will use TCP."""
-        try:
-            connection, _ = listener.accept()
-        except OSError as error:
-            opening.check()
-            raise LinkLost(f"no connection can be taken: {error}") from error
-        deadline_s = min(deadline_s, time.monotonic() + _GREETING_TIMEOUT_S)
-        if listener is self._local_listener:
-            return self._welcome_locally(connection, deadline_s, opening)
+    def _link(self, caller: Caller[bool]) -> DataLink:
+        """Make the link with the consumer; caller.who: whether it has mapped the pool."""
+        if caller.who:
+            assert isinstance(caller.stream, socket.socket), "there is no TLS within a host"
+            return _announced(SharedMemoryLink(ByteStream(caller.stream), pool_bytes(self._kv_cache)))
+        return _tcp_link(caller.stream, self._silence_timeout_s)
+
+    def _prove(self, connection: socket.socket, address: str) -> Caller[bool] | None:
+        """Hear who calls by TCP."""
         stream = connection if self._tls is None else self._tls.accepting(connection)
-        if self._is_proven(stream, Purpose.DATA_LINK, deadline_s, opening):
-            return _tcp_link(stream, self._silence_timeout_s)
+        if self._is_proven(stream, Purpose.DATA_LINK, time.monotonic() + PROOF_TIMEOUT_S, address):
+            return Caller(stream, False)
         stream.close()
         return None
 
-    def _welcome_locally(self, connection: socket.socket, deadline_s: float, opening: Opening) -> DataLink | None:
+    def _prove_locally(self, connection: socket.socket, address: str) -> Caller[bool] | None:
+        """Hear who calls within the host; None also if it cannot map the pool, and will use TCP."""
         assert self._pool_fd is not None, "only a pool in a file is listened for"
-        user = _user_of(connection)
+        user, deadline_s = _user_of(connection), time.monotonic() + PROOF_TIMEOUT_S
         if user != os.geteuid():
-            self._refused.add("shared memory", f"user {user}", "it runs as another user")
-        elif self._is_proven(connection, Purpose.SHARED_MEMORY, deadline_s, opening):
-            with contextlib.suppress(OSError, KVTransferError), opening.waking(connection):
+            self._refusals.add(Purpose.SHARED_MEMORY, f"user {user}", OtherUser(f"it runs as user {user}"))
+        elif self._is_proven(connection, Purpose.SHARED_MEMORY, deadline_s, address):
+            with contextlib.suppress(OSError, KVTransferError):
                 socket.send_fds(connection, [_MAPPED], [self._pool_fd])
                 mapped = bytearray(len(_MAPPED))
                 ByteStream(connection).receive([memoryview(mapped)], deadline_s)
                 if mapped == _MAPPED:
-                    return _announced(SharedMemoryLink(ByteStream(connection), pool_bytes(self._kv_cache)))
+                    connection.setblocking(True)
+                    return Caller(connection, True)
         connection.close()
         return None
 
     def _is_proven(
-        self, connection: socket.socket | TlsSocket, purpose: Purpose, deadline_s: float, opening: Opening
+        self, connection: socket.socket | TlsSocket, purpose: Purpose, deadline_s: float, address: str
     ) -> bool:
         """Whether it is the consumer of this link that has connected: whoever is meant may still come."""
         acceptor = Acceptor(self._key, purpose, _PRODUCER, bound=self._token)
         try:
-            with opening.waking(connection):
-                if isinstance(connection, TlsSocket):
-                    shake_hands(connection, deadline_s)
-                accept_proof(connection, acceptor, deadline_s)
+            if isinstance(connection, TlsSocket):
+                shake_hands(connection, deadline_s)
+            accept_proof(connection, acceptor, deadline_s)
         except Untrusted as error:
-            self._refused.add(purpose, "a stranger", str(error))
+            self._refusals.add(purpose, address, error)
             return False
-        except (OSError, KVTransferError):
+        except OSError as error:
+            self._refusals.add(purpose, address, HungUp(f"it hung up before it had proven itself: {error}"))
             return False
         return True
 
@@ -214,14 +169,21 @@ class TcpTransport:
     name = "tcp"
 
     def __init__(
-        self, host: str, kv_cache: Tensor, silence_timeout_s: float = 10.0, tls: InternalTls | None = None
+        self,
+        host: str,
+        kv_cache: Tensor,
+        silence_timeout_s: float = 10.0,
+        tls: InternalTls | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
         """host: this end's own address, as its peers reach it
 
         silence_timeout_s: how long a connection may be without a sign of the peer's host, moving or not
         tls: what connections over TCP are encrypted with, if they are
+        refusals: counts those who connect and do not prove that they are the link's consumer
         """
         self._host = host
+        self._refusals = refusals or Refusals()
         self._tls = tls
         self._kv_cache = kv_cache
         self._silence_timeout_s = silence_timeout_s
@@ -229,7 +191,7 @@ class TcpTransport:
     def listen(self, key: KeySource | None = None) -> _PendingTcpLink:
         """Open the listening sockets."""
         try:
-            return _PendingTcpLink(self._host, self._kv_cache, self._silence_timeout_s, self._tls, key)
+            return _PendingTcpLink(self._host, self._kv_cache, self._silence_timeout_s, self._tls, key, self._refusals)
         except OSError as error:
             raise LinkLost(f"no rendezvous can be opened at {self._host}: {error}") from error
 
@@ -310,7 +272,7 @@ def _listen_locally(token: bytes) -> socket.socket | None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(_local_name(token))
-        listener.listen(4)
+        listener.listen(BACKLOG)
     except OSError:
         listener.close()
         return None
@@ -320,9 +282,25 @@ def _listen_locally(token: bytes) -> socket.socket | None:
 def _connect(
     address: tuple[str, int], proof: _Proof, deadline_s: float, opening: Opening, tls: InternalTls | None
 ) -> socket.socket | TlsSocket:
+    """Connect, and again if the producer hangs up, as it does with those that keep it waiting. Raises LinkLost."""
     host, port = address
+    give_up_s = min(deadline_s, time.monotonic() + _GREETING_TIMEOUT_S)
+    while True:
+        try:
+            return _connect_once(address, proof, deadline_s, opening, tls)
+        except (OSError, LinkLost, Untrusted) as error:
+            opening.check()
+            if not isinstance(error, HungUp) or time.monotonic() + _INTERVAL_S > give_up_s:
+                raise LinkLost(f"no rendezvous at {host}:{port}: {error}") from error
+            time.sleep(_INTERVAL_S)
+
+
+def _connect_once(
+    address: tuple[str, int], proof: _Proof, deadline_s: float, opening: Opening, tls: InternalTls | None
+) -> socket.socket | TlsSocket:
+    """Raises OSError, LinkLost or Untrusted."""
     connection: socket.socket | TlsSocket
-    connection = plain = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    connection = plain = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
     try:
         with opening.waking(plain):
             plain.settimeout(max(0.001, deadline_s - time.monotonic()))
@@ -335,30 +313,42 @@ def _connect(
             if isinstance(connection, TlsSocket):
                 shake_hands(connection, deadline_s)
             proof.dial(connection, Purpose.DATA_LINK, deadline_s)
-    except (OSError, LinkLost, Untrusted) as error:
+            wait_welcome(connection, deadline_s)
+    except BaseException:
         connection.close()
-        opening.check()
-        raise LinkLost(f"no rendezvous at {host}:{port}: {error}") from error
+        raise
     return connection
 
 
 def _connect_locally(proof: _Proof, deadline_s: float, opening: Opening) -> SharedMemoryLink | None:
     """The link over the producer's pool; None if it is not on this host, or not in a file, or cannot be mapped."""
+    deadline_s = min(deadline_s, time.monotonic() + _GREETING_TIMEOUT_S)
+    while True:
+        try:
+            return _announced(_connect_locally_once(proof, deadline_s, opening))
+        except (OSError, IndexError, ValueError, LinkLost, Untrusted) as error:
+            if not isinstance(error, HungUp) or time.monotonic() + _INTERVAL_S > deadline_s:
+                return None
+            time.sleep(_INTERVAL_S)
+
+
+def _connect_locally_once(proof: _Proof, deadline_s: float, opening: Opening) -> SharedMemoryLink:
+    """Raises OSError, IndexError, ValueError, LinkLost or Untrusted."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     fds: list[int] = []
     try:
         with opening.waking(connection):
-            deadline_s = min(deadline_s, time.monotonic() + _GREETING_TIMEOUT_S)
             connection.settimeout(max(0.001, deadline_s - time.monotonic()))
             connection.connect(_local_name(proof.token))
             proof.dial(connection, Purpose.SHARED_MEMORY, deadline_s)
             _, fds, _, _ = socket.recv_fds(connection, len(_MAPPED), 1)
             memory = map_pool(fds[0])
             connection.sendall(_MAPPED)
-    except (OSError, IndexError, ValueError, LinkLost, Untrusted):
+            wait_welcome(connection, deadline_s)
+    except BaseException:
         connection.close()
-        return None
+        raise
     finally:
         for fd in fds:
             os.close(fd)
-    return _announced(SharedMemoryLink(ByteStream(connection), memory))
+    return SharedMemoryLink(ByteStream(connection), memory)

@@ -20,8 +20,13 @@ _LOG_INTERVAL_S: Final = 60.0
 class Refusals:
     """Counts and logs; from any thread. Strangers cannot fill its memory, nor the log."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, on_refused: Callable[[int], None] | None = None
+    ) -> None:
+        """on_refused: told the new total after each refusal, on the thread that refused; must return at once."""
         self._clock = clock
+        self._on_refused = on_refused
+        self._totals_of_others: dict[str, int] = {}
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._logged: OrderedDict[tuple[str, str], float] = OrderedDict()
@@ -29,15 +34,20 @@ class Refusals:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many were refused since the start, by kind: wrong_secret, other_party, other_protocol, not_raypd."""
+        """How many were refused here since the start, by kind: a subclass of Untrusted, as wrong_secret."""
         with self._lock:
             return dict(self._counts)
 
     @property
     def total(self) -> int:
-        """How many were refused since the start."""
+        """How many were refused since the start, here and by the others that note_total() was called for."""
         with self._lock:
-            return self._counts.total()
+            return self._counts.total() + sum(self._totals_of_others.values())
+
+    def note_total(self, name: str, total: int) -> None:
+        """Note how many another process, which counts for this one, has refused since its start."""
+        with self._lock:
+            self._totals_of_others[name] = total
 
     def add(self, purpose: str, peer: str, error: Untrusted) -> None:
         """Count a refusal, and log it unless this peer's last one was logged a moment ago.
@@ -47,7 +57,9 @@ class Refusals:
         kind, host = _kind(error), _host(peer)
         with self._lock:
             self._counts[kind] += 1
-            is_news = self._note(kind, host)
+            is_news, total = self._note(kind, host), self._counts.total()
+        if self._on_refused is not None:
+            self._on_refused(total)
         if is_news:
             fields = {"peer": host, "purpose": purpose, "kind": kind, "reason": str(error)}
             logger.warning("a connection was refused: it did not prove the cluster's secret", extra=fields)

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from torch import Tensor
@@ -32,8 +33,10 @@ from actors.rank_control import RankControl
 from actors.rank_launcher import RankLauncher, Ranks
 from actors.rank_messages import RankStep, RankTask
 from kv_transfer.config import KVTransferConfig
+from kv_transfer.grpc_control import CONTROL_METHOD
 from kv_transfer.params import EngineAddress
 from kv_transfer.trust.membership import Trust
+from kv_transfer.trust.refusals import Refusals
 from tests.actors.speculation import EAGER, proposing, right_by_chance
 from tests.engine_pair import engine_config
 from tests.fork_server import fork_server
@@ -50,9 +53,10 @@ SHORT_RANK_TIMEOUT_S = 1.0
 class RunningEngine:
     """An engine, stepped by the test."""
 
-    def __init__(self, core: EngineCore, wake: threading.Event) -> None:
+    def __init__(self, core: EngineCore, wake: threading.Event, refusals: Refusals) -> None:
         self.core = core
         self.wake = wake
+        self.refusals = refusals
 
     def generate(
         self, prompt: Sequence[int], num_tokens: int, lora: Adapter | None = None, **sampling: Any
@@ -92,7 +96,7 @@ def running(
         config = config.model_copy(update={"scheduler": scheduler, "lora": lora})
         core = build_engine_core(config, address, control.control, wake.set, launch_ranks=launch, trust=trust)
         opened.callback(core.shutdown)
-        yield RunningEngine(core, wake)
+        yield RunningEngine(core, wake, control.control.refusals)
 
 
 def _config(directory: Path, size: int, overlap: bool, rank_timeout_s: float) -> EngineConfig:
@@ -152,6 +156,23 @@ def test_all_ranks_check_the_guesses_of_the_first(checkpoint: CheckpointOf) -> N
     assert stats.spec_decoding_stats is not None
     assert stats.spec_decoding_stats.num_accepted_tokens > 0
     assert stats.num_steps < 20
+
+
+def test_strangers_at_a_further_ranks_port_get_nothing_and_count_with_the_engine(checkpoint: CheckpointOf) -> None:
+    directory, prompt = checkpoint("llama"), random_prompt(30)
+    with running(directory, RankThreads) as engine:
+        (address,) = engine.core.executor.facts.further_rank_addresses
+        with grpc.insecure_channel(address) as channel:
+            call: Any = channel.stream_stream(CONTROL_METHOD)
+            for _ in range(3):
+                with pytest.raises(grpc.RpcError, match="no proof of the cluster's secret came"):
+                    next(call(iter([b"hello"]), timeout=TIMEOUT_S))
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while engine.refusals.total < 3:
+            assert time.monotonic() < deadline_s, "rank 1 tells rank 0"
+            time.sleep(0.02)
+        assert engine.refusals.total == 3
+        assert engine.generate(prompt, 12) == greedy_tokens(directory, tuple(prompt), 12)
 
 
 def test_the_death_of_a_ranks_process_ends_an_idle_engine_at_once(checkpoint: CheckpointOf) -> None:

@@ -18,6 +18,7 @@ from actors.core.request_limits import DescribedArray, ImageFacts, find_embeddin
 from actors.core.sampling_params import SamplingParams
 from actors.remote_encoding import EncodeService, RemoteEncoders
 from kv_transfer.params import EngineAddress
+from kv_transfer.refused_messages import RefusedMessages
 from kv_transfer.trust.grpc_proof import GrpcAcceptor
 from kv_transfer.trust.handshake import Party
 from tests.trusted import TRUST, member
@@ -74,7 +75,7 @@ async def encode_engine(
     encode: Callable[[EncoderInput], Awaitable[PackedArray]], shelf: EmbeddingShelf
 ) -> AsyncIterator[tuple[str, EncodeService]]:
     acceptor = GrpcAcceptor(TRUST)
-    service, server = EncodeService(encode, shelf, Party("encode-0", 1), acceptor), grpc.aio.server()
+    service, server = EncodeService(encode, shelf, Party("encode-0", 1), acceptor, RefusedMessages()), grpc.aio.server()
     server.add_generic_rpc_handlers((service.handler(), acceptor.handler()))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

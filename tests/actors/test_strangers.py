@@ -67,6 +67,9 @@ class Running:
         request = replace(REQUEST, request_id=request_id)
         tokens = [token async for output in session.submit(request) for token in output.new_token_ids]
         await session.close()
+        async with asyncio.timeout(TIMEOUT_S):
+            while not self.server.is_idle:  # noqa: ASYNC110  # another thread
+                await asyncio.sleep(0.01)
         return tokens
 
     async def wait_refused(self, kind: str, count: int) -> None:
@@ -167,4 +170,21 @@ async def test_a_member_that_says_hello_in_another_engines_name_is_refused_and_c
         assert isinstance(refused, Refused)
         assert refused.reason.endswith("and has proven to be prefill-9, incarnation 1")
     await engine.wait_refused("hello refused", 2)
+    assert await engine.answer("after") == expected
+
+
+async def test_a_call_to_encode_that_is_no_image_is_refused_and_counted(
+    engine: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = await engine.answer("before")
+    for message in (b"", b"\xc1", encode(EncoderInput("hash", {}))[:-2]):
+        proof = await prove(engine.channel, member("prefill-9"), Purpose.ENCODE, Party("decode-0", 1), TIMEOUT_S)
+        stream: Any = engine.channel.stream_stream(ENCODE_METHOD)
+        call = stream(metadata=proof.metadata, timeout=TIMEOUT_S)
+        await proof.confirm(call)
+        await call.write(message)
+        with pytest.raises(grpc.aio.AioRpcError, match="malformed"):
+            await call.read()
+    assert engine.server.stats.all_refused_messages == {"malformed image": 3}
+    assert len([record for record in caplog.records if vars(record).get("kind") == "malformed image"]) == 1
     assert await engine.answer("after") == expected

@@ -80,7 +80,7 @@ def test_a_stranger_connects_and_says_nothing() -> None:
     pending = TcpTransport(HOST, torch.zeros(LAYOUT.shape)).listen()
     host, port, _ = pending.rendezvous.split("|")
     with socket.create_connection((host, int(port))):
-        assert_given_up(lambda opening: pending.accept(LONG_S, opening), 2)
+        assert_given_up(lambda opening: pending.accept(LONG_S, opening), 1)
 
 
 def test_no_packet_comes_back() -> None:

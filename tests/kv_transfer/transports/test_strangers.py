@@ -19,7 +19,9 @@ from kv_transfer.transports.shared_memory import SharedMemoryLink
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.transports.tcp import _CONSUMER, _PRODUCER, TcpTransport, _local_name
 from kv_transfer.trust.byte_stream import dial_proof
+from kv_transfer.trust.callers import MAX_CALLERS, PROOF_TIMEOUT_S
 from kv_transfer.trust.handshake import Dialer
+from kv_transfer.trust.refusals import Refusals
 from kv_transfer.trust.secret import Purpose, SessionKey
 from tests.kv_transfer.connected_workers import LAYOUT
 
@@ -89,5 +91,32 @@ def test_another_user_of_the_host_gets_no_descriptor() -> None:
         assert told.stdout.split() == ["0", "True"]
         consumer = TcpTransport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=KEY)
         producer = accepting.result(TIMEOUT_S)
+    producer.close()
+    consumer.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"\xff" * 64, b"\x00\x07raypd\x01\x01", b"m"], ids=repr)
+@pytest.mark.parametrize("is_shared", [False, True], ids=["tcp", "shared memory"])
+def test_more_strangers_than_are_heard_at_a_time_do_not_delay_the_consumer(is_shared: bool, said: bytes) -> None:
+    """They came first, to both sockets, and none of them hangs up."""
+    refusals = Refusals()
+    pool = allocate_shared_pool(LAYOUT) if is_shared else torch.zeros(LAYOUT.shape)
+    pending = TcpTransport("127.0.0.1", pool, refusals=refusals).listen(KEY)
+    host, port, token = pending.rendezvous.split("|")
+    with ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as strangers:
+        accepting = thread.submit(pending.accept, TIMEOUT_S)
+        for _ in range(80):
+            stranger = strangers.enter_context(socket.create_connection((host, int(port))))
+            stranger.sendall(said)
+            if is_shared:
+                stranger = strangers.enter_context(socket.socket(socket.AF_UNIX))
+                stranger.connect(_local_name(bytes.fromhex(token)))
+                stranger.sendall(said)
+        begin_s = time.monotonic()
+        consumer = TcpTransport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=KEY)
+        assert time.monotonic() - begin_s < PROOF_TIMEOUT_S, "no stranger was waited for"
+        producer = accepting.result(TIMEOUT_S)
+        assert isinstance(consumer, SharedMemoryLink) == is_shared
+    assert refusals.total >= 80 - MAX_CALLERS
     producer.close()
     consumer.close()

@@ -18,7 +18,8 @@ from kv_transfer.errors import ChunkTimeout, LinkLost
 from kv_transfer.transports.base import DataLink
 from kv_transfer.transports.shared_memory import SharedMemoryLink
 from kv_transfer.transports.shared_pool import allocate_shared_pool
-from kv_transfer.transports.tcp import TcpLink, TcpTransport
+from kv_transfer.transports.tcp import TcpTransport
+from kv_transfer.transports.tcp_link import TcpLink
 from tests.kv_transfer.connected_workers import LAYOUT
 from tests.kv_transfer.transports.ipv6 import has_ipv6
 

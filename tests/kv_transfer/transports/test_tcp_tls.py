@@ -13,7 +13,8 @@ import torch
 from kv_transfer.errors import ChunkTimeout, LinkLost
 from kv_transfer.transports.base import DataLink
 from kv_transfer.transports.opening import Opening
-from kv_transfer.transports.tcp import TcpLink, TcpTransport
+from kv_transfer.transports.tcp import TcpTransport
+from kv_transfer.transports.tcp_link import TcpLink
 from kv_transfer.trust.authority import draw_tls_material
 from kv_transfer.trust.tls import InternalTls
 from tests.kv_transfer.transports.test_tcp import SHORT_S, TIMEOUT_S, make_pool, move
