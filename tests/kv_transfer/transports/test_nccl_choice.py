@@ -20,6 +20,7 @@ from kv_transfer.params import EngineAddress
 from kv_transfer.transports.base import ComputeEvent, Transport
 from kv_transfer.transports.loopback import Pipe
 from kv_transfer.transports.nccl_device import mark_compute
+from kv_transfer.trust.refusals import Refusals
 from kv_transfer.worker_connector import make_transport
 from tests.kv_transfer.connected_workers import Pair, connected_pair
 from tests.kv_transfer.transports.fake_nccl import FakeEnd, FakeEvent, FakeNetwork
@@ -32,6 +33,7 @@ class NoControl:
     """What joins engines of different processes."""
 
     tls = None
+    refusals = Refusals()
 
     def serve(self, events: StreamEvents) -> None:
         raise AssertionError("not here")
