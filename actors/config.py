@@ -27,7 +27,7 @@ class ModelConfig(_Settings):
         "auto", description="Type of weights and KV; auto takes the checkpoint's own."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where the model runs; auto takes a GPU if there is one."
+        "auto", description="Device of the model; auto takes a GPU if there is one."
     )
     load_format: Literal["auto", "dummy"] = Field(
         "auto",

@@ -25,28 +25,37 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")]
-_Wait = Annotated[bool, typer.Option("--wait", help="Return when it is done.")]
-_WaitTimeout = Annotated[float, typer.Option("--wait-timeout", min=0, help="Seconds to wait for that.")]
+_Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.1, help="Longest time to wait for the ingress's answer, in seconds.")
+]
+_Wait = Annotated[bool, typer.Option("--wait", help="Wait until the change is done.")]
+_WaitTimeout = Annotated[
+    float, typer.Option("--wait-timeout", min=0, help="Longest time to wait for the change, in seconds.")
+]
 _Address = Annotated[
-    str, typer.Option("--address", "-a", help="host:port of the cluster's ingress; several with commas between them.")
+    str,
+    typer.Option(
+        "--address", "-a", help="Address of the ingress, as host:port; several addresses are separated by commas."
+    ),
 ]
 _Params = Annotated[
     list[str] | None,
-    typer.Option("--param", "-p", help="A sampling parameter, as name=value: -p top_p=0.9 -p 'stop=[\"\\n\"]'."),
+    typer.Option("--param", "-p", help="Sampling parameter, as name=value: -p top_p=0.9 -p 'stop=[\"\\n\"]'."),
 ]
 
 
 @app.callback()
 def credentials(
     token_file: Annotated[
-        Path | None, typer.Option(help="File of a bearer token, for a client's commands; or set RAYPD_TOKEN.")
+        Path | None, typer.Option(help="File with the bearer token that client commands send; or set RAYPD_TOKEN.")
     ] = None,
-    tls: Annotated[bool, typer.Option("--tls", help="The ingress has TLS.")] = False,
-    tls_ca: Annotated[Path | None, typer.Option(help="Roots for its certificate; default: the system's.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate to show it, for mutual TLS.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="The key of that.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Send the token in plain text too.")] = False,
+    tls: Annotated[bool, typer.Option("--tls", help="Connect to the ingress with TLS.")] = False,
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="Root certificates that verify the ingress (PEM); default: the system's.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Client certificate for mutual TLS (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the client certificate (PEM).")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Send the token without TLS, too.")] = False,
 ) -> None:
     """Serve large language models on Ray, with prefill and decode on separate nodes."""
     from cluster.access_commands import use_credentials
@@ -65,14 +74,22 @@ def credentials(
 
 @app.command()
 def token(
-    name: Annotated[str, typer.Argument(help="Its name in logs and errors.")],
-    tenant: Annotated[str | None, typer.Option(help="Whose it is; default: its name.")] = None,
-    admin: Annotated[bool, typer.Option("--admin", help="May change the cluster.")] = False,
-    requests_per_s: Annotated[float | None, typer.Option(help="At each ingress.")] = None,
-    tokens_per_s: Annotated[float | None, typer.Option(help="Of prompts and outputs, at each ingress.")] = None,
-    concurrent: Annotated[int | None, typer.Option(help="Requests at once, at each ingress.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of the token in logs and errors.")],
+    tenant: Annotated[
+        str | None, typer.Option(help="Tenant that the token belongs to; default: the token's name.")
+    ] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="Allow the token to change the cluster.")] = False,
+    requests_per_s: Annotated[
+        float | None, typer.Option(help="Requests per second, at each ingress; default: no limit.")
+    ] = None,
+    tokens_per_s: Annotated[
+        float | None, typer.Option(help="Tokens of prompts and outputs per second, at each ingress; default: no limit.")
+    ] = None,
+    concurrent: Annotated[
+        int | None, typer.Option(help="Requests at once, at each ingress; default: no limit.")
+    ] = None,
 ) -> None:
-    """Make a bearer token, and show its entry for the token file (ingress.tokens)."""
+    """Create a bearer token, and print its entry for the token file (ingress.tokens)."""
     from cluster.access_commands import print_new_token
 
     limits = {"requests_per_s": requests_per_s, "tokens_per_s": tokens_per_s, "concurrent": concurrent}
@@ -82,24 +99,33 @@ def token(
 @app.command()
 def serve(
     config: _ConfigFile = None,
-    model: Annotated[Path | None, typer.Option(help="Checkpoint directory, Hugging Face format.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Directory of the checkpoint, in Hugging Face format.")] = None,
     prefill: Annotated[int | None, typer.Option(help="Number of prefill engines.")] = None,
     decode: Annotated[int | None, typer.Option(help="Number of decode engines.")] = None,
-    both: Annotated[int | None, typer.Option(help="Number of engines that do both.")] = None,
+    both: Annotated[int | None, typer.Option(help="Number of engines that prefill and decode.")] = None,
     encode: Annotated[int | None, typer.Option(help="Number of engines that encode images.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address for clients.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port for clients; 0 takes a free one.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="Port for OpenAI's API; 0 takes a free one.")] = None,
-    admin_port: Annotated[int | None, typer.Option(help="Port of AdminService; default: the same.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="The ingress's certificate, PEM.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="The key of that.")] = None,
-    tls_client_ca: Annotated[Path | None, typer.Option(help="Roots of the certificates that clients need.")] = None,
-    tokens: Annotated[Path | None, typer.Option(help="File of bearer tokens that clients need.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Plain text beyond loopback too.")] = False,
+    host: Annotated[str | None, typer.Option(help="Address to listen on for clients.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the gRPC API; 0 takes a free port.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port of the OpenAI API; 0 takes a free port.")] = None,
+    admin_port: Annotated[
+        int | None, typer.Option(help="Port of AdminService; default: the port of the gRPC API.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Server certificate (PEM).")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the server certificate (PEM).")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="Root certificates of clients, for mutual TLS (PEM).")
+    ] = None,
+    tokens: Annotated[Path | None, typer.Option(help="File of the bearer tokens that clients may use.")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow plain text beyond loopback.")] = False,
     ray_address: _RayAddress = None,
-    detach: Annotated[bool, typer.Option("--detach", help="Leave it running; `raypd stop` ends it.")] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when the cluster serves; `raypd stop` ends it.")
+    ] = False,
 ) -> None:
-    """Start a cluster and serve until Ctrl-C or SIGTERM. Without arguments: the demo model on 1P1D, on the CPU."""
+    """Start a cluster and serve until Ctrl-C or SIGTERM.
+
+    Without arguments, one prefill and one decode engine serve the demo model on the CPU.
+    """
     overrides: dict[str, Any] = {
         "model": {"model": str(model) if model is not None else None},
         "prefill": {"count": prefill},
@@ -130,7 +156,7 @@ def stop(
     ray_address: _RayAddress = None,
     namespace: Annotated[str | None, typer.Option(help="Ray namespace; default: raypd.")] = None,
 ) -> None:
-    """Drain and end the cluster that runs in a Ray cluster, whoever started it."""
+    """Drain and stop the raypd cluster that runs in a Ray cluster."""
     from cluster.running import stop_cluster
 
     cluster_config = _load(config, {"ray": {"address": ray_address, "namespace": namespace}})
@@ -139,18 +165,27 @@ def stop(
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to continue; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.")],
     address: _Address = "127.0.0.1:50051",
-    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    temperature: Annotated[float, typer.Option(min=0.0)] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="For the same answer again.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 128,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, help="Sampling temperature; 0 takes the likeliest token.")
+    ] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampling: the same seed gives the same answer.")] = None,
     chat: Annotated[bool, typer.Option(help="Send the prompt as a user's chat message.")] = False,
-    adapter: Annotated[str | None, typer.Option(help="A LoRA adapter for the model.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Name of a LoRA adapter.")] = None,
     param: _Params = None,
-    times: Annotated[bool, typer.Option("--times", help="Show TTFT and TPOT when it is over.")] = False,
-    timeout_s: Annotated[float | None, typer.Option("--timeout", min=0.0, help="Seconds for the answer.")] = None,
+    times: Annotated[
+        bool, typer.Option("--times", help="Print the time to the first token and the time per further token.")
+    ] = False,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", min=0.0, help="Longest time for the whole answer, in seconds.")
+    ] = None,
 ) -> None:
-    """Stream a running cluster's answer. Several addresses: if one ingress dies, the answer goes on at another."""
+    """Send a prompt to a running cluster and stream the answer.
+
+    With several addresses, the answer goes on at another ingress if one dies.
+    """
     from cluster.client import BlockingClient
     from cluster.generate_command import stream_answer
 
@@ -168,17 +203,24 @@ def generate(
 
 @app.command()
 def embed(
-    texts: Annotated[list[str], typer.Argument(help="What to embed; - reads lines from standard input.")],
+    texts: Annotated[list[str], typer.Argument(help="Texts to embed; - reads lines from standard input.")],
     address: _Address = "127.0.0.1:50051",
     pooling: Annotated[
-        Literal["last", "mean", "cls"] | None, typer.Option(help="Default: the checkpoint's own.")
+        Literal["last", "mean", "cls"] | None,
+        typer.Option(help="How the vectors of tokens become one; default: as the checkpoint says."),
     ] = None,
-    normalize: Annotated[bool | None, typer.Option(help="To length 1; default: the checkpoint's own.")] = None,
-    dimensions: Annotated[int | None, typer.Option(min=1, help="Keep so many numbers.")] = None,
-    truncate_prompt_tokens: Annotated[int | None, typer.Option(help="Tokens to read; -1: all that fit.")] = None,
-    timeout_s: Annotated[float | None, typer.Option("--timeout", min=0.0, help="Seconds for the answer.")] = None,
+    normalize: Annotated[
+        bool | None, typer.Option(help="Scale embeddings to length 1; default: as the checkpoint says.")
+    ] = None,
+    dimensions: Annotated[int | None, typer.Option(min=1, help="Number of dimensions to keep.")] = None,
+    truncate_prompt_tokens: Annotated[
+        int | None, typer.Option(help="Cut each text to so many tokens; -1 cuts it to the model's context.")
+    ] = None,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", min=0.0, help="Longest time for the whole answer, in seconds.")
+    ] = None,
 ) -> None:
-    """Print texts' embeddings, a line of JSON for each."""
+    """Print the embeddings of texts, one line of JSON for each text."""
     from cluster.client import BlockingClient
     from cluster.embed_command import print_embeddings
 
@@ -201,13 +243,17 @@ def embed(
 @app.command()
 def chat(
     address: _Address = "127.0.0.1:50051",
-    system: Annotated[str, typer.Option(help="What the model is told before everything else.")] = "",
+    system: Annotated[str, typer.Option(help="System message that the conversation begins with.")] = "",
     param: _Params = None,
     history: Annotated[
-        Path | None, typer.Option(help="File of what was typed; default: in XDG_STATE_HOME. /dev/null: none.")
+        Path | None,
+        typer.Option(help="File for the history of typed lines; default: in XDG_STATE_HOME. /dev/null keeps none."),
     ] = None,
 ) -> None:
-    """Talk with a running cluster's model. /help shows what can be done; Ctrl-C stops an answer, Ctrl-D leaves."""
+    """Chat with the model of a running cluster.
+
+    /help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.
+    """
     from cluster.chat.command import chat as talk
     from cluster.chat.conversation import Conversation
     from cluster.chat.keyboard import default_history
@@ -225,9 +271,9 @@ def chat(
 @app.command()
 def status(
     address: _Address = "127.0.0.1:50051",
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it on the screen.")] = False,
-    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks.")] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs: raypd.v1.GetStatusResponse.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh the status until Ctrl-C.")] = False,
+    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two refreshes.")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print raypd.v1.GetStatusResponse as JSON.")] = False,
     timeout_s: _Timeout = 10.0,
 ) -> None:
     """Show a running cluster's engines, links, KV transfers, requests and the controller's decisions."""
@@ -240,13 +286,13 @@ def status(
 @app.command()
 def scale(
     address: _Address = "127.0.0.1:50051",
-    prefill: Annotated[int | None, typer.Option(min=0, help="Prefill engines that are wanted.")] = None,
-    decode: Annotated[int | None, typer.Option(min=0, help="Decode engines that are wanted.")] = None,
-    both: Annotated[int | None, typer.Option(min=0, help="Engines that do both.")] = None,
-    encode: Annotated[int | None, typer.Option(min=0, help="Engines that encode images.")] = None,
+    prefill: Annotated[int | None, typer.Option(min=0, help="Number of prefill engines.")] = None,
+    decode: Annotated[int | None, typer.Option(min=0, help="Number of decode engines.")] = None,
+    both: Annotated[int | None, typer.Option(min=0, help="Number of engines that prefill and decode.")] = None,
+    encode: Annotated[int | None, typer.Option(min=0, help="Number of engines that encode images.")] = None,
     timeout_s: _Timeout = 10.0,
 ) -> None:
-    """Change how many engines a running cluster has. Those that leave end their work first."""
+    """Change the number of engines of a running cluster. Engines that leave finish their requests first."""
     from cluster.admin_commands import scale as ask
 
     counts = {"prefill": prefill, "decode": decode, "both": both, "encode": encode}
@@ -255,17 +301,20 @@ def scale(
 
 @app.command()
 def drain(
-    engine: Annotated[str | None, typer.Argument(help="The engine's name, as in `raypd status`.")] = None,
+    engine: Annotated[str | None, typer.Argument(help="Name of the engine, as `raypd status` shows it.")] = None,
     address: _Address = "127.0.0.1:50051",
     node: Annotated[
-        str | None, typer.Option(help="Instead: everything on this node (address, hostname or id).")
+        str | None, typer.Option(help="Drain everything on this node (address, hostname or id) instead.")
     ] = None,
-    for_good: Annotated[bool, typer.Option("--for-good", help="Do not replace it.")] = False,
+    for_good: Annotated[bool, typer.Option("--for-good", help="Do not start another engine in its place.")] = False,
     wait: _Wait = False,
     wait_timeout_s: _WaitTimeout = 600.0,
     timeout_s: _Timeout = 10.0,
 ) -> None:
-    """Take an engine out of service once its work is done, and start it anew; or all of a node, elsewhere."""
+    """Let an engine finish its requests, then restart it; or move everything off a node.
+
+    The engine gets no new requests meanwhile.
+    """
     from cluster import admin_commands
 
     wait_s = wait_timeout_s if wait else None
@@ -283,13 +332,19 @@ def drain(
 
 @app.command()
 def update(
-    model: Annotated[Path, typer.Option(help="Checkpoint directory, Hugging Face format, the same on every node.")],
+    model: Annotated[
+        Path,
+        typer.Option(help="Directory of the new checkpoint, in Hugging Face format, at the same path on every node."),
+    ],
     address: _Address = "127.0.0.1:50051",
     wait: _Wait = False,
     wait_timeout_s: _WaitTimeout = 600.0,
     timeout_s: _Timeout = 10.0,
 ) -> None:
-    """Serve another checkpoint: engines are replaced group by group, and both are served meanwhile."""
+    """Replace the model without an interruption.
+
+    Engines are replaced group by group; both checkpoints are served meanwhile.
+    """
     from cluster.admin_commands import update as ask
 
     wait_s = wait_timeout_s if wait else None
@@ -299,12 +354,14 @@ def update(
 
 @app.command()
 def load_adapter(
-    name: Annotated[str, typer.Argument(help="The name that requests will use.")],
-    directory: Annotated[Path, typer.Argument(help="Its files in PEFT's format, the same on every node.")],
+    name: Annotated[str, typer.Argument(help="Name of the adapter in requests.")],
+    directory: Annotated[
+        Path, typer.Argument(help="Directory of the adapter in PEFT's format, at the same path on every node.")
+    ],
     address: _Address = "127.0.0.1:50051",
     timeout_s: _Timeout = 60.0,
 ) -> None:
-    """Let requests name a LoRA adapter, or have new weights by its name, once the engines have loaded it."""
+    """Load a LoRA adapter into a running cluster, or load new weights for one."""
     from cluster.admin_commands import load_adapter as ask
 
     # Not resolved: what is allowed is decided where the files are read.
@@ -313,11 +370,11 @@ def load_adapter(
 
 @app.command()
 def unload_adapter(
-    name: Annotated[str, typer.Argument(help="The adapter's name.")],
+    name: Annotated[str, typer.Argument(help="Name of the adapter.")],
     address: _Address = "127.0.0.1:50051",
     timeout_s: _Timeout = 10.0,
 ) -> None:
-    """Let no new request name a LoRA adapter; those that have it end with it."""
+    """Unload a LoRA adapter. Requests that use it finish with it; new requests are refused."""
     from cluster.admin_commands import unload_adapter as ask
 
     _run(lambda: asyncio.run(ask(address, Console(), name, timeout_s=timeout_s)))
@@ -325,12 +382,12 @@ def unload_adapter(
 
 @app.command()
 def set_role(
-    engine: Annotated[str, typer.Argument(help="The engine's name, as in `raypd status`.")],
-    role: Annotated[EngineRole, typer.Argument(help="What it does from now on.")],
+    engine: Annotated[str, typer.Argument(help="Name of the engine, as `raypd status` shows it.")],
+    role: Annotated[EngineRole, typer.Argument(help="The engine's new role.")],
     address: _Address = "127.0.0.1:50051",
     timeout_s: _Timeout = 10.0,
 ) -> None:
-    """Let an engine serve in another role, without a restart. It keeps its prefix cache."""
+    """Change the role of an engine without a restart. The engine keeps its prefix cache."""
     from cluster.admin_commands import set_role as ask
 
     _run(lambda: asyncio.run(ask(address, Console(), engine, role.value, timeout_s=timeout_s)))
@@ -338,12 +395,15 @@ def set_role(
 
 @app.command()
 def reset_prefix_cache(
-    engine: Annotated[str, typer.Argument(help="The engine's name; default: every engine.")] = "",
+    engine: Annotated[str, typer.Argument(help="Name of the engine; default: all engines.")] = "",
     address: _Address = "127.0.0.1:50051",
-    preempt: Annotated[bool, typer.Option("--preempt", help="Let requests that run there start over.")] = False,
+    preempt: Annotated[
+        bool,
+        typer.Option("--preempt", help="Preempt running requests, so that their blocks are forgotten, too."),
+    ] = False,
     timeout_s: _Timeout = 30.0,
 ) -> None:
-    """Let engines forget all cached prompts."""
+    """Empty the prefix cache of one engine or all engines."""
     from cluster.admin_commands import reset_prefix_cache as ask
 
     _run(lambda: asyncio.run(ask(address, Console(), engine, preempt=preempt, timeout_s=timeout_s)))
@@ -351,13 +411,15 @@ def reset_prefix_cache(
 
 @app.command()
 def profile(
-    engine: Annotated[str, typer.Argument(help="The engine's name, as in `raypd status`.")],
+    engine: Annotated[str, typer.Argument(help="Name of the engine, as `raypd status` shows it.")],
     address: _Address = "127.0.0.1:50051",
-    duration_s: Annotated[float, typer.Option("--seconds", min=0.01, max=60.0, help="How long.")] = 5.0,
-    trace: Annotated[Path | None, typer.Option(help="File for a trace, .json.gz, for Perfetto.")] = None,
+    duration_s: Annotated[
+        float, typer.Option("--seconds", min=0.01, max=60.0, help="Length of the profile, in seconds.")
+    ] = 5.0,
+    trace: Annotated[Path | None, typer.Option(help="File for the trace (.json.gz), which Perfetto shows.")] = None,
     timeout_s: _Timeout = 60.0,
 ) -> None:
-    """Show what an engine spends its time with, by torch's profiler. It is slower meanwhile."""
+    """Profile an engine with torch's profiler, and print where its time goes. The engine is slower meanwhile."""
     from cluster.admin_commands import profile as ask
 
     _run(lambda: asyncio.run(ask(address, Console(), engine, duration_s, trace=trace, timeout_s=timeout_s)))
@@ -365,7 +427,7 @@ def profile(
 
 @app.command()
 def rotate_secret(address: _Address = "127.0.0.1:50051", timeout_s: _Timeout = 30.0) -> None:
-    """Replace the secret by which engines and ingresses prove themselves to each other. Nothing is interrupted."""
+    """Replace the secret by which engines and ingresses authenticate each other. Nothing is interrupted."""
     from cluster.admin_commands import rotate_secret as ask
 
     _run(lambda: asyncio.run(ask(address, Console(), timeout_s=timeout_s)))
@@ -374,9 +436,9 @@ def rotate_secret(address: _Address = "127.0.0.1:50051", timeout_s: _Timeout = 3
 @app.command()
 def demo(
     config: _ConfigFile = None,
-    num_requests: Annotated[int, typer.Option(min=2, help="Concurrent prompts.")] = 16,
+    num_requests: Annotated[int, typer.Option(min=2, help="Number of concurrent prompts.")] = 16,
 ) -> None:
-    """Start a cluster, send prompts of mixed length, show where each one's time went, stop."""
+    """Start a cluster, send prompts of mixed length, show where their time went, and stop the cluster."""
     cluster_config = _load(config, {"ingress": {"port": 0}})
 
     from cluster.demo import run_demo

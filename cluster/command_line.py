@@ -12,8 +12,12 @@ from rich.console import Console
 from cluster.config import ClusterConfig, load_cluster_config
 from cluster.errors import ClusterError, InvalidConfig
 
-ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="Cluster settings, YAML.")]
-RayAddress = Annotated[str | None, typer.Option("--ray-address", help="host:port of a running Ray cluster.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="File of cluster settings (YAML); see `raypd config`.")
+]
+RayAddress = Annotated[
+    str | None, typer.Option("--ray-address", help="Address of a running Ray cluster, as host:port.")
+]
 
 _INTERRUPTED = 130
 """By convention: 128 and the signal's number."""

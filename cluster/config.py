@@ -135,7 +135,7 @@ class ClusterConfig(_Settings):
     )
     cache: CacheConfig = Field(CacheConfig(), description="The engines' KV cache.")
     scheduler: SchedulerConfig = Field(
-        SchedulerConfig(), description="What an engine computes in one step, and for whom."
+        SchedulerConfig(), description="The scheduler: token budget, order of requests, fairness."
     )
     parallel: ParallelConfig = Field(ParallelConfig(), description="Tensor parallelism within an engine.")
     kv_transfer: KVTransferConfig = Field(KVTransferConfig(), description="How engines hand KV blocks to each other.")
@@ -146,8 +146,8 @@ class ClusterConfig(_Settings):
     encode: EngineGroupConfig = Field(
         EngineGroupConfig(count=0), description="Engines that encode images for the others."
     )
-    ingress: IngressConfig = Field(IngressConfig(), description="Where clients' requests come in.")
-    controller: ControllerConfig = Field(ControllerConfig(), description="Where the controller may run.")
+    ingress: IngressConfig = Field(IngressConfig(), description="The ingresses, which take clients' requests.")
+    controller: ControllerConfig = Field(ControllerConfig(), description="Nodes where the controller may run.")
     restarts: RestartConfig = Field(
         RestartConfig(), description="How often an engine or an ingress that dies is started again."
     )
@@ -184,7 +184,7 @@ class ClusterConfig(_Settings):
         "start is given up; what others can serve without is waited for without limit.",
     )
     kubernetes: KubernetesConfig = Field(
-        KubernetesConfig(), description="What `raypd manifests` renders; `raypd serve` does not look at it."
+        KubernetesConfig(), description="Settings of `raypd manifests`; `raypd serve` does not look at them."
     )
     heartbeat_interval_s: float = Field(
         1.0, gt=0, description="How often the controller asks an engine for its health."

@@ -37,15 +37,16 @@ def show_config(
 
 def doctor(
     config: ConfigFile = None,
-    model: Annotated[str | None, typer.Option(help="Checkpoint directory, Hugging Face format.")] = None,
+    model: Annotated[str | None, typer.Option(help="Directory of the checkpoint, in Hugging Face format.")] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each engine.")] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="Only: would the model fit on a100, h100, h200, b200 or l40s GPUs?")
+        str | None,
+        typer.Option(help="Only say whether the model fits on GPUs of this kind: a100, h100, h200, b200 or l40s."),
     ] = None,
     ray_address: RayAddress = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say what would go wrong on this node, or on every node of a Ray cluster, and what to change."""
+    """Check this node, or every node of a Ray cluster, for what would go wrong, and say what to change."""
     overrides: dict[str, Any] = {
         "model": {"model": model},
         "parallel": {"tensor_parallel_size": tp},
@@ -64,26 +65,33 @@ def doctor(
 
 def manifests(
     files: Annotated[
-        list[Path] | None, typer.Argument(help="With --check: YAML files to check instead; - is standard input.")
+        list[Path] | None,
+        typer.Argument(help="With --check: YAML files to check instead of the rendered ones; - reads standard input."),
     ] = None,
     config: ConfigFile = None,
-    model: Annotated[str | None, typer.Option(help="Checkpoint directory, as the pods see it.")] = None,
+    model: Annotated[str | None, typer.Option(help="Directory of the checkpoint in the pods.")] = None,
     models_claim: Annotated[
         str | None, typer.Option(help="PersistentVolumeClaim with the checkpoint, mounted at /models.")
     ] = None,
     prefill: Annotated[int | None, typer.Option(help="Number of prefill engines.")] = None,
     decode: Annotated[int | None, typer.Option(help="Number of decode engines.")] = None,
-    both: Annotated[int | None, typer.Option(help="Number of engines that do both.")] = None,
+    both: Annotated[int | None, typer.Option(help="Number of engines that prefill and decode.")] = None,
     encode: Annotated[int | None, typer.Option(help="Number of engines that encode images.")] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each engine.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="One for each rank: a100, h100, h200, b200, l40s, or any.")] = None,
-    image: Annotated[str | None, typer.Option(help="repository/raypd:tag.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Of Kubernetes.")] = None,
-    trial: Annotated[bool, typer.Option("--trial", help="A RayJob that runs `raypd demo` on such a cluster.")] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help="Kind of GPU, one for each rank: a100, h100, h200, b200, l40s, or any.")
+    ] = None,
+    image: Annotated[str | None, typer.Option(help="Image of all pods, as repository/raypd:tag.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Kubernetes namespace.")] = None,
+    trial: Annotated[
+        bool, typer.Option("--trial", help="Render a RayJob that runs `raypd demo` on such a cluster.")
+    ] = False,
     kustomize: Annotated[
         Path | None, typer.Option(help="Write a base and overlays from the raypd.yaml files in this directory.")
     ] = None,
-    check: Annotated[bool, typer.Option("--check", help="Say what would not work, instead of printing it.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check the objects for what would not work instead of printing them.")
+    ] = False,
 ) -> None:
     """Print a cluster as Kubernetes objects for KubeRay: `raypd manifests … | kubectl apply -f -`.
 

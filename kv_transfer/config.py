@@ -62,7 +62,7 @@ class KVTransferConfig(BaseModel):
         "have dialled are theirs to close.",
     )
     load_failure_policy: Literal["recompute", "fail"] = Field(
-        "recompute", description="What a consumer does when a load fails: prefill locally, or fail the request."
+        "recompute", description="Policy of a consumer when a load fails: prefill locally, or fail the request."
     )
     max_reserved_requests: int = Field(
         64, ge=1, description="How many requests a consumer holds blocks for at once while they are in transfer."

@@ -40,11 +40,14 @@ class TokenEntry(_Settings):
     """One token."""
 
     name: _Name = Field(description="For logs and errors.")
-    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="Of the token, as `raypd token` prints it.")
-    tenant: _Name | None = Field(None, description="Whose it is; default: its name. Tenants share no cached prompts.")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of the token, as `raypd token` prints it.")
+    tenant: _Name | None = Field(
+        None,
+        description="Tenant that the token belongs to; default: the token's name. Tenants share no cached prompts.",
+    )
     admin: bool = Field(False, description="Whether AdminService takes it.")
     requests_per_s: float | None = Field(None, gt=0, description="At each ingress, as the other limits; default: any.")
-    tokens_per_s: float | None = Field(None, gt=0, description="Of prompts and outputs together.")
+    tokens_per_s: float | None = Field(None, gt=0, description="Tokens of prompts and outputs together, per second.")
     concurrent: int | None = Field(None, ge=1, description="Requests at once.")
     burst_s: float = Field(10.0, gt=0, description="So many seconds of an unused rate are kept.")
     highest_priority: int = Field(0, description="The lowest number that priority may have; lower goes first.")

@@ -149,7 +149,9 @@ class RdmaConfig(_Settings):
 class MonitoringConfig(_Settings):
     """For the Prometheus operator, whose CRDs have to be there."""
 
-    namespace: str = Field("monitoring", description="Where Prometheus runs; its pods may reach the metrics' ports.")
+    namespace: str = Field(
+        "monitoring", description="Namespace of Prometheus, whose pods may reach the metrics' ports."
+    )
     labels: dict[str, str] = Field(
         default_factory=lambda: {"release": "prometheus"},
         description="Labels by which the Prometheus operator finds PodMonitors.",
@@ -193,7 +195,7 @@ class KubernetesConfig(_Settings):
         600, ge=0, description="Seconds after which the autoscaler removes a pod without an engine."
     )
     redis: RedisConfig | None = Field(
-        None, description="Where Ray's head keeps its state, so that the cluster outlives it; default: nowhere."
+        None, description="Redis for the state of Ray's head, so that the cluster outlives the head; default: none."
     )
     tls: TlsSecretConfig | None = Field(
         None,
