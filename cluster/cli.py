@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from cluster.command_line import ConfigFile as _ConfigFile
-from cluster.command_line import RayAddress as _RayAddress
-from cluster.command_line import fail as _fail
-from cluster.command_line import load as _load
-from cluster.command_line import run as _run
-from cluster.deploy_cli import doctor, manifests, show_config
+from cluster.commands.command_line import ConfigFile as _ConfigFile
+from cluster.commands.command_line import RayAddress as _RayAddress
+from cluster.commands.command_line import fail as _fail
+from cluster.commands.command_line import load as _load
+from cluster.commands.command_line import run as _run
+from cluster.commands.deploy import doctor, manifests, show_config
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cluster.command_line import ConfigFile, RayAddress, load, run
+from cluster.commands.command_line import ConfigFile, RayAddress, load, run
 
 
 def show_config(

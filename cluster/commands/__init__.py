@@ -1,0 +1,1 @@
+"""The commands of `raypd`, a module for each kind; cluster/cli.py puts them together."""
