@@ -19,6 +19,24 @@ RayAddress = Annotated[
     str | None, typer.Option("--ray-address", help="Address of a running Ray cluster, as host:port.")
 ]
 
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=0.1, help="Longest time to wait for the ingress's answer, in seconds.")
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until the change is done.")]
+WaitTimeout = Annotated[
+    float, typer.Option("--wait-timeout", min=0, help="Longest time to wait for the change, in seconds.")
+]
+Address = Annotated[
+    str,
+    typer.Option(
+        "--address", "-a", help="Address of the ingress, as host:port; several addresses are separated by commas."
+    ),
+]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option("--param", "-p", help="Sampling parameter, as name=value: -p top_p=0.9 -p 'stop=[\"\\n\"]'."),
+]
+
 _INTERRUPTED = 130
 """By convention: 128 and the signal's number."""
 

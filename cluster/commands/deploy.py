@@ -12,7 +12,7 @@ from rich.console import Console
 from cluster.commands.command_line import ConfigFile, RayAddress, load, run
 
 
-def show_config(
+def config(
     default: Annotated[
         bool, typer.Option("--default", help="Print all settings with their defaults and descriptions, as YAML.")
     ] = False,
