@@ -57,3 +57,15 @@ def test_the_client_does_what_its_page_shows(capsys: pytest.CaptureFixture[str])
     ]
     assert [turn.role for turn in ingress.requests[1].chat.messages] == ["system", "user"]
     assert {request.sampling_params.seed for request in ingress.requests[3:6]} == {7}
+
+
+def test_the_tests_that_the_page_of_attacks_names_are_there() -> None:
+    root = _DOCS.parent
+    named = re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", (_DOCS / "attacks.md").read_text(encoding="utf-8"))
+    assert len(named) > 30
+    missing = [
+        f"{path}::{test}"
+        for path, test in named
+        if not (root / path).exists() or (test and f"def {test}(" not in (root / path).read_text(encoding="utf-8"))
+    ]
+    assert missing == []
