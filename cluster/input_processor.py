@@ -186,8 +186,12 @@ class InputProcessor:
         """Return the text of tokens, of 262 144 or as many as the context has. Raises InvalidRequest."""
         self.check_num_to_detokenize(len(token_ids))
         violations, vocab_size = Violations(), self.model.vocab_size
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
-            violations.add("token_ids", reprlib.repr(token_ids), f"token ids from 0 to {vocab_size - 1}")
+        if token_ids:
+            largest = max(token_ids)
+            if len(token_ids) > _MANY_TOKENS:
+                await asyncio.sleep(0)
+            if min(token_ids) < 0 or largest >= vocab_size:
+                violations.add("token_ids", reprlib.repr(token_ids), f"token ids from 0 to {vocab_size - 1}")
         violations.raise_if_any()
         decode = self.tokenizer.backend.decode
         return await off_event_loop(len(token_ids), lambda: decode(token_ids, skip_special_tokens=skip_special_tokens))

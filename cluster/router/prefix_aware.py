@@ -16,6 +16,8 @@ from kv_transfer.params import PrefixSource
 _MAX_ADAPTERS = 10_000
 _MAX_BLOCKS = 200_000
 """About 30 MB, and 3 million tokens in blocks of 16."""
+MAX_TOKENS = 262_144
+"""Of a prompt that are looked at: twice as many take the event loop more than 50 ms at once."""
 
 
 class PrefixAwarePair:
@@ -25,7 +27,7 @@ class PrefixAwarePair:
     A request that is there counts as much as this one would without any prefix, so a whole prefix is worth one place in
     the queue. So is its adapter, at an engine that has probably loaded it: one that got a request for it before. Where
     another engine has more of the prefix than the one that is chosen to compute it, it is named as a source to fetch
-    from.
+    from. A prefix counts up to MAX_TOKENS.
     """
 
     def __init__(self, block_size: int, max_blocks: int = _MAX_BLOCKS, *, hash_key: BlockHashKey) -> None:
@@ -40,8 +42,8 @@ class PrefixAwarePair:
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
         """Choose a pair, or one engine for both."""
-        token_ids = _token_ids(request)
-        num_tokens = len(token_ids)
+        token_ids = _first_token_ids(request)
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
         cached: Mapping[EngineKey, int] = {}
         # Whoever has any of a prompt has its beginning.
         if self._index.find(self._hash(request, token_ids[: self._hasher.block_size])):
@@ -60,7 +62,7 @@ class PrefixAwarePair:
         """Its engines will have its prompt's KV when the next request comes, and its adapter."""
         computing = route.decode if route.prefill is None else route.prefill
         keys = {computing.descriptor.key, route.decode.descriptor.key}
-        self._index.add(keys, self._hash(request, _token_ids(request)))
+        self._index.add(keys, self._hash(request, _first_token_ids(request)))
         if request.lora is not None:
             for key in keys:
                 self._note_adapter(key, request.lora.key)
@@ -73,7 +75,7 @@ class PrefixAwarePair:
 
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
         """The engine that decoded has the answer's KV, but for its last token, which nothing was computed from."""
-        token_ids = [*request.prompt_token_ids, *output_token_ids][:-1]
+        token_ids = [*request.prompt_token_ids[:MAX_TOKENS], *output_token_ids][:-1]
         self._index.add([route.decode.descriptor.key], self._hash(request, token_ids))
 
     def _hash(self, request: EngineCoreRequest, token_ids: list[int]) -> list[BlockHash]:
@@ -81,7 +83,7 @@ class PrefixAwarePair:
         digest = None if request.prompt_embeds is None else request.prompt_embeds.digest
         lora_name = None if request.lora is None else request.lora.key
         keys = ExtraKeys(request.cache_salt, lora_name, request.mm_features, digest)
-        self._hasher.extend(hashes, token_ids, keys)
+        self._hasher.extend(hashes, token_ids[:MAX_TOKENS], keys)
         return hashes
 
     def _num_cached_tokens(self, engine: EngineDescriptor, cached: Mapping[EngineKey, int]) -> int:
@@ -100,8 +102,9 @@ class PrefixAwarePair:
         return None if source is None else PrefixSource(source.kv_address, num_tokens)
 
 
-def _token_ids(request: EngineCoreRequest) -> list[int]:
-    if not request.output_token_ids:
+def _first_token_ids(request: EngineCoreRequest) -> list[int]:
+    """At least the first MAX_TOKENS tokens, if there are so many."""
+    if not request.output_token_ids or len(request.prompt_token_ids) >= MAX_TOKENS:
         return request.prompt_token_ids
     return [*request.prompt_token_ids, *request.output_token_ids]
 
