@@ -186,6 +186,12 @@ class SchedulerConfig(_Settings):
         "the image.",
     )
     max_loras: int = Field(4, ge=1, le=64, description="LoRA adapters in one batch; requests for others wait.")
+    max_lora_wait_s: float = Field(
+        5.0,
+        ge=0,
+        description="How long an adapter may be without a slot of the batch while requests wait for it; then requests "
+        "of the adapter that has had one longest wait until the slot has been given over.",
+    )
     grammar_timeout_s: float = Field(
         30.0, gt=0, description="How long a request waits for its grammar: for a compiler, and for the compiling."
     )

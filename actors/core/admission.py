@@ -38,10 +38,10 @@ class Admission:
 
     def schedule_waiting(self, step: Step) -> None:
         """Admit requests in their order until the first that has no room."""
-        self._bring_back_loras()
+        self._bring_back_loras(step)
         while (queue := self._next_queue(step)) is not None:
             request = queue.peek_request()
-            if self._is_set_aside(request, queue):
+            if self._is_set_aside(request, queue, step):
                 continue
             if request.transfer_role is TransferRole.CONSUMER:
                 has_room = self._start_load(request, queue, step)
@@ -53,21 +53,27 @@ class Admission:
             load.request.num_passed += step.num_admitted - load.num_admitted_before
             load.queue.restore_request(load.request)
 
-    def _bring_back_loras(self) -> None:
+    def _bring_back_loras(self, step: Step) -> None:
         places = self._places
-        for queue, slots in ((places.holding, places.holding_for_lora), (places.waiting, places.waiting_for_lora)):
-            for request in slots.take_ready():
-                queue.restore_request(request)
+        places.lora_waits.look(step.now_s)
+        places.lora_waits.bring_back_loads()
+        places.holding_for_lora.bring_back(places.holding)
+        places.waiting_for_lora.bring_back(places.waiting)
 
-    def _is_set_aside(self, request: Request, queue: RequestQueue) -> bool:
+    def _is_set_aside(self, request: Request, queue: RequestQueue, step: Step) -> bool:
         """Set a request aside if the batch has no slot for its adapter: nobody has to wait behind it."""
         places = self._places
         slots = places.holding_for_lora if queue is places.holding else places.waiting_for_lora
-        # A load takes no slot: its request needs one when the blocks are here.
-        if request.transfer_role is TransferRole.CONSUMER or slots.may_join(request):
+        if request.transfer_role is TransferRole.CONSUMER:
+            # A load takes no slot: its request needs one when the blocks are here.
+            if places.lora_waits.may_load(request):
+                return False
+            places.lora_waits.hold_load(request, queue)
+            return True
+        if slots.may_join(request):
             return False
         queue.remove_request(request)
-        slots.set_aside(request)
+        slots.set_aside(request, step.now_s)
         return True
 
     def _next_queue(self, step: Step) -> RequestQueue | None:
@@ -137,11 +143,13 @@ class Admission:
         if not self._remote.may_prefill(request, num_hit_tokens):
             queue.remove_request(request)
             self._remote.blocked_producers[request.request_id] = request
+            self._places.lora_waits.end(request)
             return True
         if not is_holding and self._remote.start_prefix_load(
             request, hit, self._places, self._num_headroom_blocks(), step.now_s
         ):
             queue.pop_request()
+            self._places.lora_waits.end(request)
             step.num_admitted += 1
             return True
         partial_hit = None if is_holding else kv.find_partial_block(request, hit)
@@ -201,6 +209,7 @@ class Admission:
         return new_blocks is not None
 
     def _seat(self, request: Request, num_hit_tokens: int, step: Step) -> None:
+        self._places.lora_waits.end(request)
         request.num_computed_tokens += num_hit_tokens
         if request.is_known_to_worker:
             step.resumed.add(request.request_id)

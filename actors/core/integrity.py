@@ -49,6 +49,7 @@ def _check_statuses(
         (places.holding, {RequestStatus.WAITING}),
         (places.waiting_for_lora, waiting),
         (places.holding_for_lora, {RequestStatus.WAITING}),
+        ([request for request, _ in places.lora_waits.held_loads.values()], {RequestStatus.WAITING}),
         (preparation.grammars.requests.values(), {RequestStatus.WAITING_FOR_FSM}),
         (preparation.waiting_for_adapter(), {RequestStatus.WAITING}),
         (remote.blocked_producers.values(), {RequestStatus.WAITING}),

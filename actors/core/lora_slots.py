@@ -6,21 +6,25 @@ from collections.abc import Iterator
 from itertools import chain
 
 from actors.config import SchedulerConfig
+from actors.core.lora_waits import LoraWaits
 from actors.core.request import Request
-from actors.core.request_queue import order_of
+from actors.core.request_queue import RequestQueue, order_of
 from actors.core.running_rows import RunningRows
 
 
 class LoraSlots:
     """Requests that were set aside, by adapter.
 
-    Invariant: an adapter has requests here only while it has no slot: those of one adapter are all here or all not,
-    but for those that arrived since.
+    Invariant: an adapter has requests here only while it has no slot, or gives way to another: those of one adapter are
+    all here or all not, but for those that arrived since, or come before who is given way to.
     """
 
-    def __init__(self, config: SchedulerConfig, rows: RunningRows) -> None:
+    def __init__(self, config: SchedulerConfig, rows: RunningRows, waits: LoraWaits, *, is_holding: bool) -> None:
+        """is_holding: the requests hold blocks, so they take any free slot"""
         self._config = config
         self._rows = rows
+        self._waits = waits
+        self._is_holding = is_holding
         self._set_aside: dict[str, dict[str, Request]] = {}
 
     def __len__(self) -> int:
@@ -32,13 +36,15 @@ class LoraSlots:
 
     def may_join(self, request: Request) -> bool:
         """Whether the batch has, or can take, the request's adapter."""
-        active = self._rows.num_by_lora
-        return request.lora_name is None or request.lora_name in active or len(active) < self._config.max_loras
+        if self._is_holding:
+            return request.lora_name is None or self._waits.has_slot(request.lora_name)
+        return self._waits.may_join(request)
 
-    def set_aside(self, request: Request) -> None:
+    def set_aside(self, request: Request, now_s: float) -> None:
         """Keep a request until its adapter has a slot."""
         assert request.lora_name is not None
         self._set_aside.setdefault(request.lora_name, {})[request.request_id] = request
+        self._waits.begin(request, now_s)
 
     def remove(self, request: Request) -> bool:
         """Take a request out; returns whether it was here."""
@@ -49,15 +55,32 @@ class LoraSlots:
             del self._set_aside[request.lora_name or ""]
         return True
 
-    def take_ready(self) -> list[Request]:
-        """Take out the requests of adapters that run, and of as many others as there are free slots."""
+    def bring_back(self, queue: RequestQueue) -> None:
+        """Put the requests of adapters that run, and of as many others as there are free slots, into the queue."""
         if not self._set_aside:
-            return []
+            return
         active = self._rows.num_by_lora
-        ready = [name for name in self._set_aside if name in active]
-        waiting = [name for name in self._set_aside if name not in active]
-        # Who was set aside first was first in the queue, unless the policy has another order.
+        num_free = self._config.max_loras - len(active)
+        for lora_name in [name for name in self._set_aside if name in active]:
+            self._bring_back(lora_name, queue)
+        for lora_name in self._in_order(name for name in self._set_aside if name not in active):
+            if num_free <= 0:
+                break
+            num_free -= self._bring_back(lora_name, queue)
+
+    def _in_order(self, lora_names: Iterator[str]) -> list[str]:
+        """The adapter that has waited longest first, unless the policy has another order."""
         if self._config.policy == "priority":
-            waiting.sort(key=lambda name: min(order_of(r, self._config) for r in self._set_aside[name].values()))
-        ready += waiting[: max(0, self._config.max_loras - len(active))]
-        return [request for name in ready for request in self._set_aside.pop(name).values()]
+            return sorted(lora_names, key=lambda name: min(map(self._order_of, self._set_aside[name].values())))
+        return sorted(lora_names, key=self._waits.since)
+
+    def _order_of(self, request: Request) -> tuple[float, float, str]:
+        return order_of(request, self._config)
+
+    def _bring_back(self, lora_name: str, queue: RequestQueue) -> bool:
+        """Returns whether any came back."""
+        ready = [request for request in self._set_aside[lora_name].values() if self.may_join(request)]
+        for request in ready:
+            self.remove(request)
+            queue.restore_request(request)
+        return bool(ready)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from actors.config import CacheConfig, SchedulerConfig
 from actors.core.fair_queue import create_request_queue
 from actors.core.lora_slots import LoraSlots
+from actors.core.lora_waits import LoraWaits
 from actors.core.request import Request, RequestStatus
 from actors.core.request_queue import RequestQueue
 from actors.core.running_rows import RunningRows
@@ -21,6 +22,7 @@ class Places:
     holding: WAITING, with all the blocks that the next token needs: their load is over
     waiting: WAITING or PREEMPTED, without blocks
     waiting_for_lora, holding_for_lora: like these, set aside until their adapter has a slot
+    lora_waits: how long they have been, and loads that are held back for them
     """
 
     waiting: RequestQueue
@@ -28,21 +30,25 @@ class Places:
     running: RunningRows
     waiting_for_lora: LoraSlots
     holding_for_lora: LoraSlots
+    lora_waits: LoraWaits
 
     @classmethod
     def create(cls, config: SchedulerConfig, cache_config: CacheConfig) -> Places:
         """Make empty queues of the configured policy."""
         rows = RunningRows(config.max_num_seqs, cache_config.block_size)
+        waits = LoraWaits(config, rows)
         return cls(
             create_request_queue(config),
             create_request_queue(config),
             rows,
-            LoraSlots(config, rows),
-            LoraSlots(config, rows),
+            LoraSlots(config, rows, waits, is_holding=False),
+            LoraSlots(config, rows, waits, is_holding=True),
+            waits,
         )
 
     def remove(self, request: Request) -> None:
         """Take a request out of the place where it is, if it is in any."""
+        self.lora_waits.end(request)
         _ = (
             self.running.remove(request)
             or self.waiting.remove_request(request)

@@ -92,6 +92,18 @@ def show_images(setup: Setup) -> Setup:
     )
 
 
+def share_slots(setup: Setup) -> Setup:
+    """The same engine, with adapters, and fewer slots for them than there are adapters."""
+    return replace(
+        setup,
+        num_blocks=4 + setup.num_blocks,
+        max_num_seqs=3 + setup.max_num_seqs,
+        budget=8 + setup.budget,
+        max_loras=1 + setup.max_loras % 2,
+        kinds=setup.kinds | {"lora"},
+    )
+
+
 @dataclass(frozen=True)
 class Arrival:
     """A request. num_left: its prompt fills the whole pool but for so many slots; None: num_shared and num_own say."""
