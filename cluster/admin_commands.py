@@ -11,6 +11,7 @@ from rich.console import Console
 from cluster.client import CallFailed, GenerateClient
 from cluster.errors import NotDoneInTime
 from cluster.ingress.protos.raypd.v1 import admin_pb2
+from cluster.update_progress import UpdateProgress
 
 _POLL_INTERVAL_S = 0.5
 
@@ -111,12 +112,11 @@ async def update(address: str, console: Console, model: str, *, wait_s: float | 
         if wait_s is None:
             return
 
-        def is_done(status: admin_pb2.GetStatusResponse) -> bool:
-            engines = status.engines
-            return all(engine.state == "ready" and engine.model_version == version for engine in engines)
-
-        await _wait_until(client, is_done, f"the update to version {version}", wait_s, timeout_s)
-    console.print("done")
+        progress = UpdateProgress(version, console.print)
+        what = f"the update to version {version}"
+        await _wait_until(client, progress.is_done, what, wait_s, timeout_s, progress.what_is_missing)
+    missing = progress.what_is_missing()
+    console.print(f"done, but for what has no place to serve: {missing}" if missing else "done", soft_wrap=True)
 
 
 async def rotate_secret(address: str, console: Console, *, timeout_s: float) -> None:
@@ -168,7 +168,9 @@ async def _wait_until(
     what: str,
     wait_s: float,
     timeout_s: float,
+    what_is_missing: Callable[[], str] = str,
 ) -> None:
+    """Ask for the status until it is done. Raises NotDoneInTime, with what is missing, in words."""
     try:
         async with asyncio.timeout(wait_s):
             while True:
@@ -185,4 +187,4 @@ async def _wait_until(
                     return
                 await asyncio.sleep(_POLL_INTERVAL_S)
     except TimeoutError:
-        raise NotDoneInTime(what, wait_s) from None
+        raise NotDoneInTime(what, wait_s, what_is_missing()) from None

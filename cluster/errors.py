@@ -245,8 +245,10 @@ class SecretIsInFile(ClusterError):
 class NotDoneInTime(ClusterError):
     """What was asked for goes on, but was not done in the time that there was."""
 
-    def __init__(self, what: str, wait_s: float) -> None:
-        super().__init__(f"{what} was not done within {wait_s:g} s; it goes on: see `raypd status`")
+    def __init__(self, what: str, wait_s: float, missing: str = "") -> None:
+        """missing: what it waits for, in words"""
+        waits = f", and waits for {missing}" if missing else ""
+        super().__init__(f"{what} was not done within {wait_s:g} s; it goes on{waits}: see `raypd status`")
 
 
 class TokenizerUnusable(ClusterError):

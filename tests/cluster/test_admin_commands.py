@@ -10,7 +10,7 @@ import grpc
 import pytest
 from rich.console import Console
 
-from cluster import admin_commands
+from cluster import admin_commands, update_progress
 from cluster.client import CallFailed
 from cluster.errors import NotDoneInTime
 from cluster.ingress.protos.raypd.v1 import admin_pb2
@@ -109,3 +109,68 @@ async def test_a_refusal_is_not_waited_out(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(CallFailed, match="PERMISSION_DENIED"):
         await _drain(monkeypatch, client, 60)
+
+
+class _UpdatedClient(_Client):
+    async def update(self, model: str, timeout_s: float) -> int:
+        return 2
+
+
+def _engines(first: tuple[str, int], second: tuple[str, int], update: str = "") -> admin_pb2.GetStatusResponse:
+    engines = [
+        admin_pb2.EngineStatus(
+            engine_id=f"decode-{number}",
+            state=state,
+            model_version=version,
+            last_error="it lacks 1 GPU" if state == "pending" else "",
+        )
+        for number, (state, version) in enumerate([first, second])
+    ]
+    return admin_pb2.GetStatusResponse(engines=engines, update=update)
+
+
+async def _update(
+    monkeypatch: pytest.MonkeyPatch, answers: list[admin_pb2.GetStatusResponse], wait_s: float = 60
+) -> str:
+    monkeypatch.setattr(admin_commands, "GenerateClient", lambda address: _UpdatedClient(answers))
+    monkeypatch.setattr(admin_commands, "_POLL_INTERVAL_S", 0.001)
+    monkeypatch.setattr(update_progress, "_PATIENCE_S", 0.05)
+    output = StringIO()
+    console = Console(file=output, width=200)
+    await admin_commands.update("an-ingress:1", console, "/new", wait_s=wait_s, timeout_s=1)
+    return output.getvalue()
+
+
+async def test_an_update_is_done_when_every_engine_serves_the_new_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = "1 of 2 engines serve model version 2"
+    answers = [
+        _engines(("ready", 1), ("ready", 1), "0 of 2 engines serve model version 2"),
+        _engines(("ready", 2), ("ready", 1), half),
+        _engines(("ready", 2), ("ready", 1), half),
+        _engines(("ready", 2), ("ready", 2)),
+    ]
+
+    lines = (await _update(monkeypatch, answers)).splitlines()
+
+    assert lines[1:] == ["0 of 2 engines serve model version 2", half, "done"]
+
+
+async def test_an_update_does_not_wait_for_ever_for_an_engine_that_finds_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = await _update(monkeypatch, [_engines(("ready", 2), ("pending", 2))])
+
+    assert said.endswith("done, but for what has no place to serve: decode-1 (pending: it lacks 1 GPU)\n")
+
+
+async def test_an_update_waits_for_an_engine_that_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotDoneInTime, match=r"version 2 was not done .*, and waits for decode-1 \(starting\)"):
+        await _update(monkeypatch, [_engines(("ready", 2), ("starting", 2))], wait_s=0.2)
+
+
+async def test_an_update_that_is_held_up_says_by_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    held_up = _engines(("ready", 1), ("pending", 2), "0 of 2 engines serve model version 2; …: decode-1")
+    with pytest.raises(
+        NotDoneInTime, match=r"waits for decode-0 \(it serves version 1\), decode-1 \(pending: it lacks"
+    ):
+        await _update(monkeypatch, [held_up], wait_s=0.2)
