@@ -14,7 +14,7 @@ import msgspec
 
 from actors.core.outputs import EngineCoreOutputs
 from actors.core.request import EngineCoreRequest, StatusChange
-from kv_transfer.ranges import MALFORMED, Clock, Count, Incarnation, Name
+from kv_transfer.ranges import MALFORMED, MAX_ITEMS, Clock, Count, Incarnation, Name
 
 SESSION_METHOD: Final = "/raypd.engine.v1.Engine/Session"
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
@@ -59,7 +59,7 @@ class ReceivedSubmit(msgspec.Struct, frozen=True, tag="submit"):
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """End these requests, as (request_id, attempt)."""
 
-    requests: list[tuple[Name, Count]]
+    requests: Annotated[list[tuple[Name, Count]], msgspec.Meta(max_length=MAX_ITEMS)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

@@ -28,6 +28,7 @@ from cluster.errors import (
     PermissionDenied,
 )
 from cluster.status import ClusterView, EngineView
+from kv_transfer.refused_messages import RefusedMessages
 from kv_transfer.stats import TransferStats
 
 _TTFT_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -72,6 +73,8 @@ class ServingMetrics:
         self.e2e_s = Histogram(_E2E_BUCKETS_S)
         self.certificate_ends_at_s: Callable[[], float] | None = None
         """Gives the Unix time at which the server's certificate expires; None without TLS."""
+        self.refused_messages = RefusedMessages()
+        """Counts what engines say to this ingress that is no message."""
 
     def on_first_tokens(self, num_tokens: int, ttft_s: float) -> None:
         """A request's first tokens have come, so long after it."""
@@ -114,6 +117,11 @@ class ServingMetrics:
         yield CounterMetricFamily("raypd_output_tokens", "Tokens that clients were sent.", self._num_output_tokens)
         yield self.ttft_s.family("raypd_time_to_first_token_seconds", "From a request's arrival to its first token.")
         yield self.itl_s.family("raypd_inter_token_latency_seconds", "Between tokens of a request.")
+        documentation = "What engines have said to this ingress that is no message; it ended the session."
+        refused = CounterMetricFamily("raypd_refused_messages", documentation, labels=["kind"])
+        for kind, count in self.refused_messages.counts().items():
+            refused.add_metric([kind], count)
+        yield refused
         if self.certificate_ends_at_s is not None:
             name, documentation = (
                 "raypd_certificate_not_after_timestamp_seconds",

@@ -20,6 +20,8 @@ from typing import Final
 
 import numpy as np
 
+from kv_transfer.ranges import Count, PositiveCount, Word
+
 MAX_TP_SIZE: Final = 1024
 _MAX_DIMENSION: Final = 2**20
 
@@ -37,17 +39,17 @@ class KVCacheLayout:
     num_replicas: so many neighbouring ranks hold the same KV head; 1 unless there are fewer heads than ranks
     """
 
-    num_blocks: int
-    num_kv_heads: int
-    num_layers: int
-    block_size: int
-    head_dim: int
-    dtype: str
-    dtype_size_bytes: int
-    model_fingerprint: str
-    tp_rank: int = 0
-    tp_size: int = 1
-    num_replicas: int = 1
+    num_blocks: PositiveCount
+    num_kv_heads: PositiveCount
+    num_layers: PositiveCount
+    block_size: PositiveCount
+    head_dim: PositiveCount
+    dtype: Word
+    dtype_size_bytes: PositiveCount
+    model_fingerprint: Word
+    tp_rank: Count = 0
+    tp_size: PositiveCount = 1
+    num_replicas: PositiveCount = 1
 
     def __post_init__(self) -> None:
         """Raise ValueError for what no rank's cache can be: a layout may come from a peer."""

@@ -35,4 +35,17 @@ ShortBytes: TypeAlias = Annotated[bytes, Meta(max_length=1024)]
 """A hash, or another name in bytes."""
 Clock: TypeAlias = Annotated[float, Meta(ge=-1e12, le=1e12)]
 """Seconds on some clock: finite, and no zero is known."""
+MAX_ITEMS: Final = 2**26
+"""No message between processes has more bytes (64 MiB), so no container in one has more entries."""
+MAX_KINDS: Final = 65_536
+"""Kinds of something that is counted, links, and other things that an engine has few of."""
+Total: TypeAlias = Annotated[int, Meta(ge=0, le=2**62)]
+"""A counter that runs for as long as its process."""
+Bulk: TypeAlias = Annotated[bytes, Meta(max_length=MAX_ITEMS)]
+"""An array's bytes. Whoever takes them compares them with the array's shape."""
+LongText: TypeAlias = Annotated[str, Meta(max_length=2**24)]
+"""An error's text may quote what it is about."""
+AnyFloat: TypeAlias = Annotated[float, Meta(extra={"any": True})]
+"""What a model has computed: infinite, or no number, if the model is broken. It is handed on, nothing else."""
+TokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=MAX_ITEMS)]
 Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)]

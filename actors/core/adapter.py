@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from kv_transfer.ranges import Name, Word
+from kv_transfer.ranges import MAX_KINDS, Name, Total, WireName, Word
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Adapter:
 class AdapterCommands:
     """What the workers are to do about adapters, before the step that carries this. drops: by key, these first."""
 
-    loads: tuple[Adapter, ...] = ()
-    drops: tuple[str, ...] = ()
+    loads: Annotated[tuple[Adapter, ...], Meta(max_length=MAX_KINDS)] = ()
+    drops: Annotated[tuple[WireName, ...], Meta(max_length=MAX_KINDS)] = ()
 
 
 @dataclass(slots=True)
@@ -43,9 +43,9 @@ class AdapterStats:
     loaded: their names, the one that was used longest ago first
     """
 
-    loaded: list[str] = field(default_factory=list)
-    num_waiting_reqs: int = 0
+    loaded: Annotated[list[WireName], Meta(max_length=MAX_KINDS)] = field(default_factory=list)
+    num_waiting_reqs: Total = 0
     """Requests that wait until theirs is loaded."""
-    num_loads: int = 0
-    num_failed_loads: int = 0
-    num_evictions: int = 0
+    num_loads: Total = 0
+    num_failed_loads: Total = 0
+    num_evictions: Total = 0

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from kv_transfer.ranges import Count, PositiveCount, Word
+from kv_transfer.ranges import Bulk, Count, PositiveCount, Word
 
 EMBEDDINGS: Final = "embeddings"
 """The name of what has been encoded already, among an EncoderInput's arrays."""
@@ -51,7 +51,7 @@ class PackedArray:
 
     dtype: Word
     shape: Annotated[tuple[Count, ...], Meta(max_length=8)]
-    data: bytes
+    data: Bulk
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class ProcessedImage:
     arrays: see EncoderInput; num_tokens: placeholders that it takes in a prompt; grid: see MultiModalFeature
     """
 
-    arrays: dict[str, PackedArray]
-    num_tokens: int
-    grid: tuple[int, int, int] | None = None
+    arrays: Annotated[dict[Word, PackedArray], Meta(max_length=16)]
+    num_tokens: PositiveCount
+    grid: tuple[PositiveCount, PositiveCount, PositiveCount] | None = None
 
     @property
     def size_bytes(self) -> int:

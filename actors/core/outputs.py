@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
+from msgspec import Meta
 
 from actors.core.adapter import AdapterCommands
 from actors.core.multimodal import EncoderInput, MultiModalFeature
@@ -17,7 +18,22 @@ from actors.core.sampling_params import PoolingParams, SamplingParams
 from actors.core.stats import SchedulerStats
 from actors.core.status import FinishReason
 from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput
+from kv_transfer.ranges import (
+    MAX_COUNT,
+    MAX_ITEMS,
+    AnyFloat,
+    Clock,
+    Count,
+    LongText,
+    TokenId,
+    TokenIds,
+    Total,
+    WireName,
+    Word,
+)
 from kv_transfer.stats import TransferTimings
+
+NO_TOKEN: Final = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,12 +212,9 @@ class TokenLogprobs:
     rank: the sampled token's rank, 1 is the most likely
     """
 
-    token_ids: list[int]
-    logprobs: list[float]
-    rank: int
-
-
-NO_TOKEN: Final = -1
+    token_ids: Annotated[list[Annotated[int, Meta(ge=NO_TOKEN, le=MAX_COUNT)]], Meta(max_length=MAX_ITEMS)]
+    logprobs: Annotated[list[AnyFloat], Meta(max_length=MAX_ITEMS)]
+    rank: Count
 
 
 class ModelRunnerOutput:
@@ -308,14 +321,14 @@ class RequestTimings:
     num_fetched_images: those of the request whose embeddings came from an encode engine
     """
 
-    queued_s: float
-    prefill_s: float
-    num_prompt_tokens_computed: int
-    num_cached_tokens: int
-    num_preemptions: int
-    status_changes: list[StatusChange]
+    queued_s: Clock
+    prefill_s: Clock
+    num_prompt_tokens_computed: Total
+    num_cached_tokens: Total
+    num_preemptions: Total
+    status_changes: Annotated[list[StatusChange], Meta(max_length=MAX_ITEMS)]
     transfer: TransferTimings | None = None
-    num_fetched_images: int = 0
+    num_fetched_images: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,8 +339,8 @@ class Preemption:
     num_wait_steps: how many steps until there is room for it again, if those that run go on to their full length
     """
 
-    num_computed_tokens: int
-    num_wait_steps: int
+    num_computed_tokens: Count
+    num_wait_steps: Total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,21 +361,21 @@ class EngineCoreOutput:
     preemption:     instead of tokens
     """
 
-    request_id: str
-    attempt: int
-    new_token_ids: list[int]
-    first_position: int
+    request_id: WireName
+    attempt: Count
+    new_token_ids: TokenIds
+    first_position: Count
     finish_reason: FinishReason | None = None
     handed_over: bool = False
-    stop_token_id: int | None = None
-    stop_reason: str | None = None
-    error: str | None = None
+    stop_token_id: TokenId | None = None
+    stop_reason: Word | None = None
+    error: LongText | None = None
     is_requests_fault: bool = False
     is_adapters_fault: bool = False
     is_stranded: bool = False
-    logprobs: list[TokenLogprobs] | None = None
-    pooling_output: list[float] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
+    logprobs: Annotated[list[TokenLogprobs], Meta(max_length=MAX_ITEMS)] | None = None
+    pooling_output: Annotated[list[AnyFloat], Meta(max_length=MAX_ITEMS)] | None = None
+    prompt_logprobs: Annotated[list[TokenLogprobs], Meta(max_length=MAX_ITEMS)] | None = None
     preemption: Preemption | None = None
     timings: RequestTimings | None = None
 
@@ -376,10 +389,15 @@ class EngineCoreOutput:
 class DecodedTokens:
     """Requests that got one token each and go on: the lists are parallel."""
 
-    req_ids: list[str]
-    attempts: list[int]
-    first_positions: list[int]
-    token_ids: list[int]
+    req_ids: Annotated[list[WireName], Meta(max_length=MAX_ITEMS)]
+    attempts: Annotated[list[Count], Meta(max_length=MAX_ITEMS)]
+    first_positions: Annotated[list[Count], Meta(max_length=MAX_ITEMS)]
+    token_ids: TokenIds
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for lists that are not parallel: they may come from another process."""
+        if not len(self.req_ids) == len(self.attempts) == len(self.first_positions) == len(self.token_ids):
+            raise ValueError("the columns of decoded tokens are not equally long")
 
     def __iter__(self) -> Iterator[EngineCoreOutput]:
         """Iterate over them one by one."""
@@ -399,8 +417,8 @@ class EngineCoreOutputs:
     others:  the outputs of all other requests
     """
 
-    others: list[EngineCoreOutput] = field(default_factory=list)
-    finished_req_ids: set[str] = field(default_factory=set)
+    others: Annotated[list[EngineCoreOutput], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
+    finished_req_ids: Annotated[set[WireName], Meta(max_length=MAX_ITEMS)] = field(default_factory=set)
     scheduler_stats: SchedulerStats | None = None
     decoded: DecodedTokens | None = None
 

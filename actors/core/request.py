@@ -17,7 +17,19 @@ from actors.core.status import FinishReason as FinishReason
 from actors.core.status import RequestStatus as RequestStatus
 from actors.errors import IllegalTransition
 from kv_transfer.params import EngineAddress, KVTransferParams, PrefixSource, TransferRole
-from kv_transfer.ranges import Clock, Count, Name, PositiveCount, Priority, Sentence, ShortBytes, TokenId, Word
+from kv_transfer.ranges import (
+    Bulk,
+    Clock,
+    Count,
+    Name,
+    PositiveCount,
+    Priority,
+    Sentence,
+    ShortBytes,
+    TokenId,
+    TokenIds,
+    Word,
+)
 from kv_transfer.stats import TransferTimings
 
 if TYPE_CHECKING:
@@ -32,7 +44,7 @@ class PromptEmbeds:
     digest: of data, names them in the prefix cache
     """
 
-    data: bytes
+    data: Bulk
     num_tokens: PositiveCount
     hidden_size: PositiveCount
     dtype: Word
@@ -62,10 +74,10 @@ class EngineCoreRequest:
     """
 
     request_id: Name
-    prompt_token_ids: list[TokenId]
+    prompt_token_ids: TokenIds
     sampling_params: SamplingParams
     attempt: Count = 0
-    output_token_ids: list[TokenId] = field(default_factory=list)
+    output_token_ids: TokenIds = field(default_factory=list)
     eos_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=4096)] = ()
     priority: Priority = 0
     arrival_time_s: Clock = 0.0
@@ -87,7 +99,7 @@ class StatusChange:
     """A request entered a status. at_s: the engine's monotonic clock; Unix time once it has left the engine."""
 
     status: RequestStatus
-    at_s: float
+    at_s: Clock
 
 
 class Request:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 from actors.core.adapter import AdapterStats
+from kv_transfer.ranges import MAX_KINDS, Clock, Count, Total, Word
 from kv_transfer.stats import TransferStats
 from kv_transfer.stores.messages import StoreStats
 
@@ -15,12 +19,12 @@ class PrefixCacheStats:
     """Prefix cache look-ups, counted once per admission. reset: whether the cache was reset since the last report."""
 
     reset: bool = False
-    requests: int = 0
-    queries: int = 0
+    requests: Total = 0
+    queries: Total = 0
     """Tokens looked up."""
-    hits: int = 0
+    hits: Total = 0
     """Tokens found."""
-    loaded: int = 0
+    loaded: Total = 0
     """Tokens beyond these that came from stores or from other engines."""
 
 
@@ -28,24 +32,24 @@ class PrefixCacheStats:
 class SpecDecodingStats:
     """Speculative decoding: drafts made, tokens drafted and accepted, acceptance by position."""
 
-    num_spec_tokens: int
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    num_spec_tokens: Count
+    num_drafts: Total = 0
+    num_draft_tokens: Total = 0
+    num_accepted_tokens: Total = 0
+    num_accepted_tokens_per_pos: Annotated[list[Total], Meta(max_length=MAX_KINDS)] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class EmbeddingStats:
     """Embeddings of images between engines. What their bytes take of the links is in TransferStats, as for KV."""
 
-    num_received: int = 0
+    num_received: Total = 0
     """Images whose embeddings came from an encode engine."""
-    num_failed: int = 0
+    num_failed: Total = 0
     """Fetches that brought nothing: the image is encoded here."""
-    num_sent: int = 0
+    num_sent: Total = 0
     """Images whose embeddings were staged here for others."""
-    num_not_sent: int = 0
+    num_not_sent: Total = 0
     """Fetches of others that got nothing: no room in time, or the image was forgotten."""
 
 
@@ -53,31 +57,31 @@ class EmbeddingStats:
 class SchedulerStats:
     """A snapshot of one engine's scheduler. Totals run since its start."""
 
-    num_running_reqs: int = 0
-    num_waiting_reqs: int = 0
-    num_waiting_for_remote_kvs: int = 0
-    num_held_reqs: int = 0
+    num_running_reqs: Total = 0
+    num_waiting_reqs: Total = 0
+    num_waiting_for_remote_kvs: Total = 0
+    num_held_reqs: Total = 0
     """Finished requests whose blocks a transfer still holds."""
-    num_blocks: int = 0
-    block_size: int = 0
+    num_blocks: Total = 0
+    block_size: Total = 0
     """Tokens."""
-    num_free_blocks: int = 0
+    num_free_blocks: Total = 0
     """Blocks that no request holds: empty ones and those that only the prefix cache keeps."""
-    kv_cache_usage: float = 0.0
-    num_preemptions: int = 0
-    num_prompt_tokens_computed: int = 0
-    num_output_tokens: int = 0
-    num_steps: int = 0
-    num_late_completions: int = 0
-    num_refused_handoffs: int = 0
+    kv_cache_usage: Clock = 0.0
+    num_preemptions: Total = 0
+    num_prompt_tokens_computed: Total = 0
+    num_output_tokens: Total = 0
+    num_steps: Total = 0
+    num_late_completions: Total = 0
+    num_refused_handoffs: Total = 0
     """Tickets whose engines' ranks were in the wrong order, or not this engine's: one engine does all of it then."""
     """Completions that came late, twice or for an unknown request, and were dropped."""
     prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
     spec_decoding_stats: SpecDecodingStats | None = None
-    num_corrupted_reqs: int = 0
-    num_refused_connections: int = 0
+    num_corrupted_reqs: Total = 0
+    num_refused_connections: Total = 0
     """Connections to the engine that did not prove the cluster's secret."""
-    refused_messages: dict[str, int] = field(default_factory=dict)
+    refused_messages: Annotated[dict[Word, Total], Meta(max_length=MAX_KINDS)] = field(default_factory=dict)
     """Messages of ingresses, and of engines that want images encoded, that were refused, by kind."""
     transfer_stats: TransferStats | None = None
     store_stats: StoreStats | None = None

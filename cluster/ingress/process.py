@@ -115,6 +115,7 @@ class IngressProcess:
             recovery_policy=RecoveryPolicy(config.ingress.max_attempts, config.ingress.recovery_timeout_s),
             moves=Moves(self._sessions().stats) if config.ingress.move_preempted else None,
         )
+        serving.metrics.refused_messages = self._sessions().refused_messages
         view = functools.partial(self._view, serving)
         settings = _door_settings(config.ingress)
         if (tls := settings.tls) is not None:

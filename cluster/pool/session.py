@@ -36,6 +36,8 @@ from cluster.engine_connection import EngineDescriptor
 from cluster.errors import EngineLost
 from cluster.pool.request_stream import RequestStream
 from kv_transfer.errors import Untrusted
+from kv_transfer.ranges import MALFORMED
+from kv_transfer.refused_messages import RefusedMessages
 from kv_transfer.trust.grpc_proof import METADATA_LIMITS, prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member
@@ -50,6 +52,7 @@ _CHANNEL_OPTIONS: Final = [
     ("grpc.use_local_subchannel_pool", 1),
     *METADATA_LIMITS,
 ]
+_NO_MESSAGE: Final = "what it said is no message"
 _NUM_SLICES: Final = 6
 """Of the time that an engine may stay silent."""
 
@@ -57,11 +60,19 @@ _NUM_SLICES: Final = 6
 class EngineSession:
     """An EngineConnection over gRPC. Lives on one event loop."""
 
-    def __init__(self, descriptor: EngineDescriptor, member: Member, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        descriptor: EngineDescriptor,
+        member: Member,
+        timeout_s: float = 10.0,
+        refused_messages: RefusedMessages | None = None,
+    ) -> None:
         """timeout_s: how long the engine may stay silent; it sends a heartbeat twice a second
 
         member: the ingress, as it proves itself to the engine
+        refused_messages: counts what the engine says that is no message; it ends the session
         """
+        self._refused_messages = refused_messages or RefusedMessages()
         self._descriptor = descriptor
         self._member = member
         self._timeout_s = timeout_s
@@ -72,7 +83,7 @@ class EngineSession:
         self._aborts: list[tuple[str, int]] = []
         self._has_outgoing = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
-        self._call: grpc.aio.StreamStreamCall[ClientMessage, EngineMessage] | None = None
+        self._call: grpc.aio.StreamStreamCall[ClientMessage, bytes] | None = None
         self._lost: EngineLost | None = None
         self._is_over = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -113,6 +124,10 @@ class EngineSession:
         except Untrusted as error:
             await self.close()
             raise EngineLost(self._descriptor.engine_id, f"{self._descriptor.address}: {error}") from error
+        except MALFORMED as error:
+            await self.close()
+            self._count_refused(error)
+            raise EngineLost(self._descriptor.engine_id, f"{_NO_MESSAGE}: {error}") from error
         except (grpc.aio.AioRpcError, TimeoutError) as error:
             await self.close()
             reason = f"no answer from {self._descriptor.address}{tls_advice(self._member.trust.tls)}"
@@ -128,12 +143,19 @@ class EngineSession:
         """Make the call with a proof; returns the engine's first message. Raises Untrusted, AioRpcError."""
         peer = Party(self._descriptor.engine_id, self._descriptor.incarnation)
         proof = await prove(channel, self._member, Purpose.SESSION, peer, self._timeout_s)
-        method = channel.stream_stream(
-            SESSION_METHOD, request_serializer=encode, response_deserializer=decode_engine_message
+        # Messages are decoded here, not by gRPC: what is malformed ends this session, with the reason.
+        method: grpc.aio.StreamStreamMultiCallable[ClientMessage, bytes] = channel.stream_stream(
+            SESSION_METHOD, request_serializer=encode
         )
         self._call = method(metadata=proof.metadata)
         await proof.confirm(self._call)
-        return await self._call.read()
+        return await self._receive(self._call)
+
+    @staticmethod
+    async def _receive(call: grpc.aio.StreamStreamCall[ClientMessage, bytes]) -> EngineMessage | None:
+        """Return the engine's next message; None at the stream's end. Raises MALFORMED, AioRpcError."""
+        frame = await call.read()
+        return decode_engine_message(frame) if isinstance(frame, bytes) else None
 
     async def wait_lost(self) -> None:
         """Until the session is over."""
@@ -192,16 +214,26 @@ class EngineSession:
         loop, call = asyncio.get_running_loop(), self._call
         assert call is not None, "open() has made it"
         try:
-            while isinstance(message := await call.read(), Outputs | Taken):
+            while isinstance(message := await self._receive(call), Outputs | Taken):
                 self._heard_s = loop.time()
                 if isinstance(message, Outputs):
                     self._distribute(message.batch)
-                else:
+                elif self._untaken:
                     for stream in self._untaken.popleft():
                         stream.is_taken = True
+                else:
+                    raise ValueError("it has taken more than it was given")
+            if message is not None:
+                raise ValueError(f"a {type(message).__name__} came in the middle of the session")
             self._lose("it closed the session")
+        except MALFORMED as error:
+            self._count_refused(error)
+            self._lose(f"{_NO_MESSAGE}: {error}")
         except grpc.aio.AioRpcError as error:
             self._lose(f"the session broke: {error.details()}")
+
+    def _count_refused(self, error: Exception) -> None:
+        self._refused_messages.add("malformed engine message", self._descriptor.engine_id, str(error))
 
     async def _watch_silence(self) -> None:
         """Lose an engine that is silent. Time counts in slices that this event loop had for others: what was said while

@@ -17,6 +17,7 @@ from cluster.engine_connection import EngineConnection, EngineDescriptor, Engine
 from cluster.errors import EngineLost
 from cluster.pool.membership import Membership
 from cluster.pool.session import EngineSession
+from kv_transfer.refused_messages import RefusedMessages
 from kv_transfer.trust.membership import Member
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,8 @@ class SessionPool:
         """member: the ingress, as it proves itself to engines; timeout_s: how long an engine may stay silent."""
         self._member = member
         self._timeout_s = timeout_s
+        self.refused_messages = RefusedMessages()
+        """Counts what engines say that is no message."""
         self._membership = Membership(0, ())
         self._sessions: dict[EngineKey, EngineSession] = {}
         self._keepers: dict[EngineKey, asyncio.Task[None]] = {}
@@ -97,7 +100,7 @@ class SessionPool:
                 self._tell_of_change()
 
     async def _open(self, engine: EngineDescriptor) -> bool:
-        session = EngineSession(engine, self._member, self._timeout_s)
+        session = EngineSession(engine, self._member, self._timeout_s, self.refused_messages)
         try:
             await session.open()
         except EngineLost as error:
