@@ -106,13 +106,11 @@ class InternalTls:
 
     def accepting(self, connection: socket.socket) -> TlsSocket:
         """Take over a connection that was accepted; TlsSocket.handshake() is still to be called."""
-        return TlsSocket(self._newest().server.wrap_socket(connection, server_side=True, do_handshake_on_connect=False))
+        return TlsSocket(connection, self._newest().server, server_hostname=None)
 
     def dialling(self, connection: socket.socket) -> TlsSocket:
         """Take over a connection that was dialled; TlsSocket.handshake() is still to be called."""
-        return TlsSocket(
-            self._newest().client.wrap_socket(connection, server_hostname=CLUSTER_NAME, do_handshake_on_connect=False)
-        )
+        return TlsSocket(connection, self._newest().client, server_hostname=CLUSTER_NAME)
 
     def _newest(self) -> _Contexts:
         if isinstance(self._source, TlsMaterial):
@@ -223,4 +221,5 @@ def _memory_file(content: bytes) -> Iterator[str]:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    return (error.reason or str(error)).lower().replace("_", " ")
+    # Python's own, such as an end in the middle, have none.
+    return (getattr(error, "reason", None) or str(error)).lower().replace("_", " ")

@@ -1,10 +1,11 @@
 """A connected socket with TLS that behaves as a plain one does: one thread reads, another writes, any shuts it down.
 
-OpenSSL's connections are not safe to read and write at once, and Python 3.11 does not guard them. So every call into
-OpenSSL here is made under a lock and never blocks; what waits is a poll() of the descriptor, outside of the lock.
+OpenSSL's connections are not safe to read and write at once, and Python 3.11 does not guard them. So OpenSSL works on
+memory here, under a lock, and never blocks; the bytes on the wire are moved by plain calls of the socket outside of it,
+many records at a time. With OpenSSL on the socket itself each record of 16 KiB took two calls to receive.
 
-Invariant: a thread waits for the descriptor only after OpenSSL has said that it needs more of it. What OpenSSL has
-decrypted already is never waited for.
+Invariants: a thread waits for the descriptor only if nothing is left that was received; what was encrypted is sent
+before anything else is encrypted; and bytes count as sent once all of their records are with the kernel.
 """
 
 from __future__ import annotations
@@ -16,51 +17,91 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeVar
 
 _T = TypeVar("_T")
 _READABLE: Final = select.POLLIN | select.POLLRDHUP
+_RECEIVED_AT_ONCE: Final = 256 * 1024
+"""A multiple of a record: fewer calls of the socket, and not more than a processor's cache holds."""
+_ENCRYPTED_AT_ONCE: Final = 64 * 1024
 
 
 class TlsSocket:
     """Has the methods of a socket that raypd's connections use. settimeout() counts for each call."""
 
-    def __init__(self, connection: ssl.SSLSocket) -> None:
-        """connection: whose handshake is still to come. It belongs to this object from now on."""
+    def __init__(self, connection: socket.socket, context: ssl.SSLContext, *, server_hostname: str | None) -> None:
+        """Take over a connection whose handshake is still to come: the socket object is of no more use.
+
+        server_hostname: the name that the other end's certificate is for; None for the end that accepted
+        """
         self._timeout_s = connection.gettimeout()
-        connection.setblocking(False)
-        self._connection = connection
+        family, kind, protocol = connection.family, connection.type, connection.proto
+        self._connection = socket.socket(family, kind, protocol, connection.detach())
+        self._connection.setblocking(False)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=server_hostname is None, server_hostname=server_hostname
+        )
         self._lock = threading.Lock()
+        self._received = memoryview(bytearray(_RECEIVED_AT_ONCE))
+        self._encrypted = memoryview(b"")
+        """What the kernel has not taken yet of what was encrypted."""
+        self._num_encrypted = 0
+        """How many bytes of the caller's those are."""
 
     def handshake(self, deadline_s: float) -> None:
         """Complete the handshake. deadline_s: monotonic. Raises TimeoutError, ssl.SSLError or another OSError."""
-        self._wait(self._connection.do_handshake, deadline_s)
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self._flush(deadline_s)
+            except ssl.SSLError:
+                # The other end is told why.
+                with contextlib.suppress(OSError):
+                    self._flush(deadline_s)
+                raise
+            else:
+                return self._flush(deadline_s)
+            if not self._wait(self._receive, _READABLE, deadline_s):
+                raise ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "the other end hung up")
 
     def send(self, data: memoryview | bytes) -> int:
-        """Send some of the data; returns how many bytes."""
-        return self._wait(lambda: self._connection.send(data), self._deadline_s())
+        """Send some of the data; returns how many bytes. After a timeout the connection is of no more use."""
+        return self._send_until(data, self._deadline_s())
 
     def sendall(self, data: memoryview | bytes) -> None:
-        """Send all of it before the timeout."""
+        """Send all of it before the timeout, after which the connection is of no more use."""
         deadline_s, waiting = self._deadline_s(), memoryview(data).cast("B")
         while waiting:
-            waiting = waiting[self._wait(lambda part=waiting: self._connection.send(part), deadline_s) :]  # type: ignore[misc]  # mypy infers no lambda with a default
+            waiting = waiting[self._send_until(waiting, deadline_s) :]
 
     def recv(self, size: int) -> bytes:
         """Return some bytes, at most `size`; none at the end of the stream."""
-        return self._wait(lambda: self._connection.recv(size), self._deadline_s())
+        buffer = memoryview(bytearray(size))
+        return bytes(buffer[: self.recv_into(buffer)])
 
     def recv_into(self, buffer: memoryview | bytearray) -> int:
         """Fill some of the buffer; returns how many bytes, 0 at the end of the stream."""
-        return self._wait(lambda: self._connection.recv_into(buffer), self._deadline_s())
+        return self._wait(lambda: self._decrypt(buffer), _READABLE, self._deadline_s())
 
     def try_send(self, data: memoryview) -> int:
-        """Send what can be sent without waiting; returns how many bytes."""
-        return self._try(lambda: self._connection.send(data)) or 0
+        """Send what can be sent without waiting; returns how many bytes.
+
+        After 0 the same bytes have to be sent, by this method or another: they may be on their way in part.
+        """
+        try:
+            return self._send(data)
+        except BlockingIOError:
+            return 0
 
     def try_recv_into(self, buffer: memoryview) -> int | None:
         """Fill what can be filled without waiting; returns how many bytes, None if there are none yet, 0 at the end."""
-        return self._try(lambda: self._connection.recv_into(buffer))
+        try:
+            return self._decrypt(buffer)
+        except BlockingIOError:
+            return None
 
     def settimeout(self, timeout_s: float | None) -> None:
         """Let each later call take so long; None: without end."""
@@ -80,31 +121,77 @@ class TlsSocket:
 
     def shutdown(self, how: int) -> None:
         """Wake every thread that waits here, and the peer. From any thread, without TLS's farewell."""
-        # Not SSLSocket's own, which would let a thread in the middle of a call go on in plain text.
-        socket.socket.shutdown(self._connection, how)
+        self._connection.shutdown(how)
 
     def close(self) -> None:
         """Give the descriptor back."""
         with self._lock:
             self._connection.close()
 
+    def _send(self, data: memoryview | bytes) -> int:
+        """Encrypt and send some of the data without waiting; returns how many bytes. By one thread at a time.
+
+        Raises BlockingIOError while the kernel has no room for all that was encrypted; then the same data comes again.
+        """
+        if not self._num_encrypted:
+            with self._lock:
+                self._num_encrypted = self._encrypt(memoryview(data).cast("B")[:_ENCRYPTED_AT_ONCE])
+                self._encrypted = memoryview(self._outgoing.read())
+        while self._encrypted:
+            self._encrypted = self._encrypted[self._connection.send(self._encrypted) :]
+        num_bytes, self._num_encrypted = self._num_encrypted, 0
+        return num_bytes
+
+    def _encrypt(self, data: memoryview) -> int:
+        num_bytes = 0
+        while num_bytes < len(data):
+            num_bytes += self._tls.write(data[num_bytes:])
+        return num_bytes
+
+    def _send_until(self, data: memoryview | bytes, deadline_s: float | None) -> int:
+        try:
+            return self._wait(lambda: self._send(data), select.POLLOUT, deadline_s)
+        except TimeoutError:
+            # What is on its way in part must not be taken for the beginning of something else.
+            with contextlib.suppress(OSError):
+                self.shutdown(socket.SHUT_RDWR)
+            raise
+
+    def _decrypt(self, buffer: memoryview | bytearray) -> int:
+        """Fill some of the buffer without waiting; returns how many bytes, 0 at the end. By one thread at a time.
+
+        Raises BlockingIOError if nothing is left that was received.
+        """
+        waiting, filled = memoryview(buffer).cast("B"), 0
+        while True:
+            with self._lock, contextlib.suppress(ssl.SSLWantReadError):
+                while filled < len(waiting) and (num_bytes := self._tls.read(len(waiting), waiting[filled:])):
+                    filled += num_bytes  # type: ignore[operator]  # a number, since there is a buffer
+                return filled
+            if filled or not self._receive():
+                return filled
+
+    def _receive(self) -> int:
+        """Take in what the kernel has; returns how many bytes, 0 at the end. Raises BlockingIOError if it has none."""
+        num_bytes = self._connection.recv_into(self._received)
+        with self._lock:
+            self._incoming.write(self._received[:num_bytes])
+        return num_bytes
+
+    def _flush(self, deadline_s: float) -> None:
+        """Send what the handshake has to say."""
+        waiting = memoryview(self._outgoing.read())
+        while waiting:
+            waiting = waiting[self._wait(partial(self._connection.send, waiting), select.POLLOUT, deadline_s) :]
+
     def _deadline_s(self) -> float | None:
         return None if self._timeout_s is None else time.monotonic() + self._timeout_s
 
-    def _try(self, call: Callable[[], _T]) -> _T | None:
-        with self._lock, contextlib.suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            return call()
-        return None
-
-    def _wait(self, call: Callable[[], _T], deadline_s: float | None) -> _T:
+    def _wait(self, call: Callable[[], _T], event: int, deadline_s: float | None) -> _T:
+        """Call it again whenever the descriptor is ready, until it need not wait any more."""
         while True:
-            try:
-                with self._lock:
-                    return call()
-            except ssl.SSLWantReadError:
-                event = _READABLE
-            except ssl.SSLWantWriteError:
-                event = select.POLLOUT
+            with contextlib.suppress(BlockingIOError):
+                return call()
             self._poll(event, deadline_s)
 
     def _poll(self, event: int, deadline_s: float | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc.aio
 import numpy as np
@@ -21,7 +22,9 @@ from kv_transfer.params import EngineAddress
 from kv_transfer.refused_messages import RefusedMessages
 from kv_transfer.trust.grpc_proof import GrpcAcceptor
 from kv_transfer.trust.handshake import Party
-from tests.trusted import TRUST, member
+from kv_transfer.trust.membership import Trust
+from kv_transfer.trust.tls import listen
+from tests.trusted import TRUST, member, with_tls
 
 NUM_EMBEDS = 3
 
@@ -70,14 +73,18 @@ def shelf() -> EmbeddingShelf:
     return EmbeddingShelf()
 
 
+async def made(item: EncoderInput) -> PackedArray:
+    return made_of(item.mm_hash)
+
+
 @asynccontextmanager
 async def encode_engine(
-    encode: Callable[[EncoderInput], Awaitable[PackedArray]], shelf: EmbeddingShelf
+    encode: Callable[[EncoderInput], Awaitable[PackedArray]], shelf: EmbeddingShelf, trust: Trust = TRUST
 ) -> AsyncIterator[tuple[str, EncodeService]]:
-    acceptor = GrpcAcceptor(TRUST)
+    acceptor = GrpcAcceptor(trust)
     service, server = EncodeService(encode, shelf, Party("encode-0", 1), acceptor, RefusedMessages()), grpc.aio.server()
     server.add_generic_rpc_handlers((service.handler(), acceptor.handler()))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = listen(server, "127.0.0.1:0", trust.tls)
     await server.start()
     try:
         yield f"127.0.0.1:{port}", service
@@ -148,15 +155,43 @@ async def test_what_does_not_come_is_encoded_by_who_asked(
     await encoders.close()
 
 
+@pytest.fixture(scope="module")
+def encrypted() -> Trust:
+    return with_tls()
+
+
+async def test_an_image_is_encoded_over_tls(shelf: EmbeddingShelf, encrypted: Trust) -> None:
+    encoders = RemoteEncoders(30.0, Links(shelf), EmbeddingShelf(), member(trust=encrypted), find_mistake)
+    async with encode_engine(made, shelf, encrypted) as (address, service):
+        embedded = await encoders.embed(request(address, "a"))
+    assert embedded.encoder_inputs == (EncoderInput("a", {EMBEDDINGS: made_of("a")}),)
+    assert service.num_encoded == 1
+    await encoders.close()
+
+
+@pytest.mark.parametrize("stranger", ["in plain text", "of another authority", "with TLS and another secret"])
+async def test_nobody_else_has_an_image_encoded_over_tls(
+    stranger: str, shelf: EmbeddingShelf, encrypted: Trust, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert encrypted.material is not None
+    trusts = {
+        "in plain text": TRUST,
+        "of another authority": with_tls(),
+        "with TLS and another secret": Trust(replace(encrypted.material, secrets=(bytes(32),))),
+    }
+    encoders = RemoteEncoders(5.0, Links(shelf), EmbeddingShelf(), member(trust=trusts[stranger]), find_mistake)
+    async with encode_engine(made, shelf, encrypted) as (address, service):
+        assert await encoders.embed(request(address, "a")) == request(address, "a"), "who asked encodes it"
+    assert service.num_encoded == 0
+    assert [record.levelname for record in caplog.records if record.name == "actors.remote_encoding"] == ["WARNING"]
+    await encoders.close()
+
+
 async def test_an_encode_engine_that_is_gone_holds_nobody_up() -> None:
     encoders = RemoteEncoders(30.0, Links(None), EmbeddingShelf(), member(), find_mistake)
     asked = request("127.0.0.1:1", "a")
     assert await asyncio.wait_for(encoders.embed(asked), 10.0) == asked
     await encoders.close()
-
-
-async def made(item: EncoderInput) -> PackedArray:
-    return made_of(item.mm_hash)
 
 
 async def test_embeddings_that_were_forgotten_meanwhile_are_made_by_who_asked(shelf: EmbeddingShelf) -> None:

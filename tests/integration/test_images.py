@@ -30,6 +30,8 @@ def test_a_cluster_with_an_encode_engine_sees(checkpoint: Callable[[str], Path],
         "prefill": engines,
         "decode": engines,
         "encode": engines,
+        # Sessions, the call for an encoded image and what it fetches, all inside TLS.
+        "internal_tls": True,
     }
     serve = ServeProcess(config, tmp_path)
     try:

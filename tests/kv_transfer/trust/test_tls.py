@@ -143,6 +143,56 @@ def test_a_full_connection_takes_nothing_without_waiting(ends: tuple[TlsSocket, 
         raise AssertionError("it never fills up")
 
 
+def test_what_was_accepted_without_waiting_arrives_whole_and_in_order(ends: tuple[TlsSocket, TlsSocket]) -> None:
+    """Whenever the kernel takes a part of what was encrypted, the rest goes first, before the bytes are counted."""
+    one, other = ends
+    sent, received = memoryview(os.urandom(8 * 2**20)), bytearray(8 * 2**20)
+    waiting, free = sent, memoryview(received)
+    num_full = 0
+    give_up_s = time.monotonic() + 60.0
+    while free:
+        assert time.monotonic() < give_up_s
+        while waiting and (num_bytes := one.try_send(waiting)):
+            waiting = waiting[num_bytes:]
+        num_full += bool(waiting)
+        while free and (num_bytes := other.try_recv_into(free[:100_003]) or 0):
+            free = free[num_bytes:]
+    assert received == sent
+    assert num_full > 0, "the kernel never had no room"
+
+
+def test_a_send_that_was_too_late_lets_nothing_else_take_the_place_of_its_rest(
+    ends: tuple[TlsSocket, TlsSocket],
+) -> None:
+    one, _ = ends
+    one.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        one.sendall(bytes(64 * 2**20))
+    with pytest.raises(OSError, match="pipe"):
+        one.sendall(b"something else")
+
+
+def test_a_stream_that_ends_in_the_middle_of_a_record_ends(tls: InternalTls) -> None:
+    with _joined(tls, tls) as (one, other):
+        assert isinstance(one, TlsSocket)
+        assert isinstance(other, TlsSocket)
+        one.sendall(bytes(10))
+        with socket.socket(fileno=os.dup(one.fileno())) as below:
+            below.sendall(b"\x17\x03\x03\x40\x00half a record")
+        one.shutdown(socket.SHUT_WR)
+        buffer = memoryview(bytearray(100))
+        assert other.recv_into(buffer) == 10
+        assert other.recv_into(buffer) == 0
+
+
+def test_bytes_that_somebody_changed_on_the_way_break_the_connection(ends: tuple[TlsSocket, TlsSocket]) -> None:
+    one, other = ends
+    with socket.socket(fileno=os.dup(one.fileno())) as below:
+        below.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
+    with pytest.raises(ssl.SSLError):
+        other.recv(1)
+
+
 def test_shutting_it_down_wakes_who_waits_here_and_there(ends: tuple[TlsSocket, TlsSocket]) -> None:
     one, other = ends
     is_waiting = threading.Barrier(3)
