@@ -48,10 +48,10 @@ def main() -> None:
     raw = in_two_processes(_receive_raw, "raw", layout, everything, arguments.repeats)
     rows["loopback socket, sendall and recv_into"] = raw
     for way in _WAYS:
-        rows[way] = in_two_processes(_receive_chunks, way, layout, everything, arguments.repeats)
+        rows[way] = in_two_processes(receive_chunks, way, layout, everything, arguments.repeats)
         for chunk_mib in arguments.chunk_mib:
             num_blocks = max(1, chunk_mib * 1024 // arguments.block_kib)
-            seconds = in_two_processes(_receive_chunks, way, layout, num_blocks, arguments.repeats)
+            seconds = in_two_processes(receive_chunks, way, layout, num_blocks, arguments.repeats)
             rows[f"{way}, chunks of {chunk_mib} MiB"] = seconds
         seconds = in_two_processes(_receive_checked, f"{way}, checked", layout, num_blocks, arguments.repeats)
         rows[f"{way}, chunks of {chunk_mib} MiB, checksum"] = seconds
@@ -143,7 +143,8 @@ def _send_chunks(
     link.close()
 
 
-def _receive_chunks(producer: Connection, layout: KVCacheLayout, blocks_per_chunk: int, repeats: int) -> None:
+def receive_chunks(producer: Connection, layout: KVCacheLayout, blocks_per_chunk: int, repeats: int) -> None:
+    """The consumer's process, for in_two_processes()."""
     _receive(producer, layout, blocks_per_chunk, repeats, is_checked=False)
 
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -43,14 +44,13 @@ from actors.rank_messages import RankConnection, RankStep, RankStop
 from cluster.config import DEMO_MODEL
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial
-from kv_transfer.trust.secret import ClusterSecret, ClusterSecrets
 
 _Addresses = Any  # a queue of multiprocessing's, which is generic in its stubs only
 
 _HOST = "127.0.0.1"
 _HUB = Party("engine", 1)
 _TIMEOUT_S = 120.0
-_RANK_TRUST = RankTrust(ClusterSecrets([ClusterSecret(bytes(range(32)))]), _HUB)
+_MATERIAL = TrustMaterial(1, (bytes(range(32)),), block_hash_key=bytes(32))
 """The same in every process, which are started anew. It protects nothing: there is nothing here to protect."""
 _BATCHES = {"decode, 1 token": 1, "decode, 16 tokens": 16, "prefill, 256 tokens": 256}
 
@@ -75,6 +75,11 @@ def run(
     console.print(_time_steps(repeats * 10))
 
 
+def time_forwards_on_two_ranks(material: TrustMaterial, repeats: int = 40) -> dict[str, float]:
+    """Seconds of the demo model's forward on two ranks, the median, by batch. material: the ranks', with TLS or not."""
+    return _on_ranks(partial(_time_ours, material=material), 2, DEMO_MODEL, repeats)
+
+
 def _on_ranks(work: Callable[..., None], size: int, model: Path, repeats: int) -> dict[str, float]:
     """What rank 0 measures."""
     context = multiprocessing.get_context("spawn")
@@ -86,22 +91,39 @@ def _on_ranks(work: Callable[..., None], size: int, model: Path, repeats: int) -
     for rank in ranks:
         rank.start()
     if not receiver.poll(_TIMEOUT_S):
-        raise TimeoutError(f"{work.__name__} on {size} ranks gave no result")
+        raise TimeoutError(f"{work} on {size} ranks gave no result")
     times: dict[str, float] = receiver.recv()
     for rank in ranks:
         rank.join()
     return times
 
 
-def _time_ours(rank: int, size: int, addresses: _Addresses, model: str, repeats: int, sender: Connection) -> None:
+def _time_ours(
+    rank: int,
+    size: int,
+    addresses: _Addresses,
+    model: str,
+    repeats: int,
+    sender: Connection,
+    material: TrustMaterial = _MATERIAL,
+) -> None:
     torch.set_num_threads(1)
+    secrets = Trust(material)
     config = ModelConfig(model=model, dtype="float32", device="cpu")
     group, cpu = None, torch.device("cpu")
     if size > 1:
         rendezvous = addresses.get() if rank else Rendezvous(_HOST, cpu, _TIMEOUT_S)
         if isinstance(rendezvous, Rendezvous):
             addresses.put(rendezvous.address)
-        group = join_group(rendezvous, rank, size, device=cpu, host=_HOST, timeout_s=_TIMEOUT_S, trust=_RANK_TRUST)
+        group = join_group(
+            rendezvous,
+            rank,
+            size,
+            device=cpu,
+            host=_HOST,
+            timeout_s=_TIMEOUT_S,
+            trust=RankTrust(secrets, _HUB, secrets.tls),
+        )
     _time_forwards(load_model(config, group).forward.model, rank, repeats, sender)
 
 
@@ -154,7 +176,7 @@ def _time_steps(repeats: int) -> Table:
     table = Table("a step's way to a further rank and back", "median us", title="64 decoding requests")
     step = _step_of(64)
     table.add_row("pickle and unpickle alone", f"{1e6 * _median_s(lambda: _repickle(step), repeats):.0f}")
-    table.add_row("hub (TCP, one connection a rank)", f"{1e6 * _hub_round_trip_s(step, repeats):.0f}")
+    table.add_row("hub (TCP, one connection a rank)", f"{1e6 * hub_round_trip_s(_MATERIAL, repeats):.0f}")
     table.add_row("gloo: length, bytes, answer", f"{1e6 * _gloo_round_trip_s(step, repeats):.0f}")
     return table
 
@@ -183,11 +205,11 @@ def _answer(step: SchedulerOutput) -> RankStep:
     return RankStep(step.batch.rows[:, None], None)
 
 
-def _hub_round_trip_s(step: SchedulerOutput, repeats: int) -> float:
-    context = multiprocessing.get_context("spawn")
-    trust = TrustMaterial.draw()
-    hub = RankHub(_HOST, 1, _TIMEOUT_S, lambda: None, Member(_HUB, Trust(trust)))
-    rank = context.Process(target=_answer_hub, args=(hub.address, trust))
+def hub_round_trip_s(material: TrustMaterial, repeats: int) -> float:
+    """Seconds of a decode step's way to a further rank and back, the median, for 64 requests."""
+    step, context = _step_of(64), multiprocessing.get_context("spawn")
+    hub = RankHub(_HOST, 1, _TIMEOUT_S, lambda: None, Member(_HUB, Trust(material)))
+    rank = context.Process(target=_answer_hub, args=(hub.address, material))
     rank.start()
     hub.accept_all(_TIMEOUT_S, lambda: None)
 
