@@ -42,7 +42,7 @@ features: $(READY) ## Ask for every feature in every scenario, and write docs/fe
 settings: $(READY) ## Write docs/settings.md from the settings in the code
 	@$(BIN)/python -m tools.write_settings_page
 
-check: $(READY) ## Lint, types, import contracts
+check: $(READY) ## Lint, types, import contracts, generated pages
 	@echo "== ruff"
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/ruff check $(CODE)
@@ -52,6 +52,8 @@ check: $(READY) ## Lint, types, import contracts
 	@$(BIN)/lint-imports
 	@echo "== protos"
 	@$(BIN)/python -m tools.check_protos
+	@echo "== settings page"
+	@$(BIN)/python -m tools.write_settings_page --check
 
 fmt: $(READY) ## Format the code and fix what can be fixed
 	@$(BIN)/ruff format $(CODE)

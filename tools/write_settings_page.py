@@ -1,10 +1,11 @@
 """Write docs/settings.md, the reference of all settings, from the pydantic models.
 
-tests/cluster/test_settings_reference.py compares the page with the models.
+With `--check` the page is compared with the models instead, as `make check` does.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -13,5 +14,17 @@ from cluster.settings_reference import to_markdown
 PAGE: Final = Path(__file__).parents[1] / "docs" / "settings.md"
 
 
+def main(arguments: list[str]) -> int:
+    """Write or check the page. Returns the exit status."""
+    page = to_markdown()
+    if "--check" in arguments:
+        is_current = PAGE.read_text(encoding="utf-8") == page
+        if not is_current:
+            print(f"{PAGE.name} does not say what the code says: run `make settings`")
+        return 0 if is_current else 1
+    PAGE.write_text(page, encoding="utf-8")
+    return 0
+
+
 if __name__ == "__main__":
-    PAGE.write_text(to_markdown(), encoding="utf-8")
+    sys.exit(main(sys.argv[1:]))

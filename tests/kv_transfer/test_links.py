@@ -15,7 +15,8 @@ from kv_transfer.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress
 from kv_transfer.peer_link import PeerLink
 from kv_transfer.transports.loopback import LoopbackTransport
-from kv_transfer.trust.handshake import Proven
+from kv_transfer.trust.handshake import Party, Proven
+from kv_transfer.trust.secret import Purpose, SessionKey
 from kv_transfer.wire import PROTOCOL_VERSION, ControlMessage, Hello, Refused, Welcome
 from tests.kv_transfer.connected_workers import LAYOUT
 
@@ -31,7 +32,9 @@ class OnGpu(torch.Tensor):
 class Stream:
     """The consumer's end hears what is said on it."""
 
-    proven: Proven | None = None
+    proven: Proven | None = Proven(
+        Purpose.CONTROL, Party("decode-0", 7), Party(PRODUCER.engine_id, PRODUCER.incarnation), SessionKey(bytes(32))
+    )
 
     def __init__(self) -> None:
         self.said: list[ControlMessage] = []
