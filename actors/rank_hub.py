@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import pickle
 import queue
 import socket
 import threading
@@ -19,10 +18,12 @@ from collections.abc import Callable
 from actors.core.outputs import SchedulerOutput
 from actors.model.errors import RankLost
 from actors.rank_messages import (
+    CODEC,
     RankConnection,
     RankFailed,
     RankReady,
     RankRefusals,
+    RankSecrets,
     RankStep,
     RankStop,
     RankTrusts,
@@ -188,15 +189,15 @@ class RankHub:
     @staticmethod
     def _pass_on_to(connection: RankConnection, material: TrustMaterial) -> None:
         try:
-            connection.send(material)
+            connection.send(RankSecrets.of(material))
         except RankLost as error:
             logger.info("a rank was gone before it got new secrets", extra={"reason": str(error)})
 
     def _send_to_all(self, message: SchedulerOutput | RankStop) -> None:
-        pickled = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        encoded = CODEC.encode(message)
         for rank, connection in self._connections.items():
             try:
-                connection.send_pickled(pickled)
+                connection.send_encoded(encoded)
             except RankLost as error:
                 raise RankLost(f"rank {rank}: {error}") from error
 
@@ -222,9 +223,10 @@ class RankHub:
                     self._refusals.note_total(f"rank {rank}", message.total)
                 elif isinstance(message, RankWoke):
                     self._on_progress()
-                else:
-                    assert isinstance(message, RankFailed), f"not a rank's: {message}"
+                elif isinstance(message, RankFailed):
                     raise RankLost(message.reason)
+                else:
+                    raise RankLost(f"what it said is no message of a rank: a {type(message).__name__}")
         except RankLost as error:
             self._lose(rank, str(error))
         finally:

@@ -21,6 +21,7 @@ from actors.rank_messages import (
     RankFailed,
     RankReady,
     RankRefusals,
+    RankSecrets,
     RankStep,
     RankStop,
     RankTask,
@@ -33,7 +34,7 @@ from actors.worker_builder import build_worker
 from kv_transfer.errors import HungUp
 from kv_transfer.params import EngineAddress
 from kv_transfer.trust.callers import PROOF_TIMEOUT_S
-from kv_transfer.trust.membership import Member, Trust, TrustMaterial
+from kv_transfer.trust.membership import Member, Trust
 from kv_transfer.trust.refusals import Refusals
 
 logger = logging.getLogger(__name__)
@@ -113,11 +114,12 @@ def _build(
 
 def _serve(connection: RankConnection, worker: Worker, trust: Trust) -> None:
     while not isinstance(step := connection.receive(), RankStop):
-        if isinstance(step, TrustMaterial):
-            trust.use(step)
+        if isinstance(step, RankSecrets):
+            trust.use(step.material)
             connection.send(RankTrusts(trust.generation))
             continue
-        assert isinstance(step, SchedulerOutput), f"not rank 0's: {step}"
+        if not isinstance(step, SchedulerOutput):
+            raise RankLost(f"what rank 0 said is no message of its: a {type(step).__name__}")
         output = worker.execute_model(step)
         connection.send(RankStep(output.token_ids, output.kv_connector_output, output.adapter_loads))
 

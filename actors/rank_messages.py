@@ -1,31 +1,35 @@
 """What rank 0 of an engine and its further ranks say to each other, and the connection on which they say it.
 
-Messages are pickled: both ends are one engine, of one version, and a connection counts only after both have proven that
-they know the cluster's secret, inside TLS if the cluster has it. Tensors never travel here; they go through the ranks'
-process group.
+Both ends are one engine, of one version, and a connection counts only after both have proven that they know the
+cluster's secret, inside TLS if the cluster has it. Messages are msgspec's, and each field has a range (rank_codec.py).
+Tensors never travel here; they go through the ranks' process group.
 """
 
 from __future__ import annotations
 
 import contextlib
-import pickle
 import socket
 import time
 from dataclasses import dataclass, field
+from typing import Annotated, Final, get_args
 
 import numpy as np
+from msgspec import Meta
 
 from actors.config import EngineConfig
 from actors.core.outputs import SchedulerOutput
 from actors.model.errors import RankLost
+from actors.rank_codec import RankCodec
 from actors.rank_stream import RankStream
 from kv_transfer.connector import KVConnectorOutput
 from kv_transfer.errors import Untrusted
+from kv_transfer.ranges import MALFORMED, MAX_KINDS, Address, LongText, Sentence, ShortBytes, Total, WireName
 from kv_transfer.trust.byte_stream import accept_proof, dial_proof
 from kv_transfer.trust.callers import wait_welcome
 from kv_transfer.trust.handshake import Acceptor, Dialer, Party
 from kv_transfer.trust.membership import Member, TrustMaterial
-from kv_transfer.trust.secret import Purpose
+from kv_transfer.trust.secret import MAX_ACCEPTED, Purpose
+from kv_transfer.trust.tls import TlsFiles, TlsMaterial
 from kv_transfer.trust.tls_socket import TlsSocket
 
 
@@ -59,7 +63,7 @@ class RankTask:
 class RankReady:
     """A further rank is loaded and warm. control_address: of its end of KV transfers."""
 
-    control_address: str
+    control_address: Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +77,28 @@ class RankStep:
 
     token_ids: np.ndarray
     kv_connector_output: KVConnectorOutput | None
-    adapter_loads: dict[str, str | None] = field(default_factory=dict)
+    adapter_loads: Annotated[dict[WireName, LongText | None], Meta(max_length=MAX_KINDS)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
     """A further rank cannot go on."""
 
-    reason: str
+    reason: LongText
 
 
 @dataclass(frozen=True, slots=True)
 class RankTrusts:
     """A further rank accepts the secrets of this generation, and no others."""
 
-    generation: int
+    generation: Total
 
 
 @dataclass(frozen=True, slots=True)
 class RankRefusals:
     """A further rank has refused so many connections since its start, because they proved nothing."""
 
-    total: int
+    total: Total
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +106,48 @@ class RankStop:
     """Rank 0: the engine ends."""
 
 
+@dataclass(frozen=True, slots=True)
+class RankSecrets:
+    """The cluster's new secrets, a TrustMaterial whose alternatives are told apart."""
+
+    generation: Total
+    secrets: Annotated[tuple[ShortBytes, ...], Meta(max_length=MAX_ACCEPTED)] = field(repr=False)
+    secret_file: Sentence
+    block_hash_key: ShortBytes = field(repr=False)
+    block_hash_key_file: Sentence
+    tls_material: TlsMaterial | None = None
+    tls_files: TlsFiles | None = None
+
+    @classmethod
+    def of(cls, material: TrustMaterial) -> RankSecrets:
+        """Return the message for what this process was given."""
+        tls = material.tls
+        return cls(
+            material.generation,
+            material.secrets,
+            material.secret_file,
+            material.block_hash_key,
+            material.block_hash_key_file,
+            tls if isinstance(tls, TlsMaterial) else None,
+            tls if isinstance(tls, TlsFiles) else None,
+        )
+
+    @property
+    def material(self) -> TrustMaterial:
+        """What it is the message for."""
+        return TrustMaterial(
+            self.generation,
+            self.secrets,
+            self.secret_file,
+            self.block_hash_key,
+            self.block_hash_key_file,
+            self.tls_material or self.tls_files,
+        )
+
+
 RankMessage = RankReady | RankWoke | RankStep | RankTrusts | RankRefusals | RankFailed
-HubMessage = SchedulerOutput | TrustMaterial | RankStop
+HubMessage = SchedulerOutput | RankSecrets | RankStop
+CODEC: Final = RankCodec((*get_args(RankMessage), *get_args(HubMessage)))
 
 
 class RankConnection:
@@ -135,10 +179,10 @@ class RankConnection:
 
     def send(self, message: RankMessage | HubMessage) -> None:
         """Send one message. Raises RankLost."""
-        self.send_pickled(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        self.send_encoded(CODEC.encode(message))
 
-    def send_pickled(self, message: bytes) -> None:
-        """The same message to several ranks is pickled once. Raises RankLost."""
+    def send_encoded(self, message: bytes) -> None:
+        """Send a message to several ranks that is encoded once. Raises RankLost."""
         try:
             self._stream.send(message)
         except OSError as error:
@@ -147,9 +191,13 @@ class RankConnection:
     def receive(self) -> object:
         """Wait for the next message, as long as the other end lives. Raises RankLost when it does not."""
         try:
-            return pickle.loads(self._stream.receive())
+            frame = self._stream.receive()
         except (OSError, EOFError) as error:
             raise RankLost("its process is gone") from error
+        try:
+            return CODEC.decode(frame)
+        except MALFORMED as error:
+            raise RankLost(f"what it said is no message: {error}") from error
 
     def hang_up(self) -> None:
         """Wake whoever receives, at both ends; from any thread."""

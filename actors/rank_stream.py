@@ -5,6 +5,7 @@ One thread receives, any sends. Receiving waits for as long as the other end liv
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 import struct
@@ -19,6 +20,9 @@ from kv_transfer.trust.tls_socket import TlsSocket
 _KEEPALIVE_S: Final = 3
 _NUM_KEEPALIVES: Final = 3
 _LENGTH: Final = struct.Struct("!Q")
+MAX_MESSAGE_BYTES: Final = 2**30
+"""Of a step, with all that its new requests have; a hundred times what the largest of them have."""
+_PIECE_BYTES: Final = 2**20
 
 
 class RankStream:
@@ -54,13 +58,21 @@ class RankStream:
 
     def send(self, message: bytes) -> None:
         """Send one message; from any thread."""
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise OSError(errno.EMSGSIZE, f"a message of {len(message)} bytes, the most is {MAX_MESSAGE_BYTES}")
         with self._lock:
             self._peer.sendall(_LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytearray:
         """Wait for the next message, as long as the other end lives."""
         (size,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
-        return self._receive_exactly(size)
+        if size > MAX_MESSAGE_BYTES:
+            raise OSError(errno.EMSGSIZE, f"a message of {size} bytes, the most is {MAX_MESSAGE_BYTES}")
+        message = self._receive_exactly(min(size, _PIECE_BYTES))
+        while len(message) < size:
+            # What is said to come is not allocated before as much of it has come.
+            message += self._receive_exactly(min(size - len(message), len(message)))
+        return message
 
     def hang_up(self) -> None:
         """Wake whoever receives, at both ends; from any thread."""

@@ -40,7 +40,7 @@ from actors.model.loader import load_model
 from actors.model.rank_calls import RankTrust
 from actors.model.tensor_parallel_group import Rendezvous, join_group
 from actors.rank_hub import RankHub
-from actors.rank_messages import RankConnection, RankStep, RankStop
+from actors.rank_messages import CODEC, RankConnection, RankStep, RankStop
 from cluster.config import DEMO_MODEL
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial
@@ -175,7 +175,8 @@ def _time_steps(repeats: int) -> Table:
     """A decode step of 64 requests: out to one further rank, which answers with 64 tokens."""
     table = Table("a step's way to a further rank and back", "median us", title="64 decoding requests")
     step = _step_of(64)
-    table.add_row("pickle and unpickle alone", f"{1e6 * _median_s(lambda: _repickle(step), repeats):.0f}")
+    recode = lambda: CODEC.decode(CODEC.encode(step))  # noqa: E731
+    table.add_row("encode and decode alone", f"{1e6 * _median_s(recode, repeats):.0f}")
     table.add_row("hub (TCP, one connection a rank)", f"{1e6 * hub_round_trip_s(_MATERIAL, repeats):.0f}")
     table.add_row("gloo: length, bytes, answer", f"{1e6 * _gloo_round_trip_s(step, repeats):.0f}")
     return table
@@ -195,10 +196,6 @@ def _step_of(num_requests: int) -> SchedulerOutput:
         num_output_tokens=rows,
     )
     return SchedulerOutput(batch, [], set(), total_num_scheduled_tokens=num_requests, step_index=1)
-
-
-def _repickle(step: SchedulerOutput) -> object:
-    return pickle.loads(pickle.dumps(step, pickle.HIGHEST_PROTOCOL))
 
 
 def _answer(step: SchedulerOutput) -> RankStep:

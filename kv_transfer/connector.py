@@ -10,11 +10,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Annotated, Protocol, TypeAlias
+
+from msgspec import Meta
 
 from kv_transfer.params import EngineAddress, KVTransferParams
+from kv_transfer.ranges import (
+    MAX_ITEMS,
+    BlockIds,
+    Bulk,
+    Count,
+    LongText,
+    PositiveCount,
+    RequestIds,
+    ShortBytes,
+    TokenId,
+    WireName,
+)
 from kv_transfer.stats import TransferStats, TransferTimings
 from kv_transfer.stores.messages import LoadedBlocks, StoreMetadata, StoreStats
+
+BlockHashes: TypeAlias = Annotated[tuple[ShortBytes, ...], Meta(max_length=MAX_ITEMS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +43,12 @@ class Reservation:
         peer has in its prefix cache; or of staged bytes that a single one names (staging.py)
     """
 
-    request_id: str
+    request_id: WireName
     params: KVTransferParams
-    block_ids: tuple[int, ...]
-    num_local_blocks: int
-    num_prompt_tokens: int
-    block_hashes: tuple[bytes, ...] = ()
+    block_ids: BlockIds
+    num_local_blocks: Count
+    num_prompt_tokens: Count
+    block_hashes: BlockHashes = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +59,11 @@ class WantedPrefix:
     num_ranks: so many ranks of this engine hear of it, each from those of its peers that want something of it
     """
 
-    transfer_id: str
-    attempt: int
+    transfer_id: WireName
+    attempt: Count
     peer: EngineAddress
-    block_hashes: tuple[bytes, ...]
-    num_ranks: int = 1
+    block_hashes: BlockHashes
+    num_ranks: PositiveCount = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +73,10 @@ class ProducerProgress:
     block_ids: every block that the request holds, in order
     """
 
-    request_id: str
-    block_ids: tuple[int, ...]
-    num_computed_tokens_before: int
-    num_computed_tokens_after: int
+    request_id: WireName
+    block_ids: BlockIds
+    num_computed_tokens_before: Count
+    num_computed_tokens_after: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +86,9 @@ class StagedBytes:
     name: of the producer that sends them; the blocks are zeroed with its finished_sending
     """
 
-    name: str
-    block_ids: tuple[int, ...]
-    data: bytes
+    name: WireName
+    block_ids: BlockIds
+    data: Bulk
 
 
 class ProducerEnd(StrEnum):
@@ -95,24 +111,24 @@ class ProducerFinish:
     first_token_id is set iff end is HANDED_OVER.
     """
 
-    request_id: str
+    request_id: WireName
     end: ProducerEnd
-    first_token_id: int | None = None
+    first_token_id: TokenId | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KVConnectorMetadata:
     """What one step of the scheduler asks of the worker side."""
 
-    new_producers: tuple[tuple[str, KVTransferParams, int], ...] = ()
+    new_producers: Annotated[tuple[tuple[WireName, KVTransferParams, Count], ...], Meta(max_length=MAX_ITEMS)] = ()
     """(request_id, ticket, num_prompt_tokens) of requests that this engine will produce for; expect their READY."""
-    reservations: tuple[Reservation, ...] = ()
-    progress: tuple[ProducerProgress, ...] = ()
-    producer_finishes: tuple[ProducerFinish, ...] = ()
-    consumer_cancels: tuple[str, ...] = ()
+    reservations: Annotated[tuple[Reservation, ...], Meta(max_length=MAX_ITEMS)] = ()
+    progress: Annotated[tuple[ProducerProgress, ...], Meta(max_length=MAX_ITEMS)] = ()
+    producer_finishes: Annotated[tuple[ProducerFinish, ...], Meta(max_length=MAX_ITEMS)] = ()
+    consumer_cancels: Annotated[tuple[WireName, ...], Meta(max_length=MAX_ITEMS)] = ()
     """Consumer requests that ended (abort, deadline) while their blocks may still be written: drain, then report."""
     stores: StoreMetadata | None = None
-    staged: tuple[StagedBytes, ...] = ()
+    staged: Annotated[tuple[StagedBytes, ...], Meta(max_length=MAX_ITEMS)] = ()
     """Of producers that begin with this step."""
 
     def is_empty(self) -> bool:
@@ -142,9 +158,9 @@ class ReceivedKV:
     """
 
     outcome: LoadOutcome
-    num_valid_tokens: int = 0
-    first_token_id: int | None = None
-    reason: str = ""
+    num_valid_tokens: Count = 0
+    first_token_id: TokenId | None = None
+    reason: LongText = ""
     timings: TransferTimings | None = None
 
 
@@ -152,20 +168,20 @@ class ReceivedKV:
 class KVConnectorOutput:
     """What happened on the worker side since the last call, by request id. Late and duplicate entries are harmless."""
 
-    ready_to_prefill: set[str] = field(default_factory=set)
+    ready_to_prefill: RequestIds = field(default_factory=set)
     """Producer requests whose consumer has reserved its blocks."""
-    finished_sending: set[str] = field(default_factory=set)
+    finished_sending: RequestIds = field(default_factory=set)
     """Finished producer requests whose blocks nobody reads any more: free them."""
-    failed_sending: dict[str, str] = field(default_factory=dict)
+    failed_sending: Annotated[dict[WireName, LongText], Meta(max_length=MAX_ITEMS)] = field(default_factory=dict)
     """Producer requests, with the reason, whose consumer is gone or has let go: give them up. finished_sending follows
     once they have been finished."""
-    finished_recving: dict[str, ReceivedKV] = field(default_factory=dict)
-    doomed_loads: set[str] = field(default_factory=set)
+    finished_recving: Annotated[dict[WireName, ReceivedKV], Meta(max_length=MAX_ITEMS)] = field(default_factory=dict)
+    doomed_loads: RequestIds = field(default_factory=set)
     """Loads of which one rank's part, or one link's, has failed while others wait: they have to be cancelled."""
-    finished_loading: dict[str, LoadedBlocks] = field(default_factory=dict)
+    finished_loading: Annotated[dict[WireName, LoadedBlocks], Meta(max_length=MAX_ITEMS)] = field(default_factory=dict)
     """Loads from stores that are over."""
-    wanted_prefixes: list[WantedPrefix] = field(default_factory=list)
-    received_bytes: dict[str, bytes] = field(default_factory=dict)
+    wanted_prefixes: Annotated[list[WantedPrefix], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
+    received_bytes: Annotated[dict[WireName, Bulk], Meta(max_length=MAX_ITEMS)] = field(default_factory=dict)
     """What fetches of staged bytes have brought, whole slots of it; each is in finished_recving as well."""
     stats: TransferStats | None = None
     store_stats: StoreStats | None = None

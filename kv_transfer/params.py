@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from kv_transfer.layout import MAX_TP_SIZE
-from kv_transfer.ranges import Address, Count, Incarnation, Name, ShortBytes
+from kv_transfer.ranges import Address, Count, Incarnation, Name, ShortBytes, WireName
 
 
 class TransferRole(StrEnum):
@@ -80,7 +80,7 @@ class KVTransferParams:
     ranks:        of both engines, the same at both ends; None: not compared, for transfers that no blocks wait for
     """
 
-    transfer_id: Name
+    transfer_id: WireName
     attempt: Count
     role: TransferRole
     peer: EngineAddress

@@ -48,4 +48,6 @@ LongText: TypeAlias = Annotated[str, Meta(max_length=2**24)]
 AnyFloat: TypeAlias = Annotated[float, Meta(extra={"any": True})]
 """What a model has computed: infinite, or no number, if the model is broken. It is handed on, nothing else."""
 TokenIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=MAX_ITEMS)]
+BlockIds: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
+RequestIds: TypeAlias = Annotated[set[WireName], Meta(max_length=MAX_ITEMS)]
 Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_COUNT, le=MAX_COUNT)]

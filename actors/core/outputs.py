@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import numpy as np
 from msgspec import Meta
@@ -21,10 +21,12 @@ from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput
 from kv_transfer.ranges import (
     MAX_COUNT,
     MAX_ITEMS,
+    MAX_KINDS,
     AnyFloat,
     Clock,
     Count,
     LongText,
+    RequestIds,
     TokenId,
     TokenIds,
     Total,
@@ -34,6 +36,11 @@ from kv_transfer.ranges import (
 from kv_transfer.stats import TransferTimings
 
 NO_TOKEN: Final = -1
+GroupBlockIds: TypeAlias = Annotated[
+    tuple[Annotated[list[Count], Meta(max_length=MAX_ITEMS)], ...], Meta(max_length=MAX_KINDS)
+]
+"""Blocks by KV cache group."""
+_Drafts: TypeAlias = Annotated[list[Annotated[int, Meta(ge=NO_TOKEN, le=MAX_COUNT)]], Meta(max_length=MAX_ITEMS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +52,19 @@ class NewRequestData:
     block_ids: one list per KV cache group; there is one group today
     """
 
-    req_id: str
-    row: int
-    prompt_token_ids: list[int]
-    output_token_ids: list[int]
+    req_id: WireName
+    row: Count
+    prompt_token_ids: TokenIds
+    output_token_ids: TokenIds
     sampling_params: SamplingParams
-    eos_token_ids: tuple[int, ...]
-    block_ids: tuple[list[int], ...]
-    num_computed_tokens: int
+    eos_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_ITEMS)]
+    block_ids: GroupBlockIds
+    num_computed_tokens: Count
     pooling_params: PoolingParams | None = None
-    lora_name: str | None = None
+    lora_name: WireName | None = None
     prompt_embeds: PromptEmbeds | None = None
-    mm_features: tuple[MultiModalFeature, ...] = ()
-    encoder_inputs: tuple[EncoderInput, ...] = ()
+    mm_features: Annotated[tuple[MultiModalFeature, ...], Meta(max_length=MAX_ITEMS)] = ()
+    encoder_inputs: Annotated[tuple[EncoderInput, ...], Meta(max_length=MAX_ITEMS)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +75,10 @@ class ResumedRequestData:
     block_ids: all of them
     """
 
-    req_id: str
-    row: int
-    num_tokens: int
-    block_ids: tuple[list[int], ...]
+    req_id: WireName
+    row: Count
+    num_tokens: Count
+    block_ids: GroupBlockIds
 
 
 @dataclass(slots=True)
@@ -105,10 +112,10 @@ class StepBatch:
     grown: [3, num_new_blocks] blocks that rows get in addition: their rows, places in the block tables, and ids
     """
 
-    req_ids: list[str]
+    req_ids: Annotated[list[WireName], Meta(max_length=MAX_ITEMS)]
     rows: np.ndarray
     epochs: np.ndarray
-    num_plain: int
+    num_plain: Count
     num_new_tokens: np.ndarray
     num_computed_tokens: np.ndarray
     num_output_tokens: np.ndarray
@@ -150,20 +157,30 @@ class SchedulerOutput:
     """
 
     batch: StepBatch
-    scheduled_new_reqs: list[NewRequestData]
-    finished_req_ids: set[str]
-    scheduled_resumed_reqs: list[ResumedRequestData] = field(default_factory=list)
-    total_num_scheduled_tokens: int = 0
-    step_index: int = 0
-    block_copies: list[BlockCopy] = field(default_factory=list)
-    preempted_req_ids: set[str] = field(default_factory=set)
-    scheduled_spec_decode_tokens: dict[str, list[int]] = field(default_factory=dict)
+    scheduled_new_reqs: Annotated[list[NewRequestData], Meta(max_length=MAX_ITEMS)]
+    finished_req_ids: RequestIds
+    scheduled_resumed_reqs: Annotated[list[ResumedRequestData], Meta(max_length=MAX_ITEMS)] = field(
+        default_factory=list
+    )
+    total_num_scheduled_tokens: Count = 0
+    step_index: Total = 0
+    block_copies: Annotated[list[BlockCopy], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
+    preempted_req_ids: RequestIds = field(default_factory=set)
+    scheduled_spec_decode_tokens: Annotated[dict[WireName, _Drafts], Meta(max_length=MAX_ITEMS)] = field(
+        default_factory=dict
+    )
     num_drafts_wanted: np.ndarray | None = None
-    scheduled_encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
-    num_common_prefix_blocks: list[int] = field(default_factory=lambda: [0])
-    free_encoder_input_ids: list[tuple[str, int]] = field(default_factory=list)
-    free_encoder_mm_hashes: list[str] = field(default_factory=list)
-    structured_output_request_ids: dict[str, int] = field(default_factory=dict)
+    scheduled_encoder_inputs: Annotated[
+        dict[WireName, Annotated[list[Count], Meta(max_length=MAX_ITEMS)]], Meta(max_length=MAX_ITEMS)
+    ] = field(default_factory=dict)
+    num_common_prefix_blocks: Annotated[list[Count], Meta(max_length=MAX_KINDS)] = field(default_factory=lambda: [0])
+    free_encoder_input_ids: Annotated[list[tuple[WireName, Count]], Meta(max_length=MAX_ITEMS)] = field(
+        default_factory=list
+    )
+    free_encoder_mm_hashes: Annotated[list[WireName], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
+    structured_output_request_ids: Annotated[dict[WireName, Count], Meta(max_length=MAX_ITEMS)] = field(
+        default_factory=dict
+    )
     grammar_bitmask: np.ndarray | None = None
     adapter_commands: AdapterCommands | None = None
     kv_connector_metadata: KVConnectorMetadata | None = None

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from actors.core.block_hash import BlockHash
 from actors.core.block_pool import KVCacheBlock
+from kv_transfer.ranges import Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,8 @@ class PartialHit:
 class BlockCopy:
     """To be done when a step begins, before anything is written in it. Ids of blocks; all of a block is copied."""
 
-    source: int
-    destination: int
+    source: Count
+    destination: Count
 
 
 class PromptTails:

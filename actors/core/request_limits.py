@@ -19,7 +19,7 @@ from actors.core.multimodal import EMBEDDINGS, EncoderInput, MultiModalFeature, 
 from actors.core.request import EngineCoreRequest, PromptEmbeds
 from actors.core.sampling_params import SamplingParams
 from kv_transfer.layout import rank_kv_heads
-from kv_transfer.params import EngineAddress
+from kv_transfer.params import EngineAddress, KVTransferParams
 
 _FLOAT_SIZES: Final[Mapping[str, int]] = {"float32": 4, "float16": 2, "bfloat16": 2}
 _ARRAY_SIZES: Final[Mapping[str, int]] = {**_FLOAT_SIZES, "float64": 8, "int64": 8, "int32": 4}
@@ -66,9 +66,15 @@ def find_request_mistake(request: EngineCoreRequest, limits: RequestLimits) -> s
         or find_token_mistake("output_token_ids", request.output_token_ids, limits.vocab_size)
         or _find_sampling_mistake(request.sampling_params, limits.vocab_size)
         or (None if embeds is None else _find_embeds_mistake(embeds, limits.prompt_embeds_size))
+        or _find_ticket_mistake(request.kv_transfer_params)
         or _find_peer_mistake(request, limits.num_kv_heads)
         or _find_images_mistake(request, limits.images)
     )
+
+
+def _find_ticket_mistake(ticket: KVTransferParams | None) -> str | None:
+    """A zero character marks the transfers that an engine begins by itself (prefix_fetch.py)."""
+    return "the transfer_id has a zero character" if ticket is not None and "\0" in ticket.transfer_id else None
 
 
 def find_token_mistake(field: str, token_ids: Iterable[int], vocab_size: int) -> str | None:

@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, TypeAlias
 
 import grpc
 import grpc.aio
+from msgspec import Meta
 
 from kv_transfer.errors import NotRaypd, SecretUnusable, TlsUnusable
 from kv_transfer.trust.secret_file import refuse_open_mode
@@ -33,6 +34,8 @@ CLUSTER_NAME: Final = "raypd.internal"
 
 _MAX_PEM_BYTES: Final = 60 * 1024
 """What a pipe holds without a reader."""
+_Pem: TypeAlias = Annotated[bytes, Meta(max_length=2**20)]
+_Path: TypeAlias = Annotated[str, Meta(max_length=4096)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +47,18 @@ class TlsMaterial:
     key:         the certificate's private key
     """
 
-    authority: bytes
-    certificate: bytes
-    key: bytes = field(repr=False)
+    authority: _Pem
+    certificate: _Pem
+    key: _Pem = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
     """Where every node has its TlsMaterial. Files that change are used from the next connection on."""
 
-    authority: str
-    certificate: str
-    key: str
+    authority: _Path
+    certificate: _Path
+    key: _Path
 
     def read(self) -> TlsMaterial:
         """Read all three. Raises TlsUnusable, also for a private key that others can use."""

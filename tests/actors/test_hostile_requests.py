@@ -120,6 +120,9 @@ BAD: dict[str, dict[str, Any]] = {
     "a vector of a model without": {"pooling_params": PoolingParams(dimensions=10**6)},
     "a peer whose ranks cannot share the heads": ticket(further_rank_addresses=("127.0.0.1:2",) * 2),
     "a peer of too many ranks": ticket(further_rank_addresses=("127.0.0.1:2",) * 5000),
+    "a transfer under a name of the engine's own": {
+        "kv_transfer_params": KVTransferParams("\0fetch/decode-0/1/1", 0, TransferRole.CONSUMER, PEER)
+    },
     "a prefix at a peer whose ranks cannot share the heads": {
         "prefix_source": PrefixSource(replace(PEER, further_rank_addresses=("127.0.0.1:2",) * 2), 32)
     },

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 from msgspec import inspect
 
 _HOSTILE: Final[tuple[Any, ...]] = (
@@ -113,6 +114,8 @@ class MessageFuzzer:
                 return draw.choice([member.value for member in cls])
             case inspect.LiteralType(values=values):
                 return draw.choice(values)
+            case inspect.CustomType(cls=cls) if cls is np.ndarray:
+                return ["<i8", [2, 1], draw.randbytes(16)]
             case inspect.TupleType(item_types=items):
                 return [self._make(item) for item in items]
             case inspect.DictType(key_type=key, value_type=value):
