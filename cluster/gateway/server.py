@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import resource
@@ -14,7 +15,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cluster.access.control import AccessControl
 from cluster.errors import AddressUnavailable
@@ -23,6 +23,7 @@ from cluster.gateway.gateway import Gateway
 from cluster.gateway.receiving.connections import Connections
 from cluster.gateway.receiving.hosts import AllowedHosts
 from cluster.gateway.receiving.protocol import BoundedProtocol, ProtocolLimits
+from cluster.gateway.receiving.tls_connection import TlsConnection, TlsSettings
 from cluster.ingress.gate import Gate
 from cluster.serving import Serving
 from cluster.status import ClusterView
@@ -67,10 +68,9 @@ class GatewayServer:
         """Listen; returns the port. Raises AddressUnavailable."""
         listener = _listen(self._host, self._config.port, self._slow_reader_timeout_s)
         port: int = listener.getsockname()[1]
-        protocol = _protocol(self._config)
         config = uvicorn.Config(
             self._app,
-            http=protocol,
+            http=_connection_factory(self._config, self._tls),  # type: ignore[arg-type]  # it is called as a class is
             ws="none",
             lifespan="off",
             log_config=None,
@@ -80,7 +80,6 @@ class GatewayServer:
             timeout_graceful_shutdown=_LAST_WORDS_S,
         )
         config.load()
-        config.ssl = self._tls
         self._server = _Server(config)
         self._running = asyncio.create_task(self._serve(listener))
         await self._server.has_started.wait()
@@ -133,14 +132,18 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def _protocol(config: HttpConfig) -> type[HttpToolsProtocol]:
-    """HTTP/1.1 within this server's bounds."""
+def _connection_factory(config: HttpConfig, tls: ssl.SSLContext | None) -> Callable[..., asyncio.BaseProtocol]:
+    """Make connections that speak HTTP/1.1 within this server's bounds."""
+    connections = Connections(_max_connections(config), time.monotonic)
 
     class Protocol(BoundedProtocol):
         limits = ProtocolLimits(config.max_header_bytes, config.receive_timeout_s)
-        all_connections = Connections(_max_connections(config), time.monotonic)
+        all_connections = connections
 
-    return Protocol
+    if tls is None:
+        return Protocol
+    settings = TlsSettings(tls, config.receive_timeout_s, connections)
+    return lambda **options: TlsConnection(functools.partial(Protocol, **options), settings)
 
 
 def _max_connections(config: HttpConfig) -> int:

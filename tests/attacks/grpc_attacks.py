@@ -14,7 +14,6 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from cluster.client import Credentials
 from cluster.client.channel import open_channel
 from cluster.ingress.protos.raypd.v1 import embed_pb2, generate_pb2, model_pb2
 from tests.attacks.target import Attack, Target
@@ -30,7 +29,7 @@ ITSELF: Final = json.dumps({"$defs": {"a": {"$ref": "#/$defs/a"}}, "oneOf": [{"$
 async def call(target: Target, method: str, request: Message | bytes, token: str | None = None) -> grpc.StatusCode:
     """Make a call, read all of its answer and return how it ended. method: "GenerateService/Generate", for instance."""
     data = request if isinstance(request, bytes) else request.SerializeToString()
-    credentials = Credentials(target.token if token is None else token)
+    credentials = target.credentials(target.token if token is None else token)
     async with open_channel(target.grpc_address, credentials) as channel:
         stream: Any = channel.unary_stream(f"/raypd.v1.{method}")
         try:
@@ -129,7 +128,7 @@ def embeds(num_tokens: int) -> generate_pb2.PromptEmbeds:
     )
 
 
-def _prompt(**fields: Any) -> generate_pb2.Prompt:
+def prompt(**fields: Any) -> generate_pb2.Prompt:
     return generate_pb2.Prompt(**fields)
 
 
@@ -152,13 +151,13 @@ LARGE_PROMPTS: Final = [
     Attack("embeddings of 12 MiB", calls(GENERATE, lambda: request(prompt_embeds=embeds(49_152)), 2)),
     Attack("4 million characters to tokenize", calls(TOKENIZE, lambda: model_pb2.TokenizeRequest(text=text_of(4_000_000)), 2)),
     Attack("4 million tokens to detokenize", calls(DETOKENIZE, lambda: model_pb2.DetokenizeRequest(token_ids=[400] * 4_000_000), 1)),
-    Attack("256 prompts of 60 000 characters", calls(BATCH, lambda: batch([_prompt(text=text_of(60_000))] * 256), 1)),
-    Attack("256 prompts of 4000 tokens", calls(BATCH, lambda: batch([_prompt(token_ids=token_ids(4000))] * 256), 1)),
-    Attack("32 samples of 500 000 tokens", calls(BATCH, lambda: batch([_prompt(token_ids=token_ids(500_000))], 32), 1)),
-    Attack("prompts of 50 000 messages", calls(BATCH, lambda: batch([_prompt(chat=chat(10_000, "hello"))] * 5), 1)),
-    Attack("2048 inputs of 1900 characters", calls(EMBED, lambda: embed_pb2.EmbedRequest(inputs=[_prompt(text=text_of(1900))] * 2048), 1)),
-    Attack("4 inputs of a million tokens", calls(EMBED, lambda: embed_pb2.EmbedRequest(inputs=[_prompt(token_ids=token_ids(1_000_000))] * 4), 1)),
-    Attack("2048 documents", calls(SCORE, lambda: embed_pb2.ScoreRequest(query=_prompt(text="x"), documents=[_prompt(text=text_of(1900))] * 2048), 1)),
+    Attack("256 prompts of 60 000 characters", calls(BATCH, lambda: batch([prompt(text=text_of(60_000))] * 256), 1)),
+    Attack("256 prompts of 4000 tokens", calls(BATCH, lambda: batch([prompt(token_ids=token_ids(4000))] * 256), 1)),
+    Attack("32 samples of 500 000 tokens", calls(BATCH, lambda: batch([prompt(token_ids=token_ids(500_000))], 32), 1)),
+    Attack("prompts of 50 000 messages", calls(BATCH, lambda: batch([prompt(chat=chat(10_000, "hello"))] * 5), 1)),
+    Attack("2048 inputs of 1900 characters", calls(EMBED, lambda: embed_pb2.EmbedRequest(inputs=[prompt(text=text_of(1900))] * 2048), 1)),
+    Attack("4 inputs of a million tokens", calls(EMBED, lambda: embed_pb2.EmbedRequest(inputs=[prompt(token_ids=token_ids(1_000_000))] * 4), 1)),
+    Attack("2048 documents", calls(SCORE, lambda: embed_pb2.ScoreRequest(query=prompt(text="x"), documents=[prompt(text=text_of(1900))] * 2048), 1)),
 ]  # fmt: skip
 PARAMETERS: Final = [
     Attack("as many parameters of each kind as there may be", calls(GENERATE, lambda: sampling(**MANY_PARAMETERS))),

@@ -212,7 +212,7 @@ def status_in(answer: bytes) -> int:
 async def sent(target: Target, data: bytes) -> bytes:
     """What comes until the server ends the connection, or nothing more comes."""
     async with asyncio.timeout(_TIMEOUT_S):
-        reader, writer = await asyncio.open_connection("127.0.0.1", target.http_port)
+        reader, writer = await target.connect_http()
         answer = b""
         try:
             with suppress(ConnectionError):
@@ -222,7 +222,7 @@ async def sent(target: Target, data: bytes) -> bytes:
                 while part := await reader.read(65_536):
                     answer += part
         finally:
-            writer.close()
+            writer.transport.abort()
         return answer
 
 
@@ -230,7 +230,7 @@ async def _endless(target: Target, head: bytes, part: bytes, statuses: set[int],
     """Send a head that goes on and on, over some connections at once; each is answered, and ended."""
 
     async def send_one() -> int:
-        reader, writer = await asyncio.open_connection("127.0.0.1", target.http_port)
+        reader, writer = await target.connect_http()
         try:
             writer.write(head)
             with suppress(ConnectionError):
@@ -265,7 +265,7 @@ _CHUNKED: Final = b"transfer-encoding: chunked\r\n\r\n"
 async def _unfinished(target: Target, token: str, num_connections: int) -> None:
     """Bodies whose last byte does not come."""
     head = _POST + b"authorization: Bearer %b\r\n" % token.encode() + _LENGTH
-    connections = [await asyncio.open_connection("127.0.0.1", target.http_port) for _ in range(num_connections)]
+    connections = [await target.connect_http() for _ in range(num_connections)]
 
     async def send(writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, TimeoutError):
@@ -293,7 +293,7 @@ async def _many_connections(target: Target) -> None:
     writers: list[asyncio.StreamWriter] = []
     try:
         for number in range(5000):
-            _, writer = await asyncio.open_connection("127.0.0.1", target.http_port)
+            _, writer = await target.connect_http()
             writer.write(b"GET / HT" if number % 2 else b"")
             writers.append(writer)
         assert await post(target, "/tokenize", b'{"prompt": "hello"}') == 200
@@ -304,7 +304,7 @@ async def _many_connections(target: Target) -> None:
 
 async def _sent_ahead(target: Target) -> None:
     requests = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n" * 20_000
-    reader, writer = await asyncio.open_connection("127.0.0.1", target.http_port)
+    reader, writer = await target.connect_http()
 
     async def read() -> int:
         count = 0
@@ -325,11 +325,26 @@ async def _sent_ahead(target: Target) -> None:
 async def _nobody_reads(target: Target) -> None:
     """Documents that strangers may have, and do not take."""
     requests = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n" * 500
-    connections = [await asyncio.open_connection("127.0.0.1", target.http_port) for _ in range(50)]
+    connections = [await target.connect_http() for _ in range(50)]
     try:
         for _, writer in connections:
             writer.write(requests)
         await asyncio.sleep(1)
+    finally:
+        for _, writer in connections:
+            writer.transport.abort()
+
+
+async def _streams_that_nobody_reads(target: Target) -> None:
+    """60 streams of tokens."""
+    body = b'{"prompt": "x", "max_tokens": 3000, "ignore_eos": true, "stream": true}'
+    head = _POST + b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n" % (target.token.encode(), len(body))
+    connections = [await target.connect_http() for _ in range(60)]
+    try:
+        for reader, writer in connections:
+            reader._transport.pause_reading()  # type: ignore[attr-defined]  # a reader takes 128 KiB by itself
+            writer.write(head + body)
+        await asyncio.sleep(1.5)
     finally:
         for _, writer in connections:
             writer.transport.abort()
@@ -356,6 +371,7 @@ _CONNECTIONS: Final = [
     Attack("http: connections that ask nothing", _many_connections, is_slow=True),
     Attack("http: requests sent ahead", _sent_ahead, is_slow=True),
     Attack("http: documents that nobody reads", _nobody_reads),
+    Attack("http: 60 streams that nobody reads", _streams_that_nobody_reads),
 ]
 _QUICK: Final = ("empty objects", "empty lists", "messages")
 

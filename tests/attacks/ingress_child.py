@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from multiprocessing.connection import Connection
-from typing import Any
 
 from actors.garbage_collection import no_collection
 from cluster.torch_free import without_torch
+from tests.attacks.ingress_settings import IngressSettings
 
 
-def serve(pipe: Connection, settings: dict[str, Any]) -> None:
-    """Serve until the pipe is closed. It is told the ports, then a CallbackReport for each message.
-
-    settings: of the ingress, instead of the defaults
-    """
+def serve(pipe: Connection, settings: IngressSettings) -> None:
+    """Serve until the pipe is closed. It is told the ports, then a CallbackReport for each message."""
     with no_collection(), without_torch():
         from tests.attacks.served_ingress import serve_until_closed
 

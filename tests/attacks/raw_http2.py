@@ -7,6 +7,8 @@ import struct
 from collections import defaultdict
 from typing import Final, Self
 
+from tests.attacks.target import Target
+
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
@@ -55,11 +57,14 @@ class Connection:
         self.is_over = False
 
     @classmethod
-    async def open(cls, port: int) -> Self:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        connection = cls(reader, writer)
-        connection.write(_PREFACE + frame(SETTINGS, 0, 0))
-        connection._reading = asyncio.create_task(connection._read())
+    async def open(cls, target: Target, settings: bytes = b"", *, is_read: bool = True) -> Self:
+        """settings: of the client, each two bytes of its number and four of its value
+
+        is_read: whether what the server sends is taken
+        """
+        connection = cls(*await target.connect_grpc())
+        connection.write(_PREFACE + frame(SETTINGS, 0, 0, settings))
+        connection._reading = asyncio.create_task(connection._read() if is_read else asyncio.sleep(0))
         return connection
 
     _reading: asyncio.Task[None]
@@ -67,7 +72,7 @@ class Connection:
     async def close(self) -> None:
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
-        self._writer.close()
+        self._writer.transport.abort()
 
     def write(self, data: bytes) -> None:
         if not self.is_over:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from actors.allocator import give_back_large_blocks, give_back_regularly
-from actors.config import ModelFacts
+from actors.config import ModelConfig, ModelFacts
 from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded
 from actors.pooling_facts import PoolingFacts
 from cluster.config import ClusterConfig
@@ -21,13 +22,13 @@ from cluster.ingress_config import IngressConfig
 from cluster.pool.session_pool import SessionPool
 from kv_transfer.layout import KVCacheLayout
 from tests.attacks.callback_times import CallbackTimes
+from tests.attacks.ingress_settings import IngressSettings
 from tests.attacks.paced_engine import PacedEngine, PoolOfOne
 from tests.cluster.serving_setup import FakeAdmin
 from tests.trusted import member
 
 VOCAB_SIZE: Final = 4096
 EMBEDDING_SIZE: Final = 64
-MAX_MODEL_LEN: Final = 131_072
 _LAYOUT: Final = KVCacheLayout(
     num_blocks=32,
     num_kv_heads=2,
@@ -39,7 +40,7 @@ _LAYOUT: Final = KVCacheLayout(
     model_fingerprint="model-a",
 )
 FACTS: Final = ModelFacts(
-    max_model_len=MAX_MODEL_LEN,
+    max_model_len=IngressSettings().max_model_len,
     vocab_size=VOCAB_SIZE,
     eos_token_ids=(2,),
     layout=_LAYOUT,
@@ -62,13 +63,15 @@ class _Process(IngressProcess):
         return sessions
 
 
-async def serve_until_closed(pipe: Connection, settings: dict[str, Any]) -> None:
+async def serve_until_closed(pipe: Connection, settings: IngressSettings) -> None:
     """See ingress_child.serve()."""
     times = CallbackTimes()
     engine = PacedEngine(_TOKEN_IDS, EMBEDDING_SIZE)
-    config = ClusterConfig(ingress=IngressConfig.model_validate({"port": 0} | settings))
+    config = ClusterConfig(ingress=IngressConfig.model_validate({"port": 0, **settings.ingress}))
+    if settings.model is not None:
+        config = config.model_copy(update={"model": ModelConfig(model=str(settings.model))})
     process = _Process(config, PoolOfOne(engine))
-    ports: IngressPorts = await process.start(FACTS)
+    ports: IngressPorts = await process.start(replace(FACTS, max_model_len=settings.max_model_len))
     running = asyncio.create_task(engine.run())
     leave_out_what_is_loaded()
     collect_seldom()

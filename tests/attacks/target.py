@@ -6,11 +6,13 @@ third repetition and below 256 MiB more, no process ends, and the victim has no 
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,9 +22,11 @@ import psutil
 import yaml
 
 from cluster.access.tokens import hash_token, make_token
+from cluster.client import Credentials
 from cluster.ingress.ports import IngressPorts
 from tests.attacks.callback_times import CallbackReport
 from tests.attacks.ingress_child import serve
+from tests.attacks.ingress_settings import IngressSettings
 from tests.attacks.victim import Felt, visit
 
 MAX_CALLBACK_CPU_S: Final = 0.05
@@ -38,16 +42,43 @@ _SETTLE_INTERVAL_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an attacker knows. token: one that may call; admin_token: one that may change the cluster as well."""
+    """What an attacker knows.
+
+    token: one that may call; admin_token: one that may change the cluster as well
+    ca:    roots of the certificate of both APIs, if they want TLS
+    """
 
     grpc_port: int
     http_port: int
     token: str
     admin_token: str
+    ca: Path | None = None
 
     @property
     def grpc_address(self) -> str:
         return f"127.0.0.1:{self.grpc_port}"
+
+    def credentials(self, token: str) -> Credentials:
+        """What gRPC's client needs."""
+        return Credentials(token, ca=self.ca)
+
+    async def connect_http(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection to the HTTP API, with TLS if it wants that."""
+        return await asyncio.open_connection("127.0.0.1", self.http_port, ssl=tls_context(self.ca))
+
+    async def connect_grpc(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a connection for HTTP/2, with TLS if the gRPC API wants that."""
+        return await asyncio.open_connection("127.0.0.1", self.grpc_port, ssl=tls_context(self.ca, "h2"))
+
+
+def tls_context(ca: Path | None, *protocols: str) -> ssl.SSLContext | None:
+    """What a client's connection begins with; None without roots. protocols: that it proposes (ALPN)"""
+    if ca is None:
+        return None
+    context = ssl.create_default_context(cafile=ca)
+    if protocols:
+        context.set_alpn_protocols(protocols)
+    return context
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +185,20 @@ class AttackedIngress:
 
 
 @contextmanager
-def attacked_ingress(directory: Path, settings: dict[str, Any] | None = None) -> Iterator[AttackedIngress]:
-    """directory: of its file of tokens; settings: of the ingress, instead of the defaults."""
+def attacked_ingress(
+    directory: Path, settings: IngressSettings | None = None, ca: Path | None = None
+) -> Iterator[AttackedIngress]:
+    """directory: of its file of tokens; ca: roots of its certificate, if its settings have one."""
+    settings = settings or IngressSettings()
     tokens = {name: make_token() for name in ("attacker", "victim", "ops")}
-    settings = {"tokens": _tokens_file(directory, tokens)} | (settings or {})
+    settings = replace(settings, ingress={"tokens": _tokens_file(directory, tokens), **settings.ingress})
     with _child("the ingress", serve, settings) as ingress:
         ports: IngressPorts = ingress.receive(_START_TIMEOUT_S)
         assert ports.http is not None
-        arguments = (f"127.0.0.1:{ports.grpc}", ports.http, tokens["victim"])
+        arguments = (f"127.0.0.1:{ports.grpc}", ports.http, Credentials(tokens["victim"], ca=ca))
         with _child("the victim", visit, *arguments) as victim:
             assert victim.receive(_START_TIMEOUT_S)
-            target = Target(ports.grpc, ports.http, tokens["attacker"], tokens["ops"])
+            target = Target(ports.grpc, ports.http, tokens["attacker"], tokens["ops"], ca)
             yield AttackedIngress(target, ingress, victim)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -57,16 +58,17 @@ class Felt:
             self.errors.append(what)
 
 
-def visit(pipe: Connection, grpc_address: str, http_port: int, token: str) -> None:
+def visit(pipe: Connection, grpc_address: str, http_port: int, credentials: Credentials) -> None:
     """Stream and call until the pipe is closed. It is sent True once all goes well, then a Felt for each message."""
-    asyncio.run(_Victim(grpc_address, http_port, token).run(pipe))
+    asyncio.run(_Victim(grpc_address, http_port, credentials).run(pipe))
 
 
 class _Victim:
-    def __init__(self, grpc_address: str, http_port: int, token: str) -> None:
+    def __init__(self, grpc_address: str, http_port: int, credentials: Credentials) -> None:
         self._grpc_address = grpc_address
         self._http_port = http_port
-        self._token = token
+        self._credentials = credentials
+        self._tls = None if credentials.ca is None else ssl.create_default_context(cafile=credentials.ca)
         self._felt = Felt()
         self._last_message_s: dict[str, float] = {}
 
@@ -114,7 +116,7 @@ class _Victim:
             await asyncio.sleep(_CALL_INTERVAL_S)
 
     async def _stream_by_grpc(self) -> None:
-        async with open_channel(self._grpc_address, Credentials(self._token)) as channel:
+        async with open_channel(self._grpc_address, self._credentials) as channel:
             sampling = generate_pb2.SamplingParams(max_tokens=_NUM_TOKENS, ignore_eos=True)
             request = generate_pb2.GenerateRequest(text="victim", sampling_params=sampling)
             self._last_message_s["gRPC"] = time.monotonic()
@@ -139,7 +141,7 @@ class _Victim:
 
     async def _call_by_grpc(self) -> None:
         began_s = time.monotonic()
-        async with open_channel(self._grpc_address, Credentials(self._token)) as channel:
+        async with open_channel(self._grpc_address, self._credentials) as channel:
             answer = await model_pb2_grpc.ModelServiceStub(channel).Tokenize(model_pb2.TokenizeRequest(text="hello"))
         if not answer.token_ids:
             raise ValueError("no tokens")
@@ -155,11 +157,11 @@ class _Victim:
 
     async def _http(self, method: str, path: str, body: bytes) -> AsyncGenerator[bytes, None]:
         """Yield the lines of an answer's body, with what frames its chunks. Raises ValueError if it is not 200."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._http_port)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._http_port, ssl=self._tls)
         try:
             head = (
                 f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{self._http_port}\r\nconnection: close\r\n"
-                f"authorization: Bearer {self._token}\r\ncontent-type: application/json\r\n"
+                f"authorization: Bearer {self._credentials.token}\r\ncontent-type: application/json\r\n"
                 f"content-length: {len(body)}\r\n\r\n"
             )
             writer.write(head.encode() + body)

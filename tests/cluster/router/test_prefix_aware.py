@@ -11,7 +11,7 @@ from actors.core.sampling_params import SamplingParams
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import NoEngineAvailable
 from cluster.router.base import Route
-from cluster.router.prefix_aware import PrefixAwarePair
+from cluster.router.prefix_aware import MAX_TOKENS, PrefixAwarePair
 from kv_transfer.pairing import PairingFacts
 from kv_transfer.params import PrefixSource
 from kv_transfer.wire import PROTOCOL_VERSION
@@ -161,3 +161,15 @@ def test_an_adapter_is_worth_one_place_in_the_queue_where_it_was_used_before() -
     assert _send(router, replace(sql, prompt_token_ids=[7] * 20), [P0, busier[0], D0, busier[1]]).decode == D0
     unlike = replace(sql, lora=Adapter("sql", "/adapters/sql", "2"), prompt_token_ids=[9] * 20)
     assert _send(router, unlike, [P0, P1, D0, D1]).prefill == P0, "other weights under the same name are elsewhere"
+
+
+def test_of_very_long_prompts_the_beginning_is_looked_at() -> None:
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
+    prompt = [number % 1000 for number in range(MAX_TOKENS + 100)]
+    route = _send(router, _request(prompt), [P1, D1])
+    router.on_end(_request(prompt), [1, 2, 3, 4, 5], route)
+    assert _send(router, _request(prompt), [P0, P1, D0, D1]).prefill == P1
+    busy = _engine("p1", EngineRole.PREFILL, 2)
+    elsewhere = router.choose(_request(prompt), [P0, busy, D0])
+    assert (elsewhere.prefill, elsewhere.prefix_source) == (P0, PrefixSource(busy.descriptor.kv_address, MAX_TOKENS))
+    assert len(router._index) == MAX_TOKENS // BLOCK_SIZE

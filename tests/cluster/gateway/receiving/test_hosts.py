@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
+import yaml
 
+from cluster.access.control import AccessControl
+from cluster.access.tokens import Tokens, hash_token
 from cluster.gateway.receiving.hosts import AllowedHosts
 from tests.cluster.gateway.gateway_setup import gateway_setup
 
@@ -23,6 +27,9 @@ OWN = AllowedHosts.of_server("127.0.0.1", None, asks_for_tokens=False)
         ("[::1]:8000", True),
         ("[::1]", True),
         ("10.1.2.3:8000", True),
+        ("127.0.0.1.:8000", True),
+        ("0x7f.1:8000", False),
+        ("127.1", False),
         (socket.gethostname(), True),
         (None, True),
         ("evil.example.org:8000", False),
@@ -76,3 +83,16 @@ async def test_an_allowed_host_is_served() -> None:
     async with gateway_setup(allowed_hosts=("chat.example.org",)) as setup:
         assert (await setup.http.get("/v1/models", headers={"host": "chat.example.org"})).status_code == 200
         assert (await setup.http.get("/v1/models")).status_code == 200, "an address"
+
+
+async def test_with_tokens_a_page_that_rebinds_a_name_gets_nothing_without_one(tmp_path: Path) -> None:
+    """Browsers add no token by themselves, as they do cookies; so calls for any host are answered alike."""
+    file = tmp_path / "tokens.yaml"
+    file.write_text(yaml.safe_dump({"tokens": [{"name": "alice", "sha256": hash_token("secret")}]}))
+    async with gateway_setup(access=AccessControl(Tokens(file))) as setup:
+        for host in ("evil.example.org", f"127.0.0.1:{setup.port}"):
+            for path in ("/v1/models", "/version", "/metrics", "/nothing"):
+                answer = await setup.http.get(path, headers={"host": host})
+                assert answer.status_code == 401
+        allowed = {"host": "evil.example.org", "authorization": "Bearer secret"}
+        assert (await setup.http.get("/v1/models", headers=allowed)).status_code == 200
