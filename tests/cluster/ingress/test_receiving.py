@@ -17,6 +17,7 @@ from cluster.ingress.protos.raypd.v1 import generate_pb2
 from cluster.ingress.server import DoorSettings
 from cluster.ingress.wire import MAX_ENTRIES, MAX_NUMBERS, check_entries
 from tests.attacks.raw_http2 import Connection, call_headers, frame, message_head
+from tests.attacks.target import Target
 from tests.attacks.wire import empties, inside
 from tests.cluster.ingress.answering import methods
 from tests.cluster.ingress.test_access import ALICE, access, started
@@ -30,7 +31,7 @@ WINDOW = 65_535
 
 async def taken_of_an_endless_message(address: str, path: str, token: str = "") -> int:
     """Bytes that a server takes of a message of 15 MiB, whose last byte never comes."""
-    connection = await Connection.open(int(address.rpartition(":")[2]))
+    connection = await Connection.open(Target(int(address.rpartition(":")[2]), 0, "", ""))
     stream = connection.begin(path, token)
     num_sent = await connection.send(stream, message_head(15 * MIB + 1) + b"\0" * (15 * MIB), timeout_s=3.0)
     await connection.close()
@@ -49,7 +50,7 @@ async def test_without_a_token_a_call_is_over_before_its_message_is_received(pat
 async def test_who_may_call_is_received_eight_messages_at_once() -> None:
     access_control = AccessControl()
     async with started(DoorSettings(access=access_control)) as (address, _):
-        connection = await Connection.open(int(address.rpartition(":")[2]))
+        connection = await Connection.open(Target(int(address.rpartition(":")[2]), 0, "", ""))
         messages = message_head(MIB + 1) + b"\0" * MIB
         taken = await asyncio.gather(
             *(connection.send(connection.begin(GENERATE), messages, timeout_s=3.0) for _ in range(12))
@@ -71,7 +72,7 @@ async def test_a_health_check_takes_a_short_message_only() -> None:
 async def test_a_compressed_message_is_not_made_larger() -> None:
     text = gzip.compress(inside(generate_pb2.GenerateRequest, "text", b"x" * MIB))
     async with started(DoorSettings()) as (address, _):
-        connection = await Connection.open(int(address.rpartition(":")[2]))
+        connection = await Connection.open(Target(int(address.rpartition(":")[2]), 0, "", ""))
         stream = connection.begin(GENERATE, headers=call_headers(GENERATE) + b"\x00\x0dgrpc-encoding\x04gzip")
         connection.write(frame(0, 1, stream, struct.pack(">BI", 1, len(text)) + text))
         await connection.until_ended(stream, timeout_s=10.0)
