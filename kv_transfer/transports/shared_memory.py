@@ -51,8 +51,10 @@ class SharedMemoryLink:
             self._stream.send([header, *(array.data for array in arrays)], deadline_s)
         else:
             self._stream.send([header, memoryview(runs.tobytes())], deadline_s)
-        acknowledgement = bytearray(1)
+        acknowledgement = bytearray(len(_ACKNOWLEDGED))
         self._stream.receive([memoryview(acknowledgement)], deadline_s)
+        if acknowledgement != _ACKNOWLEDGED:
+            raise LinkLost(f"{bytes(acknowledgement)!r} came in the place of a chunk's acknowledgement")
 
     def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
         """Copy what the producer names, and acknowledge it."""

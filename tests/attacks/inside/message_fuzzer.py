@@ -94,6 +94,8 @@ class MessageFuzzer:
                 return self._make(inner)
             case inspect.UnionType(types=types):
                 return self._make(draw.choice(types))
+            case inspect.StructType(array_like=True):
+                return [self._value_of(field) for field in info.fields]
             case inspect.StructType() | inspect.DataclassType():
                 return self._make_fields(info)
             case inspect.NoneType():
@@ -129,14 +131,14 @@ class MessageFuzzer:
         if getattr(info, "tag_field", None) is not None:
             values[info.tag_field] = info.tag
         for field in info.fields:
-            if field.encode_name in self._known:
-                value = self._known[field.encode_name](self._random)
-            elif field.required or self._random.random() < 0.3:
-                value = self._make(field.type)
-            else:
-                continue
-            values[field.encode_name] = value.value if isinstance(value, enum.Enum) else value
+            if field.encode_name in self._known or field.required or self._random.random() < 0.3:
+                values[field.encode_name] = self._value_of(field)
         return values
+
+    def _value_of(self, field: Any) -> Any:
+        known = self._known.get(field.encode_name)
+        value = self._make(field.type) if known is None else known(self._random)
+        return value.value if isinstance(value, enum.Enum) else value
 
 
 def _find_places(value: Any, places: list[tuple[Any, Any]]) -> None:
