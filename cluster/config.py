@@ -258,6 +258,17 @@ class ClusterConfig(_Settings):
             f"{role.value}.{name}" if self.group(role).parallel else name: self.num_ranks(role) for role in EngineRole
         }
 
+    @property
+    def draft_models(self) -> dict[str, str]:
+        """The directories of the models that guess for engines that are wanted, by the setting's name."""
+        models = {}
+        for role in EngineRole:
+            group, speculative = self.group(role), self.engine_config(role).scheduler.speculative
+            if group.count and speculative is not None and speculative.model is not None:
+                place = f"{role.value}." if group.scheduler else ""
+                models[f"{place}scheduler.speculative.model"] = speculative.model
+        return models
+
     def group(self, role: EngineRole) -> EngineGroupConfig:
         """The settings of one role's engines."""
         groups = {EngineRole.PREFILL: self.prefill, EngineRole.DECODE: self.decode, EngineRole.BOTH: self.both}
@@ -298,7 +309,7 @@ def load_cluster_config(path: Path | None, overrides: dict[str, Any], *, looks_a
 def find_checkpoint_mistakes(config: ClusterConfig) -> list[str]:
     """Why the model, or an adapter, cannot be served as it is configured, by their files on this machine."""
     return [
-        *find_model_mistakes(config.model, config.tensor_parallel_sizes),
+        *find_model_mistakes(config.model, config.tensor_parallel_sizes, config.draft_models),
         *find_adapter_mistakes(config.lora),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cluster import local_ray
+from cluster.access.certificate_dates import find_certificate_warnings
 from cluster.config import ClusterConfig
 from cluster.doctor.budget import GPU_MEMORY_GIB, check_budget
 from cluster.doctor.checkpoint import Checkpoint, check_tokenizer, read_checkpoint
@@ -23,6 +24,7 @@ from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
 from cluster.internal_files import InternalFiles
 from cluster.model_check import find_adapter_mistakes, find_model_mistakes
+from cluster.startup_checks import find_ingress_file_mistakes, find_memory_mistakes
 
 _COLOURS: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
 
@@ -36,32 +38,61 @@ def examine(config: ClusterConfig, console: Console, *, gpu: str | None, as_json
     """
     if gpu is not None and gpu not in GPU_MEMORY_GIB:
         raise InvalidConfig("--gpu", [f"{gpu!r} is not known; these are: {', '.join(GPU_MEMORY_GIB)}"])
-    checkpoint, findings = _look_at_model(config)
-    if gpu is not None:
-        findings += _budgets(config, checkpoint, {role: (int(GPU_MEMORY_GIB[gpu] * GIB), True) for role in EngineRole})
-    elif local_ray.address_of(config) is not None:
-        findings += _look_at_cluster(config, checkpoint)
-    else:
-        facts = look_at_node(config.ingress.host, config.ingress.ports, InternalFiles.of(config))
-        findings += judge_node(facts, _num_gpus(config))
-        findings += _budgets(config, checkpoint, {role: _room_of(config, role, [facts]) for role in EngineRole})
-    _print(findings, console, as_json=as_json)
+    checkpoint, model_findings = _look_at_model(config)
+    findings: list[Finding] = []
+    for found in (model_findings, _look_around(config, checkpoint, gpu)):
+        for finding in found:
+            findings.append(finding)
+            if not as_json:
+                # At once: what there is to say of the model is known long before torch has been asked for devices.
+                _print(finding, console)
+    if as_json:
+        rows = [dataclasses.asdict(finding) | {"verdict": finding.verdict.value} for finding in findings]
+        console.print_json(json.dumps(rows))
     return all(finding.verdict is not Verdict.FAILURE for finding in findings)
 
 
-def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, list[Finding]]:
+def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, Iterator[Finding]]:
+    """Return the checkpoint, None if no engine would serve it, and what there is to say of it."""
     directory = Path(config.model.model)
     checkpoint, findings = read_checkpoint(directory)
+    mistakes: list[str] = []
     if checkpoint is not None:
-        findings.append(check_tokenizer(directory, use_fastokens=config.ingress.use_fastokens))
-        mistakes = find_model_mistakes(config.model, config.tensor_parallel_sizes)
+        mistakes = find_model_mistakes(config.model, config.tensor_parallel_sizes, config.draft_models)
         advice = "see docs/models.md for what is served, or change the setting that is named"
         findings += [failure("model", mistake, advice) for mistake in mistakes]
-        # What no engine serves needs no memory, and its sizes may make no sense.
-        checkpoint = None if mistakes else checkpoint
-    mistakes = find_adapter_mistakes(config.lora)
-    findings += [failure("LoRA adapters", mistake, "leave it out, or see docs/lora.md") for mistake in mistakes]
-    return checkpoint, findings
+    without = find_adapter_mistakes(config.lora)
+    findings += [failure("LoRA adapters", mistake, "leave it out, or see docs/lora.md") for mistake in without]
+
+    def say() -> Iterator[Finding]:
+        yield from findings
+        if checkpoint is not None:
+            yield check_tokenizer(directory, use_fastokens=config.ingress.use_fastokens)
+
+    # What no engine serves needs no memory, and its sizes may make no sense.
+    return (None if mistakes else checkpoint), say()
+
+
+def _look_around(config: ClusterConfig, checkpoint: Checkpoint | None, gpu: str | None) -> Iterator[Finding]:
+    """What there is to say of the machines. gpu: see examine()"""
+    if gpu is not None:
+        room = {role: (int(GPU_MEMORY_GIB[gpu] * GIB), True) for role in EngineRole}
+        yield from _budgets(config, checkpoint, room)
+    elif local_ray.address_of(config) is not None:
+        yield from _look_at_cluster(config, checkpoint)
+    else:
+        facts = look_at_node(config.ingress.host, config.ingress.ports, InternalFiles.of(config))
+        yield from judge_node(facts, _num_gpus(config))
+        yield from _look_at_ingress_files(config)
+        yield from (failure("memory", mistake, "see docs/deploy.md") for mistake in find_memory_mistakes(config))
+        yield from _budgets(config, checkpoint, {role: _room_of(config, role, [facts]) for role in EngineRole})
+
+
+def _look_at_ingress_files(config: ClusterConfig) -> Iterator[Finding]:
+    advice = "`raypd serve` refuses it: see docs/security.md for what the file has to be"
+    yield from (failure("files", mistake, advice) for mistake in find_ingress_file_mistakes(config.ingress))
+    for reason in find_certificate_warnings(config.ingress.tls):
+        yield warning("certificate", reason, "renew it; it is read again when the file changes")
 
 
 def _look_at_cluster(config: ClusterConfig, checkpoint: Checkpoint | None) -> list[Finding]:
@@ -135,16 +166,10 @@ def _num_gpus_of(config: ClusterConfig, role: EngineRole) -> int:
     return -int(-wanted * config.num_ranks(role) // 1)
 
 
-def _print(findings: Iterable[Finding], console: Console, *, as_json: bool) -> None:
-    findings = list(findings)
-    if as_json:
-        rows = [dataclasses.asdict(finding) | {"verdict": finding.verdict.value} for finding in findings]
-        console.print_json(json.dumps(rows))
-        return
-    for finding in findings:
-        colour = _COLOURS[finding.verdict]
-        where = f"{finding.node} " if finding.node else ""
-        line = f"[{colour}]{finding.verdict.value:8}[/] {escape(where + finding.check)}: {escape(finding.found)}"
-        console.print(line, highlight=False, soft_wrap=True)
-        if finding.advice:
-            console.print(f"         -> {escape(finding.advice)}", highlight=False, soft_wrap=True)
+def _print(finding: Finding, console: Console) -> None:
+    colour = _COLOURS[finding.verdict]
+    where = f"{finding.node} " if finding.node else ""
+    line = f"[{colour}]{finding.verdict.value:8}[/] {escape(where + finding.check)}: {escape(finding.found)}"
+    console.print(line, highlight=False, soft_wrap=True)
+    if finding.advice:
+        console.print(f"         -> {escape(finding.advice)}", highlight=False, soft_wrap=True)

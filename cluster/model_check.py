@@ -22,27 +22,41 @@ logger = logging.getLogger(__name__)
 _PROBE_TIMEOUT_S: Final = 60.0
 
 
-def find_model_mistakes(model: ModelConfig, tensor_parallel_sizes: Mapping[str, int]) -> list[str]:
+def find_model_mistakes(
+    model: ModelConfig, tensor_parallel_sizes: Mapping[str, int], draft_models: Mapping[str, str] | None = None
+) -> list[str]:
     """Why this model cannot be served as it is configured; empty if its files do not speak against it.
 
     tensor_parallel_sizes: by the setting's name, such as "decode.parallel.tensor_parallel_size"
+    draft_models: directories of the models that guess for it, by the setting's name
     """
-    directory = Path(model.model)
-    try:
-        config = read_config_file(directory)
-        if model.load_format == "auto":
-            read_weights(directory)
-        read_generation_file(directory)
-    except (UnreadableCheckpoint, InvalidGenerationConfig) as error:
-        return [f"model.model: {error}"]
-    if model.trust_remote_code and "auto_map" in config:
-        # Its code is for the engines to run.
-        return []
+    drafts = draft_models or {}
+    mistakes: list[str] = []
+    has_own_code = False
+    for name, directory in {"model.model": model.model, **drafts}.items():
+        try:
+            config = _read_files(Path(directory), model)
+        except (UnreadableCheckpoint, InvalidGenerationConfig) as error:
+            mistakes.append(f"{name}: {error}")
+            continue
+        has_own_code |= model.trust_remote_code and "auto_map" in config
+    if mistakes or has_own_code:
+        # Code that comes with a checkpoint is for the engines to run.
+        return mistakes
     if "transformers" in sys.modules:
         from cluster.model_probe import find_config_mistakes
 
-        return find_config_mistakes(model, tensor_parallel_sizes)
-    return _ask_child(model, tensor_parallel_sizes)
+        return find_config_mistakes(model, tensor_parallel_sizes, drafts)
+    return _ask_child(model, tensor_parallel_sizes, drafts)
+
+
+def _read_files(directory: Path, model: ModelConfig) -> dict[str, Any]:
+    """Return config.json, if the files are whole. Raises UnreadableCheckpoint, InvalidGenerationConfig."""
+    config = read_config_file(directory)
+    if model.load_format == "auto":
+        read_weights(directory)
+    read_generation_file(directory)
+    return config
 
 
 def find_adapter_mistakes(lora: LoraConfig | None) -> list[str]:
@@ -58,9 +72,12 @@ def find_adapter_mistakes(lora: LoraConfig | None) -> list[str]:
     return mistakes
 
 
-def _ask_child(model: ModelConfig, tensor_parallel_sizes: Mapping[str, int]) -> list[str]:
+def _ask_child(
+    model: ModelConfig, tensor_parallel_sizes: Mapping[str, int], draft_models: Mapping[str, str]
+) -> list[str]:
     """Ask in a process of its own: transformers is imported there without torch, which this process may need."""
-    question = json.dumps({"model": model.model_dump(), "sizes": dict(tensor_parallel_sizes)})
+    sizes, drafts = dict(tensor_parallel_sizes), dict(draft_models)
+    question = json.dumps({"model": model.model_dump(), "sizes": sizes, "drafts": drafts})
     command = [sys.executable, "-m", "cluster.model_probe"]
     try:
         done = subprocess.run(

@@ -1,8 +1,8 @@
 """What transformers' configs, and a checkpoint's tokenizer, say of a model: `python -m cluster.model_probe`.
 
 A program of its own for processes that do not have transformers yet: it imports transformers without torch, which takes
-a second, and half of what it would take with torch. It reads {"model": ModelConfig, "sizes": {setting: ranks}} from its
-standard input and prints a list of mistakes, both JSON.
+a second, and half of what it would take with torch. It reads {"model": ModelConfig, "sizes": {setting: ranks}, "drafts":
+{setting: directory}} from its standard input and prints a list of mistakes, both JSON.
 """
 
 from __future__ import annotations
@@ -11,26 +11,29 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from actors.config import ModelConfig
 from cluster.torch_free import without_torch
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
-def find_config_mistakes(model: ModelConfig, tensor_parallel_sizes: Mapping[str, int]) -> list[str]:
-    """Why no engine would serve this model; empty if nothing that is known without its weights speaks against it."""
-    from actors.model.config_rules import (
-        architecture_name,
-        read_config,
-        reason_in_config,
-        reason_on_ranks,
-        reason_on_trial,
-    )
+
+def find_config_mistakes(
+    model: ModelConfig, tensor_parallel_sizes: Mapping[str, int], draft_models: Mapping[str, str]
+) -> list[str]:
+    """Why no engine would serve this model; empty if nothing that is known without its weights speaks against it.
+
+    draft_models: directories of the models that guess for it, by the setting's name
+    """
+    from actors.model.config_rules import architecture_name, read_config, reason_on_ranks
     from actors.model.errors import ModelError
     from actors.model.limits import derive_max_model_len
 
     try:
         config = read_config(Path(model.model), trust_remote_code=False)
-        if reason := reason_in_config(config) or reason_on_trial(config):
+        if reason := _reason_on_one_rank(config):
             return [f"model.model: {architecture_name(config)} cannot be served: {reason}"]
         derive_max_model_len(config, model.max_model_len)
     except ModelError as error:
@@ -42,7 +45,37 @@ def find_config_mistakes(model: ModelConfig, tensor_parallel_sizes: Mapping[str,
         for name, reason in reasons.items()
         if reason
     ]
-    return [*mistakes, *_tokenizer_mistakes(Path(model.model))]
+    drafts = [f"{name}: {why}" for name, draft in draft_models.items() if (why := _why_no_draft(Path(draft), config))]
+    return [*mistakes, *drafts, *_tokenizer_mistakes(Path(model.model))]
+
+
+def _reason_on_one_rank(config: PretrainedConfig) -> str | None:
+    from actors.model.config_rules import reason_in_config, reason_on_trial
+
+    return reason_in_config(config) or reason_on_trial(config)
+
+
+def _why_no_draft(directory: Path, target: PretrainedConfig) -> str:
+    """Why a model cannot guess for another one; empty if its config does not speak against it."""
+    from actors.model.config_rules import architecture_name, read_config
+    from actors.model.errors import ModelError
+    from actors.model.limits import derive_max_model_len
+    from actors.model.model_kind import kind_of
+
+    try:
+        config = read_config(directory, trust_remote_code=False)
+        name = architecture_name(config)
+        if reason := _reason_on_one_rank(config):
+            return f"{name} cannot guess: {reason}"
+        if not kind_of(config).generates:
+            return f"{name} cannot guess: it gives no tokens"
+        derive_max_model_len(config, None)
+    except ModelError as error:
+        return str(error).removeprefix("model: ")
+    own, wanted = (text.get_text_config(decoder=True).vocab_size for text in (config, target))
+    if own == wanted:
+        return ""
+    return f"{name} cannot guess: it has {own} tokens and the model that it is to guess for has {wanted}"
 
 
 def _tokenizer_mistakes(directory: Path) -> list[str]:
@@ -69,7 +102,8 @@ def main() -> None:
     """Answer the question on standard input."""
     question = json.load(sys.stdin)
     with without_torch():
-        mistakes = find_config_mistakes(ModelConfig.model_validate(question["model"]), question["sizes"])
+        model = ModelConfig.model_validate(question["model"])
+        mistakes = find_config_mistakes(model, question["sizes"], question.get("drafts", {}))
     sys.stdout.write(json.dumps(mistakes) + "\n")
 
 

@@ -70,9 +70,13 @@ def find_ingress_mistakes(ingress: IngressConfig, num_ingresses: int = 1) -> lis
 
     num_ingresses: how many are to be on it; each takes the next ports
     """
-    mistakes = [str(AddressUnavailable(address, reason)) for address, reason in _taken(ingress, num_ingresses)]
-    if ingress.tls is not None:
-        mistakes += _tls_mistakes(ingress.tls)
+    taken = [str(AddressUnavailable(address, reason)) for address, reason in _taken(ingress, num_ingresses)]
+    return [*taken, *find_ingress_file_mistakes(ingress)]
+
+
+def find_ingress_file_mistakes(ingress: IngressConfig) -> list[str]:
+    """Return why an ingress could not use its certificates and tokens here; empty if it can, or has none."""
+    mistakes = [] if ingress.tls is None else _tls_mistakes(ingress.tls)
     if ingress.tokens is not None:
         mistakes += _token_mistakes(ingress.tokens)
     return mistakes

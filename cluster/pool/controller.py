@@ -322,7 +322,8 @@ class Controller:
         """
         await self._settle()
         model = self._config.model.model_copy(update={"model": directory})
-        if mistakes := await asyncio.to_thread(find_model_mistakes, model, self._config.tensor_parallel_sizes):
+        sizes, drafts = self._config.tensor_parallel_sizes, self._config.draft_models
+        if mistakes := await asyncio.to_thread(find_model_mistakes, model, sizes, drafts):
             raise InvalidConfig("update", mistakes)
         version = self._models.add(directory)
         for history in self._fleet.histories.values():

@@ -26,6 +26,14 @@ def find(directory: Path, size: int = 1, **settings: object) -> list[str]:
     return find_model_mistakes(model, {NAME: size})
 
 
+DRAFT = "scheduler.speculative.model"
+
+
+def find_with_draft(directory: Path, draft: Path) -> list[str]:
+    model = ModelConfig.model_validate({"model": str(directory), "load_format": "dummy"})
+    return find_model_mistakes(model, {NAME: 1}, {DRAFT: str(draft)})
+
+
 def write_config(directory: Path, **config: object) -> Path:
     (directory / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
     train_tokenizer().save(str(directory / "tokenizer.json"))
@@ -164,6 +172,43 @@ def test_the_child_process_does_not_load_torch() -> None:
 
     assert json.loads(done.stdout)
     assert not [line for line in done.stderr.splitlines() if line.endswith("| torch")]
+
+
+@pytest.mark.parametrize(
+    ("config", "mistake"),
+    [
+        ({"vocab_size": 500}, None),
+        ({"vocab_size": 400}, "llama cannot guess: it has 400 tokens and the model that it is to guess for has 500"),
+        ({"vocab_size": 500, "hidden_size": "64"}, "Field 'hidden_size' expected int, got str"),
+        ({"vocab_size": 500, "model_type": "mamba"}, "mamba cannot guess: it has layers of a kind that is not served"),
+        ({"vocab_size": 500, "architectures": ["LlamaModel"]}, "LlamaModel cannot guess: it gives no tokens"),
+        ({"vocab_size": 500, "quantization_config": {"quant_method": "awq"}}, "llama cannot guess: its weights are q"),
+    ],
+)
+def test_a_draft_model_is_looked_at_as_the_model_is(
+    tmp_path: Path, config: dict[str, object], mistake: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("target", "draft"):
+        (tmp_path / name).mkdir()
+    target = write_config(tmp_path / "target", vocab_size=500)
+    draft = write_config(tmp_path / "draft", **config)
+    (draft / "tokenizer.json").unlink()
+
+    found = find_with_draft(target, draft)
+
+    if mistake is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert found[0].startswith(f"{DRAFT}: ")
+        assert mistake in found[0]
+    monkeypatch.delitem(sys.modules, "transformers")
+    assert find_with_draft(target, draft) == found, "a child process says the same"
+
+
+def test_a_draft_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    [mistake] = find_with_draft(write_config(tmp_path), tmp_path / "nowhere")
+    assert mistake.startswith(f"{DRAFT}: '{tmp_path}/nowhere' does not exist")
 
 
 def test_an_adapter_is_looked_at_before_any_engine_starts(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 from typer.testing import CliRunner
 
+from cluster import doctor_command
 from cluster.cli import app
 from cluster.config import DEMO_MODEL
 from cluster.doctor import node as node_module
@@ -72,3 +73,52 @@ def test_a_gpu_that_is_not_known_is_refused() -> None:
 
     assert result.exit_code == 1
     assert "--gpu: 'h300' is not known; these are: a100, h100, h200, b200, l40s" in result.output
+
+
+def test_what_serve_would_say_of_this_machine_doctor_says_too(tmp_path: Path) -> None:
+    (tmp_path / "tokens.yaml").write_bytes(b"\xff\xfe")
+    settings = tmp_path / "cluster.yaml"
+    settings.write_text(
+        f"ingress: {{tokens: {tmp_path}/tokens.yaml, tls: {{certificate: {tmp_path}/none.pem, key: {tmp_path}/none.key}}}}\n"
+        "cache: {kv_cache_memory_gib: 1000000}\n"
+    )
+
+    result = CliRunner().invoke(app, ["doctor", "--config", str(settings)])
+
+    assert result.exit_code == 1
+    assert f"failure  files: ingress.tls.certificate: {tmp_path}/none.pem cannot be read" in result.output
+    assert f"failure  files: ingress.tokens: {tmp_path}/tokens.yaml: " in result.output
+    assert "failure  memory: cache.kv_cache_memory_gib: the KV caches need " in result.output
+
+
+def test_a_draft_model_of_another_vocabulary_is_said(tmp_path: Path) -> None:
+    shutil.copytree(DEMO_MODEL, tmp_path / "draft")
+    config = json.loads((tmp_path / "draft" / "config.json").read_text())
+    (tmp_path / "draft" / "config.json").write_text(json.dumps(config | {"vocab_size": 77}))
+    settings = tmp_path / "cluster.yaml"
+    settings.write_text(f"scheduler: {{speculative: {{method: draft_model, model: {tmp_path}/draft}}}}\n")
+
+    for command in (["doctor"], ["serve"]):
+        result = CliRunner().invoke(app, [*command, "--config", str(settings)])
+
+        assert result.exit_code != 0
+        assert "scheduler.speculative.model: " in result.output
+        assert "cannot guess: it has 77 tokens" in result.output
+
+
+def test_what_the_model_is_refused_for_is_said_before_anything_else_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CONFIG_MAPPING["mamba"]().save_pretrained(tmp_path)
+    shutil.copy(DEMO_MODEL / "tokenizer.json", tmp_path)
+    shutil.copy(DEMO_MODEL / "model.safetensors", tmp_path)
+    monkeypatch.setattr(doctor_command, "check_tokenizer", _fail)
+
+    result = CliRunner().invoke(app, ["doctor", "--model", str(tmp_path)])
+
+    assert isinstance(result.exception, AssertionError), "it came to the tokenizer"
+    assert "mamba cannot be served" in result.output
+
+
+def _fail(*args: object, **settings: object) -> Finding:
+    raise AssertionError("not yet")
