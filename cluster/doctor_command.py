@@ -18,7 +18,7 @@ from cluster.access.certificate_dates import find_certificate_warnings
 from cluster.config import ClusterConfig
 from cluster.doctor.budget import GPU_MEMORY_GIB, check_budget
 from cluster.doctor.checkpoint import Checkpoint, check_tokenizer, read_checkpoint
-from cluster.doctor.findings import GIB, Finding, Verdict, failure
+from cluster.doctor.findings import GIB, Finding, Verdict, failure, warning
 from cluster.doctor.node import NodeFacts, judge_node, look_at_node
 from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig

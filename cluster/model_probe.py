@@ -1,8 +1,8 @@
 """What transformers' configs, and a checkpoint's tokenizer, say of a model: `python -m cluster.model_probe`.
 
 A program of its own for processes that do not have transformers yet: it imports transformers without torch, which takes
-a second, and half of what it would take with torch. It reads {"model": ModelConfig, "sizes": {setting: ranks}, "drafts":
-{setting: directory}} from its standard input and prints a list of mistakes, both JSON.
+a second, and half of what it would take with torch. It reads {"model": ModelConfig, "sizes": {setting: ranks},
+"drafts": {setting: directory}} from its standard input and prints a list of mistakes, both JSON.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ def find_config_mistakes(
     """
     from actors.model.config_rules import architecture_name, read_config, reason_on_ranks
     from actors.model.errors import ModelError
-    from actors.model.limits import derive_max_model_len
 
     try:
         config = read_config(Path(model.model), trust_remote_code=False)
-        if reason := _reason_on_one_rank(config):
+        if reason := _reason_on_one_rank(config, model.max_model_len):
             return [f"model.model: {architecture_name(config)} cannot be served: {reason}"]
-        derive_max_model_len(config, model.max_model_len)
     except ModelError as error:
         return [f"model.model: {str(error).removeprefix('model: ')}"]
     reasons = {name: reason_on_ranks(config, size) for name, size in tensor_parallel_sizes.items()}
@@ -49,27 +47,27 @@ def find_config_mistakes(
     return [*mistakes, *drafts, *_tokenizer_mistakes(Path(model.model))]
 
 
-def _reason_on_one_rank(config: PretrainedConfig) -> str | None:
+def _reason_on_one_rank(config: PretrainedConfig, max_model_len: int | None) -> str | None:
+    """Raises ModelError if no sequence can be so long. max_model_len: None for the model's own limit"""
     from actors.model.config_rules import reason_in_config, reason_on_trial
+    from actors.model.limits import derive_max_model_len
 
-    return reason_in_config(config) or reason_on_trial(config)
+    return reason_in_config(config) or reason_on_trial(config, derive_max_model_len(config, max_model_len))
 
 
 def _why_no_draft(directory: Path, target: PretrainedConfig) -> str:
     """Why a model cannot guess for another one; empty if its config does not speak against it."""
     from actors.model.config_rules import architecture_name, read_config
     from actors.model.errors import ModelError
-    from actors.model.limits import derive_max_model_len
     from actors.model.model_kind import kind_of
 
     try:
         config = read_config(directory, trust_remote_code=False)
         name = architecture_name(config)
-        if reason := _reason_on_one_rank(config):
+        if reason := _reason_on_one_rank(config, None):
             return f"{name} cannot guess: {reason}"
         if not kind_of(config).generates:
             return f"{name} cannot guess: it gives no tokens"
-        derive_max_model_len(config, None)
     except ModelError as error:
         return str(error).removeprefix("model: ")
     own, wanted = (text.get_text_config(decoder=True).vocab_size for text in (config, target))

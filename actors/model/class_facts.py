@@ -39,6 +39,9 @@ WITH_SINKS: Final = _words(
 )
 """Causal language models with a learned weight beside the keys of each head."""
 
+WITH_WINDOW_IN_MASK: Final = _words("moshi phimoe qwen2_moe")
+"""Causal language models that have their sliding window in a mask only, and do not tell attention of it."""
+
 BIDIRECTIONAL_UNLESS_DECODER: Final = _words(
     """
     bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta

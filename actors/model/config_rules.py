@@ -23,6 +23,7 @@ from actors.model.class_facts import (
     REFUSED_ON_TRIAL,
     WITH_RECURRENT_STATE,
     WITH_SINKS,
+    WITH_WINDOW_IN_MASK,
     WITHOUT_ATTENTION_INTERFACE,
 )
 from actors.model.errors import CheckpointError, UnsupportedModel
@@ -80,9 +81,47 @@ def reason_in_config(config: PretrainedConfig) -> str | None:
     return next((reason for reason in _reasons(config) if reason is not None), None)
 
 
-def reason_on_trial(config: PretrainedConfig) -> str | None:
+def reason_on_trial(config: PretrainedConfig, max_model_len: int) -> str | None:
     """Return why an engine would refuse the model once it had run it, or None if that is not known."""
-    return REFUSED_ON_TRIAL.get(str(config.model_type))
+    if (reason := REFUSED_ON_TRIAL.get(str(config.model_type))) is not None:
+        return reason
+    text = config.get_text_config(decoder=True)
+    if len(shapes := _layer_shapes(text)) > 1:
+        return f"its layers differ in (heads, KV heads, head_dim): {sorted(shapes)}"
+    if text.model_type not in WITH_WINDOW_IN_MASK:
+        return None
+    return reason_in_windows(text, [None] * text.num_hidden_layers, max_model_len)
+
+
+def reason_in_windows(text: PretrainedConfig, windows: list[int | None], max_model_len: int) -> str | None:
+    """Why a model whose layers ask attention for these windows is not served; None if its config names the same.
+
+    Such a model has its window in a mask of its own, which our attention never sees. The self-check would notice only
+    if its sequences were longer than the window.
+    """
+    window = getattr(text, "sliding_window", None)
+    if window is None or window >= max_model_len or getattr(text, "use_sliding_window", True) is False:
+        return None
+    kinds = getattr(text, "layer_types", None)
+    is_expected = [kind == "sliding_attention" for kind in kinds] if kinds else [True] * len(windows)
+    asks = [asked == window for asked in windows]
+    if asks == is_expected:
+        return None
+    return (
+        f"its config names a sliding window of {window} in layers {_indices(is_expected)}, but its attention "
+        f"asks for it in layers {_indices(asks)}"
+    )
+
+
+def _indices(flags: list[bool]) -> list[int]:
+    return [index for index, flag in enumerate(flags) if flag]
+
+
+def _layer_shapes(text: PretrainedConfig) -> set[tuple[int, ...]]:
+    """The shapes of layers whose config differs from the others'; empty if all are alike by their config."""
+    if not getattr(text, "is_heterogeneous", False):
+        return set()
+    return {(*count_heads(layer), int(getattr(layer, "head_dim", None) or 0)) for layer in text.per_layer_config}
 
 
 def reason_on_ranks(config: PretrainedConfig, tp_size: int) -> str | None:

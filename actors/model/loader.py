@@ -20,7 +20,13 @@ from actors.config import ModelConfig
 from actors.generation_defaults import GenerationFile, InvalidGenerationConfig, read_generation_file
 from actors.model.attention.base import register_attention
 from actors.model.attention.probe import GeometryProbe, KVGeometry
-from actors.model.config_rules import architecture_name, describe, quantization_method, read_config
+from actors.model.config_rules import (
+    architecture_name,
+    describe,
+    quantization_method,
+    read_config,
+    reason_in_windows,
+)
 from actors.model.errors import CheckpointError, DeviceUnavailable, LoadFailed, ModelError, RankLost, UnsupportedModel
 from actors.model.fingerprint import fingerprint_checkpoint
 from actors.model.forward import FlatForward
@@ -328,27 +334,10 @@ def _check_direction(kind: ModelKind, geometry: KVGeometry, architecture: str) -
 
 
 def _check_windows(text: PretrainedConfig, geometry: KVGeometry, architecture: str, max_model_len: int) -> None:
-    """Refuse a model whose layers do not ask for the sliding windows that its config names.
-
-    Such a model has its window in a mask of its own, which our attention never sees. The self-check would notice only
-    if its sequences were longer than the window.
-    """
-    window = getattr(text, "sliding_window", None)
-    if window is None or window >= max_model_len or getattr(text, "use_sliding_window", True) is False:
-        return
-    kinds = getattr(text, "layer_types", None)
-    is_expected = [kind == "sliding_attention" for kind in kinds] if kinds else [True] * geometry.num_layers
-    asks = [layer.sliding_window == window for layer in geometry.layers]
-    if asks != is_expected:
-        raise UnsupportedModel(
-            architecture,
-            f"its config names a sliding window of {window} in layers {_indices(is_expected)}, but its attention "
-            f"asks for it in layers {_indices(asks)}",
-        )
-
-
-def _indices(flags: list[bool]) -> list[int]:
-    return [index for index, flag in enumerate(flags) if flag]
+    """Refuse a model whose layers do not ask for the sliding windows that its config names."""
+    windows = [layer.sliding_window for layer in geometry.layers]
+    if (reason := reason_in_windows(text, windows, max_model_len)) is not None:
+        raise UnsupportedModel(architecture, reason)
 
 
 def _read_generation_file(directory: Path) -> GenerationFile:

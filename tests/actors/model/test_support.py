@@ -28,6 +28,14 @@ SMALL_OLD: dict[str, Any] = {"vocab_size": 300, "hidden_size": 32, "n_layer": 2,
 MLA = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8}
 MOE = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+WINDOW = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
+UNEQUAL = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "vocab_size_per_layer_input": 300,
+    "hidden_size_per_layer_input": 8,
+}
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "t5": (
@@ -57,6 +65,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         | {"head_dim": 8, "num_local_experts": 2, "layer_types": ["full_attention"] * 2, "no_rope_layers": [1, 0]},
         "attn_temperature_tuning",
     ),
+    "phimoe": (
+        SMALL | {"sliding_window": 16, "num_local_experts": 2},
+        "its config names a sliding window of 16 in lay",
+    ),
+    "moshi": (SMALL | {"sliding_window": 16}, "its config names a sliding window of 16 in layers [0, 1]"),
+    "qwen2_moe": (
+        SMALL | WINDOW | {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
+        "its config names a sliding window of 16 in layers [0], but",
+    ),
+    "gemma4_text": (SMALL | UNEQUAL, "its layers differ in (heads, KV heads, head_dim): [(4, 2, 8), (4, 2, 16)]"),
     "nemotron": (SMALL, "does not hand its keyword arguments down"),
 }
 
@@ -85,12 +103,11 @@ def test_the_architecture_is_named_as_the_checkpoint_names_it(tmp_path: Path) ->
         load_model(config)
 
 
-def test_layers_of_different_shapes_are_refused(tmp_path: Path) -> None:
-    head_dims = {"head_dim": 8, "global_head_dim": 16, "layer_types": ["sliding_attention", "full_attention"]}
-    settings = SMALL | head_dims | {"vocab_size_per_layer_input": 300, "hidden_size_per_layer_input": 8}
+@pytest.mark.parametrize("model_type", ["phimoe", "moshi"])
+def test_a_window_that_no_sequence_reaches_is_no_hindrance(model_type: str, tmp_path: Path) -> None:
+    settings, _ = REFUSED[model_type]
 
-    with pytest.raises(UnsupportedModel, match="layers differ in"):
-        load_model(dummy("gemma4_text", settings, tmp_path))
+    assert load_model(dummy(model_type, settings | {"sliding_window": 128}, tmp_path)).max_model_len == 128
 
 
 @pytest.mark.parametrize("model_type", ["gpt_neox", "cohere", "phi", "olmo2", "granite", "gpt_bigcode", "starcoder2"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,13 @@ from transformers import CONFIG_MAPPING
 from typer.testing import CliRunner
 
 from cluster import doctor_command
+from cluster.access.certificate_dates import find_certificate_warnings
+from cluster.access.tls import TlsConfig
 from cluster.cli import app
 from cluster.config import DEMO_MODEL
 from cluster.doctor import node as node_module
+from cluster.doctor.findings import Finding
+from tests.cluster.access.certificates import Authority
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +84,7 @@ def test_what_serve_would_say_of_this_machine_doctor_says_too(tmp_path: Path) ->
     (tmp_path / "tokens.yaml").write_bytes(b"\xff\xfe")
     settings = tmp_path / "cluster.yaml"
     settings.write_text(
-        f"ingress: {{tokens: {tmp_path}/tokens.yaml, tls: {{certificate: {tmp_path}/none.pem, key: {tmp_path}/none.key}}}}\n"
+        f"ingress: {{tokens: {tmp_path}/tokens.yaml, tls: {{certificate: {tmp_path}/none.pem, key: {tmp_path}/key}}}}\n"
         "cache: {kv_cache_memory_gib: 1000000}\n"
     )
 
@@ -89,6 +94,22 @@ def test_what_serve_would_say_of_this_machine_doctor_says_too(tmp_path: Path) ->
     assert f"failure  files: ingress.tls.certificate: {tmp_path}/none.pem cannot be read" in result.output
     assert f"failure  files: ingress.tokens: {tmp_path}/tokens.yaml: " in result.output
     assert "failure  memory: cache.kv_cache_memory_gib: the KV caches need " in result.output
+
+
+def test_a_certificate_that_has_expired_is_a_warning(tmp_path: Path) -> None:
+    files = Authority(tmp_path, "root").certify("server")
+    expired = find_certificate_warnings(
+        TlsConfig(certificate=files.certificate, key=files.key), datetime(2101, 1, 1, tzinfo=UTC)
+    )
+    settings = tmp_path / "cluster.yaml"
+    settings.write_text(f"ingress: {{tls: {{certificate: {files.certificate}, key: {files.key}}}}}\n")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(doctor_command, "find_certificate_warnings", lambda tls: expired)
+        result = CliRunner().invoke(app, ["doctor", "--config", str(settings)])
+
+    assert f"warning  certificate: {expired[0]}" in result.output
+    assert "expired at 2100-01-01" in result.output
 
 
 def test_a_draft_model_of_another_vocabulary_is_said(tmp_path: Path) -> None:
