@@ -104,9 +104,11 @@ class RemoteKV:
         structured_output: StructuredOutputManager | None = None,
         staging: Staging | None = None,
         vocab_size: int = MAX_COUNT,
+        num_lookahead_tokens: int = 0,
     ) -> None:
-        """vocab_size: a producer's first token has to be below it."""
+        """vocab_size: a producer's first token has to be below it; num_lookahead_tokens: see SchedulerConfig"""
         self._vocab_size = vocab_size
+        self._num_lookahead_tokens = num_lookahead_tokens
         self.connector = connector
         self.embeddings = EmbeddingTransfers(staging, kv_cache_manager, config.prefix_load_timeout_s)
         self.prefix_loads = PrefixLoads(prefix_sources, kv_cache_manager)
@@ -165,7 +167,7 @@ class RemoteKV:
             return LoadDecision.LIMIT_REACHED
         if not self._leaves_room(request, places):
             return LoadDecision.WOULD_SQUEEZE
-        num_new_tokens = request.num_tokens + 1 - num_local_tokens
+        num_new_tokens = self._num_slots_to_go_on(request) - num_local_tokens
         if self._kv.allocate_slots(request, num_new_tokens, hit, num_headroom_blocks=num_headroom_blocks) is None:
             return LoadDecision.NO_ROOM
         self._wait(request, num_local_tokens, self._config.handoff_timeout_s, now_s)
@@ -186,7 +188,7 @@ class RemoteKV:
         if not num_blocks:
             return False
         num_local_tokens = len(hit) * self._kv.block_size
-        num_new_tokens = request.num_tokens + 1 - num_local_tokens
+        num_new_tokens = self._num_slots_to_go_on(request) - num_local_tokens
         if (
             not self._leaves_room(request, places)
             or self._kv.allocate_slots(request, num_new_tokens, hit, num_headroom_blocks=num_headroom_blocks) is None
@@ -213,10 +215,10 @@ class RemoteKV:
         By max_tokens, one client could keep everybody's loads out: it looks as far ahead as a load takes.
         """
         num_blocks_of = self._kv.num_blocks_of
-        num_own = self._kv.num_blocks_for(consumer.num_tokens + 1)
+        num_own = self._kv.num_blocks_for(self._num_slots_to_go_on(consumer))
         num_pinned = num_own + self.prefix_loads.num_lent_blocks() + self.embeddings.num_blocks()
         num_pinned += sum(num_blocks_of(request_id) for request_id in (*self.loading, *self.held))
-        max_growth = self._num_blocks_soon(consumer) - num_own
+        max_growth = max(0, self._num_blocks_soon(consumer) - num_own)
         for request in self.loading.values():
             max_growth = max(max_growth, self._num_blocks_soon(request) - num_blocks_of(request.request_id))
         for request in places.all_holding():
@@ -227,6 +229,16 @@ class RemoteKV:
         num_tokens_soon = places.running.max_consumer_tokens(self._num_growth_tokens)
         max_growth = max(max_growth, self._kv.num_blocks_for(num_tokens_soon))
         return num_pinned + max_growth <= self._kv.block_pool.num_blocks
+
+    def _num_slots_to_go_on(self, request: Request) -> int:
+        """The slots that a request has before its load begins, so that it needs no more to run when the load is over.
+
+        If it did, two whose loads are over could each wait for the other's blocks.
+        """
+        num_slots = request.num_tokens + 1
+        if request.computes_prompt_only:
+            return num_slots
+        return max(num_slots, min(num_slots + self._num_lookahead_tokens, request.max_num_tokens))
 
     def _num_blocks_soon(self, request: Request) -> int:
         num_tokens = min(request.max_num_tokens, request.num_tokens + 1 + self._num_growth_tokens)

@@ -99,6 +99,7 @@ class Scheduler:
             structured_output=structured_output,
             staging=staging,
             vocab_size=vocab_size,
+            num_lookahead_tokens=scheduler_config.num_lookahead_tokens,
         )
         self._handoff_rank = HandoffRank(self.requests, self.remote.held)
         self.finished_req_ids: set[str] = set()

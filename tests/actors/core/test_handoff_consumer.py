@@ -57,6 +57,25 @@ def test_a_consumer_reserves_its_prompts_blocks_and_waits() -> None:
     assert driver.scheduler.get_request_counts() == (0, 1)
 
 
+def test_requests_whose_loads_are_over_do_not_wait_for_each_others_blocks_to_look_ahead() -> None:
+    """Found by the property machine: neither had room for the slots that it looks ahead, and nothing else ran."""
+    driver, connector = make_driver(num_blocks=4, max_model_len=16, num_lookahead_tokens=5)
+    requests = [consumer("a", range(1, 8), max_tokens=6), consumer("b", [50], max_tokens=2)]
+    for request in requests:
+        driver.scheduler.add_request(request)
+    while driver.scheduler.has_requests():
+        driver.step()
+        loading = [request for request in requests if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS]
+        over = KVConnectorOutput()
+        for request in loading:
+            load(driver, connector, request)
+            token = reference_tokens(request.prompt_token_ids, 1, eos=-1)[0]
+            over.merge(report(request.request_id, LoadOutcome.LOADED, request.num_prompt_tokens, token))
+        driver.step(over)
+        assert len(driver.steps) < 100, "neither of them goes on"
+    assert [request.num_output_tokens for request in requests] == [6, 2]
+
+
 def test_a_loaded_request_runs_in_the_next_step_without_computing_any_prompt_token() -> None:
     driver, connector = make_driver()
     request = consumer()
