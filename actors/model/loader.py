@@ -214,7 +214,7 @@ def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelCo
     except (OSError, ValueError, RuntimeError, SafetensorError) as exc:
         raise CheckpointError(f"model: the weights in {directory} cannot be loaded: {exc}") from exc
     model, report = loaded
-    refuse_report(directory, report, kind_of(config))
+    refuse_report(directory, report, config)
     return model
 
 
@@ -253,7 +253,7 @@ def _read_shard(
         )
     ignored = ignored_patterns(shard.model)
     unread = [name for name in shard.unread if ignored is None or not ignored.search(name)]
-    refuse_unread(directory, unread, kind_of(config))
+    refuse_unread(directory, unread, config)
     return shard
 
 

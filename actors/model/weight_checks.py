@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Final
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.model.errors import CheckpointError
-from actors.model.model_kind import ModelKind
+from actors.model.model_kind import ModelKind, kind_of
+
+logger = logging.getLogger(__name__)
 
 _MAX_NAMES: Final = 8
 _NO_WEIGHTS: Final = re.compile(
@@ -20,17 +23,24 @@ _NO_WEIGHTS: Final = re.compile(
     # cache in 8 bits, which is none of ours.
     r"(^|\.)(attn|attention)\.(bias|masked_bias)$|rotary_emb\.inv_freq$|(^|\.)position_ids$|\.[kv]_scale$"
 )
+_LEFTOVERS: Final = re.compile(
+    # Heads of a model's other uses, such as a reward model's; layers that guess further tokens (MTP); encoders of
+    # images and sound beside a decoder of text. None has a part in the logits of a model that has no such layer.
+    r"^(score|v_head|classifier|qa_outputs|cls|pooler)\.|(^|\.)mtp\w*\."
+    r"|(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|embed_vision"
+    r"|audio_tower|embed_audio|speech_encoder)\."
+)
 _HEADS: Final = re.compile(r"^(cls|lm_head|classifier|pooler|score|predictions|generator_lm_head|qa_outputs)\.")
 """Layers behind the hidden states, which a model that is loaded without them has no use for."""
 
 
-def refuse_report(directory: Path, report: Mapping[str, Iterable[object]], kind: ModelKind) -> None:
+def refuse_report(directory: Path, report: Mapping[str, Iterable[object]], config: PretrainedConfig) -> None:
     """Raise CheckpointError for what transformers' loader passes over: it draws missing weights at random.
 
     report: its loading info; unexpected_keys are without those that the model's class declares as ignored
     """
     missing = sorted(map(str, report["missing_keys"]))
-    if kind is ModelKind.EMBEDDING:
+    if kind_of(config) is ModelKind.EMBEDDING:
         # Encoders have a layer behind their hidden states, which nothing here looks at and many checkpoints lack.
         missing = [name for name in missing if not name.startswith("pooler.")]
     if missing:
@@ -40,22 +50,36 @@ def refuse_report(directory: Path, report: Mapping[str, Iterable[object]], kind:
         raise CheckpointError(
             f"model: weights in {directory} do not have the shapes of config.json: {list_names(mismatched)}"
         )
-    refuse_unread(directory, map(str, report["unexpected_keys"]), kind)
+    refuse_unread(directory, map(str, report["unexpected_keys"]), config)
 
 
-def refuse_unread(directory: Path, names: Iterable[str], kind: ModelKind) -> None:
-    """Raise CheckpointError if weights are left that no part of the model has read.
+def refuse_unread(directory: Path, names: Iterable[str], config: PretrainedConfig) -> None:
+    """Raise CheckpointError if weights are left that no part of the model has read, and that may belong to it.
 
     names: without those that the model's class declares as ignored
     """
-    unread = sorted(name for name in names if not _NO_WEIGHTS.search(name))
-    if not kind.generates:
-        unread = [name for name in unread if not _HEADS.search(name)]
+    left = sorted(name for name in names if not _NO_WEIGHTS.search(name))
+    known = [name for name in left if _is_leftover(name, config)]
+    if known:
+        logger.info("the checkpoint has weights that are not needed here", extra={"weights": list_names(known)})
+    unread = [name for name in left if name not in set(known)]
     if unread:
         raise CheckpointError(
             f"model: {directory} has weights that this model does not read, so config.json is another model's, or the "
-            f"weights are quantized or packed in a way that it does not say: {list_names(unread)}"
+            f"weights are quantized or packed in a way that it does not say: {list_names(unread)}. No setting lets "
+            "them through: serve a checkpoint whose config.json describes them, or one without them"
         )
+
+
+def _is_leftover(name: str, config: PretrainedConfig) -> bool:
+    """Whether a checkpoint of such a model is known to hold a weight that its decoder has no use for."""
+    if _LEFTOVERS.search(name) or (not kind_of(config).generates and _HEADS.search(name)):
+        return True
+    text = config.get_text_config(decoder=True)
+    # DeepSeek and those that follow it number the layers that guess further tokens on after the model's own.
+    num_further = getattr(text, "num_nextn_predict_layers", None) or 0
+    layer = re.match(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.", name)
+    return layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < num_further
 
 
 def ignored_patterns(model: PreTrainedModel) -> re.Pattern[str] | None:

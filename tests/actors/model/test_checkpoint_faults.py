@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaForCausalLM
 
 from actors.config import ModelConfig
 from actors.model import loader
@@ -77,14 +77,56 @@ def test_the_weight_at_fault_is_named(fault: str, num_ranks: int, checkpoint: Ch
         load(directory) if num_ranks == 1 else load_on_two_ranks(directory)
 
 
+LEFTOVERS: dict[str, dict[str, object]] = {
+    "model.layers.0.self_attn.rotary_emb.inv_freq": {},
+    "score.weight": {},
+    "v_head.summary.weight": {},
+    "mtp.layers.0.mlp.up_proj.weight": {},
+    "model.mtp_layers.0.mlp.up_proj.weight": {},
+    "model.layers.3.eh_proj.weight": {"num_nextn_predict_layers": 1},
+    "vision_tower.encoder.layers.0.mlp.fc1.weight": {},
+    "model.visual.blocks.0.mlp.fc1.weight": {},
+    "multi_modal_projector.linear_1.weight": {},
+}
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_buffers_that_older_versions_of_transformers_saved_are_no_fault(
-    num_ranks: int, checkpoint: CheckpointOf, tmp_path: Path
+@pytest.mark.parametrize("name", LEFTOVERS)
+def test_what_checkpoints_are_known_to_hold_besides_is_no_fault(
+    name: str, num_ranks: int, checkpoint: CheckpointOf, tmp_path: Path
 ) -> None:
-    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)}
-    directory = changed(checkpoint("llama"), tmp_path / "model", lambda weights: weights.update(buffer))
+    directory = changed(checkpoint("llama"), tmp_path / "model", lambda weights: weights.update({name: torch.ones(6)}))
+    add_to_config(directory, LEFTOVERS[name])
 
     assert load(directory) if num_ranks == 1 else load_on_two_ranks(directory)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_head_beside_embeddings_that_it_is_tied_to_is_no_fault(
+    num_ranks: int, checkpoint: CheckpointOf, tmp_path: Path
+) -> None:
+    def tie(weights: dict[str, Tensor]) -> None:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+
+    directory = changed(checkpoint("llama"), tmp_path / "model", tie)
+    add_to_config(directory, {"tie_word_embeddings": True})
+
+    assert load(directory) if num_ranks == 1 else load_on_two_ranks(directory)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_what_the_models_class_declares_to_be_ignored_is_no_fault(
+    num_ranks: int, checkpoint: CheckpointOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LlamaForCausalLM, "_keys_to_ignore_on_load_unexpected", [r"^frob\."])
+    directory = changed(checkpoint("llama"), tmp_path / "model", lambda w: w.update({"frob.weight": torch.ones(2)}))
+
+    assert load(directory) if num_ranks == 1 else load_on_two_ranks(directory)
+
+
+def add_to_config(directory: Path, settings: dict[str, object]) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | settings))
 
 
 def test_weights_of_another_vocabulary_are_named_with_both_shapes(checkpoint: CheckpointOf, tmp_path: Path) -> None:
