@@ -32,7 +32,6 @@ from actors.core.stats import SchedulerStats
 from actors.rank_control import RankControl
 from actors.session_server import SessionServer
 from benchmarks.kv_transfer import in_two_processes, make_layout, receive_chunks
-from benchmarks.tensor_parallel import hub_round_trip_s, time_forwards_on_two_ranks
 from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.pool.session import EngineSession
 from kv_transfer.control import ControlStream
@@ -46,9 +45,10 @@ from kv_transfer.wire import Chunk, ControlMessage
 
 _HOST: Final = "127.0.0.1"
 _TIMEOUT_S: Final = 120.0
+_END_TIMEOUT_S: Final = 2.0
 _ENGINE, _INGRESS = Party("decode-0", 1), Party("ingress-0", 1)
 _NUM_REQUESTS: Final = 64
-_NUM_STEPS: Final = 3000
+_NUM_STEPS: Final = 1500
 _NUM_MESSAGES: Final = 2000
 _STUDENT_90: Final = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015, 7: 1.943, 8: 1.895, 9: 1.860, 10: 1.833}
 """The 95th percentile of Student's t for so many pairs."""
@@ -244,6 +244,9 @@ def _echo_control(parent: Connection, material: TrustMaterial) -> None:
 
 def _ranks(material: TrustMaterial) -> dict[str, float]:
     """A forward of the demo model on two ranks, and a step's way to the further rank and back."""
+    # Imported here: the processes of the other measures need not wait for transformers.
+    from benchmarks.tensor_parallel import hub_round_trip_s, time_forwards_on_two_ranks
+
     forwards = time_forwards_on_two_ranks(material)
     times = {f"two ranks: forward, {batch}, ms": seconds * 1e3 for batch, seconds in forwards.items()}
     return times | {"two ranks: a step's way and back, us": hub_round_trip_s(material, repeats=400) * 1e6}
@@ -277,7 +280,7 @@ class _child:  # noqa: N801  # reads as a function
         return self._pipe
 
     def __exit__(self, *_: object) -> None:
-        self._process.join(_TIMEOUT_S / 10)
+        self._process.join(_END_TIMEOUT_S)
         self._process.kill()
 
 

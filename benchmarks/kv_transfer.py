@@ -26,7 +26,7 @@ from kv_transfer.trust.authority import draw_tls_material
 from kv_transfer.trust.tls import InternalTls
 
 _HOST = "127.0.0.1"
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 120.0
 _WAYS = ("tcp", "tcp, TLS", "shared memory")
 
 

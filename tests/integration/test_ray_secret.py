@@ -14,6 +14,7 @@ import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +43,9 @@ actors = [ray.get_actor(name) for name in names if "engine/" in name or "ingress
 given = ray.get([actor.reveal_trust.remote() for actor in actors], timeout=60)
 [key] = internal_kv._internal_kv_list(b"controller/", namespace=b"raypd")
 saved = internal_kv._internal_kv_get(key, namespace=b"raypd")
-print(json.dumps({{"given": [[m.generation, [s.hex() for s in m.secrets]] for m in given], "saved": saved.hex()}}))
+kept = {{(m.block_hash_key.hex(), m.tls.key.decode()) for m in given}}
+given = [[m.generation, [s.hex() for s in m.secrets]] for m in given]
+print(json.dumps({{"given": given, "kept": list(kept), "saved": saved.hex()}}))
 """
 
 Given = list[tuple[int, list[bytes]]]
@@ -59,6 +62,7 @@ def serve(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFa
         "prefill": {"count": 1, "num_cpus": 0.1},
         "decode": {"count": 1, "num_cpus": 0.1},
         "drain_timeout_s": 30,
+        "internal_tls": True,
     }
     process = ServeProcess(config, tmp_path_factory.mktemp("secret"), environment=_RAY)
     try:
@@ -88,8 +92,20 @@ def argument_of(process: psutil.Process, name: str) -> str:
     return value
 
 
-def ask_actors() -> tuple[Given, bytes]:
-    """What every engine and ingress has been given, and what the controller has saved."""
+@dataclass(frozen=True)
+class Asked:
+    """What every engine and ingress has been given, and what the controller has saved.
+
+    block_hash_key, tls_key: the same in all of them, for as long as the cluster lives
+    """
+
+    given: Given
+    block_hash_key: bytes
+    tls_key: str
+    saved: bytes
+
+
+def ask_actors() -> Asked:
     gcs_address = argument_of(process_called("raylet"), "gcs-address")
     script = _ASK_ACTORS.format(address=gcs_address)
     environment = {**os.environ, **_RAY}
@@ -105,7 +121,8 @@ def ask_actors() -> tuple[Given, bytes]:
     assert asked.returncode == 0, asked.stderr[-3000:]
     answer = json.loads(asked.stdout.splitlines()[-1])
     given = [(generation, [bytes.fromhex(secret) for secret in found]) for generation, found in answer["given"]]
-    return given, bytes.fromhex(answer["saved"])
+    [(block_hash_key, tls_key)] = answer["kept"]
+    return Asked(given, bytes.fromhex(block_hash_key), tls_key, bytes.fromhex(answer["saved"]))
 
 
 def environment_of(process: psutil.Process) -> bytes:
@@ -148,11 +165,14 @@ def memory_of(process: psutil.Process) -> Iterator[bytes]:
 
 
 async def test_the_secret_is_in_no_argument_environment_log_status_or_store(serve: ServeProcess, address: str) -> None:
-    given, saved = ask_actors()
+    asked = ask_actors()
+    given = asked.given
     assert len(given) == 3, "two engines and an ingress"
     assert len({(generation, tuple(found)) for generation, found in given}) == 1
     [secret] = given[0][1]
-    assert len(secret) == 32
+    assert len(secret) == len(asked.block_hash_key) == 32
+    forms = [form for one in (secret, asked.block_hash_key) for form in forms_of(one)]
+    forms += map(str.encode, asked.tls_key.splitlines()[1:-1])
 
     async with GenerateClient(address) as client:
         status = str(await client.status())
@@ -162,26 +182,27 @@ async def test_the_secret_is_in_no_argument_environment_log_status_or_store(serv
     places = {
         "output": "\n".join(serve.lines).encode(),
         "status": status.encode(),
-        "saved state": saved,
+        "saved state": asked.saved,
         **{str(path): path.read_bytes() for path in logs},
     }
     for process in family():
         places[f"arguments of {process.name()}"] = "\0".join(process.cmdline()).encode()
         places[f"environment of {process.name()}"] = environment_of(process)
-    found = [place for place, content in places.items() for form in forms_of(secret) if form in content]
+    found = [place for place, content in places.items() for form in forms if form in content]
     assert not found
     if os.geteuid() == 0:
         # All that Ray keeps about actors, tasks and jobs is in there, and what passes through its object store.
         for server in ("gcs_server", "raylet"):
             written = list(memory_of(process_called(server)))
             assert any(b"raypd-engine/" in region for region in written), "this is where it would be"
-            assert not any(secret in region for region in written), server
+            assert not any(form in region for region in written for form in forms), server
 
 
 async def test_a_new_controller_asks_for_the_secret_and_gives_it_to_a_new_engine(
     address: str, checkpoint: Callable[[str], Path]
 ) -> None:
-    before, _ = ask_actors()
+    asked = ask_actors()
+    before = asked.given
     async with GenerateClient(address) as client, load(client, checkpoint("llama")):
         actor_process("Controller").kill()
         await decided(client, "go on after the controller's death")
@@ -189,7 +210,9 @@ async def test_a_new_controller_asks_for_the_secret_and_gives_it_to_a_new_engine
         await engines_become(
             client, {("prefill-0", 1, "prefill"), ("decode-0", 1, "decode"), ("decode-1", 1, "decode")}
         )
-    after, _ = ask_actors()
+    asked_again = ask_actors()
+    after = asked_again.given
+    assert (asked_again.block_hash_key, asked_again.tls_key) == (asked.block_hash_key, asked.tls_key)
     assert len(after) == 4
     assert {generation for generation, _ in after} == {before[0][0]}
     assert all(found == before[0][1] for _, found in after)
@@ -198,7 +221,7 @@ async def test_a_new_controller_asks_for_the_secret_and_gives_it_to_a_new_engine
 async def test_a_secret_is_replaced_under_load_and_a_new_engine_gets_the_new_one(
     address: str, checkpoint: Callable[[str], Path]
 ) -> None:
-    before, _ = ask_actors()
+    before = ask_actors().given
     async with GenerateClient(address) as client, load(client, checkpoint("llama")):
         if not await client.rotate_secret(timeout_s=60):
             await decided(client, "older secrets are refused")
@@ -207,7 +230,7 @@ async def test_a_secret_is_replaced_under_load_and_a_new_engine_gets_the_new_one
         await engines_become(client, engines)
         await client.scale(decode=2)
         await engines_become(client, {*engines, ("decode-1", 2, "decode")})
-    after, _ = ask_actors()
+    after = ask_actors().given
     assert len({(generation, tuple(found)) for generation, found in after}) == 1
     [new] = after[0][1]
     assert new != before[0][1][0]
