@@ -3,7 +3,8 @@
 The attacks of tests/attacks, one after the other on one ingress with both APIs and an engine that costs nothing, each
 three times; beside them a client that streams (a token every 20 ms) and calls. For each attack: the longest gap of the
 client's streams and its longest call (the ingress, the attacker and the client share the machine); the CPU time of the
-worst callback of the ingress's event loop; and how the ingress's memory grew.
+worst callback of the ingress's event loop; by how much that loop was late at most, waiting for a core included; and how
+the ingress's memory grew.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ def main() -> None:
     parser.add_argument("--slow", action="store_true", help="the largest ones as well")
     options = parser.parse_args()
     print(f"load averages of this machine, {os.cpu_count()} cores: {os.getloadavg()}\n")
-    print("| attack | longest gap of a stream | longest call | worst callback, CPU time | memory, MiB |")
-    print("|---|---|---|---|---|")
+    print(
+        "| attack | longest gap of a stream | longest call | event loop late | worst callback, CPU time | memory, MiB |"
+    )
+    print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as directory, attacked_ingress(Path(directory)) as ingress:
         for attack in (
             Attack("none", _rest),
@@ -48,7 +51,7 @@ def _measure(ingress: AttackedIngress, attack: Attack) -> None:
     try:
         effects = asyncio.run(ingress.suffer(attack))
     except AssertionError as error:
-        print(f"| {attack.name} **went through: {error}** | | | | {ingress.rss_mib():.0f} |", flush=True)
+        print(f"| {attack.name} **went through: {error}** | | | | | {ingress.rss_mib():.0f} |", flush=True)
         return
     felt = effects.felt
     gap_ms, call_ms = (
@@ -56,9 +59,10 @@ def _measure(ingress: AttackedIngress, attack: Attack) -> None:
     )
     errors = f" **{len(felt.errors)} errors**" if felt.errors else ""
     rss = " → ".join(f"{mib:.0f}" for mib in effects.rss_mib)
+    callback = f"{effects.callback.cpu_s * 1000:.0f} ms ({effects.callback.name})"
     print(
-        f"| {attack.name}{errors} | {gap_ms:.0f} ms | {call_ms:.0f} ms | {effects.callback.cpu_s * 1000:.0f} ms "
-        f"({effects.callback.name}) | {rss} |",
+        f"| {attack.name}{errors} | {gap_ms:.0f} ms | {call_ms:.0f} ms | {effects.lag_s * 1000:.0f} ms | {callback} "
+        f"| {rss} |",
         flush=True,
     )
 

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+_INTERVAL_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class CallbackReport:
-    """A callback, and the CPU time that it has used."""
+    """A callback, and the CPU time that it has used.
+
+    lag_s: by how much the loop was late at most, time that the process waited for a core included
+    """
 
     cpu_s: float
     name: str
+    lag_s: float = 0.0
 
 
 class CallbackTimes:
@@ -25,11 +31,13 @@ class CallbackTimes:
 
     def __init__(self) -> None:
         self._worst = CallbackReport(0.0, "")
+        self._lag_s = 0.0
 
     def report(self) -> CallbackReport:
         """The worst one, which is forgotten."""
         worst, self._worst = self._worst, CallbackReport(0.0, "")
-        return worst
+        lag_s, self._lag_s = self._lag_s, 0.0
+        return replace(worst, lag_s=lag_s)
 
     def install(self) -> None:
         """Measure every callback of this process's event loops from now on."""
@@ -43,6 +51,16 @@ class CallbackTimes:
                 self._worst = CallbackReport(took_s, _name(handle._callback))
 
         asyncio.Handle._run = run_timed  # type: ignore[assignment, method-assign]  # that is the measurement
+        self._wait(asyncio.get_running_loop())
+
+    def _wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        due_s = loop.time() + _INTERVAL_S
+
+        def measure() -> None:
+            self._lag_s = max(self._lag_s, loop.time() - due_s)
+            self._wait(loop)
+
+        loop.call_at(due_s, measure)
 
 
 def _name(callback: Any) -> str:

@@ -10,6 +10,7 @@ from actors.core.request import EngineCoreRequest, FinishReason
 from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineRole
 from cluster.pool.membership import Membership
 from cluster.pool.request_stream import RequestStream
+from kv_transfer.refused_messages import RefusedMessages
 
 TICK_S = 0.02
 
@@ -68,6 +69,7 @@ class PoolOfOne:
         self._engines = [engine]
         self._change = asyncio.Event()
         self.membership = Membership(1, (engine.descriptor,))
+        self.refused_messages = RefusedMessages()
 
     def snapshot(self) -> Sequence[EngineConnection]:
         return self._engines

@@ -100,12 +100,14 @@ class Effects:
     callback: the worst one of the repetition in which the worst one was best
     rss_mib:  of the ingress, before and after each repetition
     ended:    processes
+    lag_s:    by how much the ingress's event loop was late at most, in all repetitions
     """
 
     callback: CallbackReport
     rss_mib: tuple[float, ...]
     ended: tuple[str, ...]
     felt: Felt
+    lag_s: float = 0.0
 
     @property
     def growth_mib(self) -> float:
@@ -163,7 +165,8 @@ class AttackedIngress:
             return Effects(CallbackReport(0.0, ""), tuple(rss_mib), tuple(ended), Felt())
         # What an attack costs it costs each time; what comes once comes of the machine, or of a cache that was cold.
         callback = min(callbacks, key=lambda report: report.cpu_s)
-        return Effects(callback, tuple(rss_mib), (), self._victim.ask())
+        lag_s = max(report.lag_s for report in callbacks)
+        return Effects(callback, tuple(rss_mib), (), self._victim.ask(), lag_s)
 
     def rss_mib(self) -> float:
         """The ingress's memory, as it is now."""
