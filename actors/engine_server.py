@@ -62,8 +62,6 @@ _SERVER_OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     # An ingress, or a peer, that the network has swallowed: what it had here must not stay until TCP gives up.
     ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
-    ("grpc.http2.ping_timeout_ms", 3_000),
     *METADATA_LIMITS,
 ]
 
@@ -100,13 +98,18 @@ class EngineServer:
 
     async def start(self, host: str) -> str:
         """Load, warm up and listen on a free port of `host`; returns host:port."""
-        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        link_timeout_s = self._config.kv_transfer.link_timeout_s
+        # No sooner than links count their peers as lost, so that the setting says when that is.
+        timeout_ms = max(1, round(link_timeout_s * 1000))
+        timeouts = [("grpc.keepalive_timeout_ms", timeout_ms), ("grpc.http2.ping_timeout_ms", timeout_ms)]
+        self._server = grpc.aio.server(options=[*_SERVER_OPTIONS, *timeouts])
         acceptor = GrpcAcceptor(self._trust, self.refusals)
         own = Party(self._engine_id, self._incarnation)
         self._sessions = sessions = SessionServer(
             self, self._engine_id, self._incarnation, acceptor, self.refused_messages
         )
-        self._control = GrpcControl(asyncio.get_running_loop(), Member(self._first_rank(), self._trust), acceptor)
+        member = Member(self._first_rank(), self._trust)
+        self._control = GrpcControl(asyncio.get_running_loop(), member, acceptor, link_timeout_s)
         shelf = EmbeddingShelf()
         self._encoders = RemoteEncoders(
             self._config.scheduler.encode_timeout_s,

@@ -30,8 +30,14 @@ _SERVER_OPTIONS = [
 class RankControl:
     """Listens from its construction to close()."""
 
-    def __init__(self, host: str, member: Member, refusals: Refusals | None = None) -> None:
-        """member: the rank, as it dials and answers; refusals: counts the callers that prove nothing."""
+    def __init__(
+        self, host: str, member: Member, refusals: Refusals | None = None, link_timeout_s: float = 5.0
+    ) -> None:
+        """member: the rank, as it dials and answers; refusals: counts the callers that prove nothing
+
+        link_timeout_s: see KVTransferConfig
+        """
+        self._link_timeout_s = link_timeout_s
         self._member = member
         self._refusals = refusals or Refusals()
         self._loop = asyncio.new_event_loop()
@@ -49,7 +55,7 @@ class RankControl:
     async def _start(self, host: str) -> tuple[GrpcControl, str]:
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         acceptor = GrpcAcceptor(self._member.trust, self._refusals)
-        control = GrpcControl(asyncio.get_running_loop(), self._member, acceptor)
+        control = GrpcControl(asyncio.get_running_loop(), self._member, acceptor, self._link_timeout_s)
         self._server.add_generic_rpc_handlers((control.handler(), acceptor.handler()))
         port = listen(self._server, f"{host}:0", self._member.trust.tls)
         await self._server.start()

@@ -29,9 +29,6 @@ CONTROL_METHOD: Final = "/raypd.kv.v1.Control/Stream"
 _CHANNEL_OPTIONS: Final = (
     # A cut connection must be noticed within seconds, also while nothing is said.
     ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 3_000),
-    # Without it a client's unanswered ping is waited for a minute, whatever the keepalive timeout.
-    ("grpc.http2.ping_timeout_ms", 3_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),
@@ -71,9 +68,21 @@ class GrpcStream:
 class GrpcControl:
     """A Control on an event loop. The server that handler() is registered on is the engine's."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, member: Member, acceptor: GrpcAcceptor) -> None:
-        """member: this end, as it dials and as it answers; acceptor: the server's."""
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, member: Member, acceptor: GrpcAcceptor, link_timeout_s: float = 5.0
+    ) -> None:
+        """member: this end, as it dials and as it answers; acceptor: the server's
+
+        link_timeout_s: see KVTransferConfig; so long a ping of gRPC's may be without an answer, too
+        """
         self._loop = loop
+        ping_timeout_ms = max(1, round(link_timeout_s * 1000))
+        self._channel_options = (
+            *_CHANNEL_OPTIONS,
+            ("grpc.keepalive_timeout_ms", ping_timeout_ms),
+            # Without it a client's unanswered ping is waited for a minute, whatever the keepalive timeout.
+            ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
+        )
         self._member = member
         self._acceptor = acceptor
         acceptor.register(Purpose.CONTROL, member.party)
@@ -124,7 +133,7 @@ class GrpcControl:
     async def _call(self, stream: GrpcStream, peer: EngineAddress, events: StreamEvents) -> None:
         reason = "closed by the peer"
         try:
-            async with open_channel(peer.control_address, _CHANNEL_OPTIONS, self.tls) as channel:
+            async with open_channel(peer.control_address, self._channel_options, self.tls) as channel:
                 proof = await prove(
                     channel,
                     self._member,

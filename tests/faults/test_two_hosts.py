@@ -39,7 +39,9 @@ async def test_an_outage_shorter_than_the_deadlines_costs_time_only(
     engines_on_hosts: LiveEngines, hosts: TwoHosts
 ) -> None:
     engines = engines_on_hosts
-    patient = TRANSFER.model_copy(update={"chunk_timeout_s": 20.0, "handoff_timeout_s": 20.0})
+    # TCP waits up to twice as long as an outage before it sends again, and a busy machine makes one longer.
+    timeouts = ("ready_timeout_s", "handoff_timeout_s", "chunk_timeout_s", "link_timeout_s")
+    patient = TRANSFER.model_copy(update=dict.fromkeys(timeouts, 30.0))
     prefill, decode = await engines.start_pair(transfer=patient)
     prefill.arm(Fault(Action.HOLD, Point.BEFORE_CHUNK, 3))
     answer = asyncio.create_task(engines.check_pair(engines.ask(), prefill, decode))
