@@ -77,10 +77,22 @@ def _why_no_draft(directory: Path, target: PretrainedConfig) -> str:
 
 
 def _tokenizer_mistakes(directory: Path) -> list[str]:
-    """Nothing but whether there is one: to load it takes long, and the ingresses do so before engines are ready."""
-    if any((directory / name).is_file() for name in _TOKENIZER_FILES):
-        return []
-    return [f"model.model: {str(directory)!r} has no tokenizer: there is no {_TOKENIZER_FILES[0]} in it"]
+    """Whether there is one, and its file is whole: to load it takes long, and ingresses do before engines are ready."""
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        return [f"model.model: {str(directory)!r} has no tokenizer: there is no {_TOKENIZER_FILES[0]} in it"]
+    path = directory / _TOKENIZER_FILES[0]
+    if path.is_file() and not _is_json_object(path):
+        return [f"model.model: {str(path)!r} is no JSON object, or was cut short: download the checkpoint again"]
+    return []
+
+
+def _is_json_object(path: Path) -> bool:
+    """By its ends: all of it has tens of MB, and what lies between is for the ingresses to read."""
+    with path.open("rb") as file:
+        first = file.read(64).lstrip()
+        file.seek(max(0, path.stat().st_size - 64))
+        last = file.read().rstrip()
+    return len(first) > 0 and first[:1] == b"{" and len(last) > 1 and last[-1:] == b"}"
 
 
 _TOKENIZER_FILES = (

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from cluster.cli import app
-from cluster.config import ClusterConfig
+from cluster.config import DEMO_MODEL, ClusterConfig
 from cluster.errors import InvalidConfig
 from cluster.ingress_config import IngressConfig
 from cluster.startup_checks import find_ingress_mistakes, find_memory_mistakes, refuse_bad_node, refuse_bad_start
@@ -124,6 +129,79 @@ async def test_an_ingress_waits_a_moment_for_the_port_of_the_one_before_it() -> 
         waiting = asyncio.create_task(refuse_bad_node(ingress, patience_s=60.0))
         await asyncio.sleep(0)
     await waiting
+
+
+_Spoil = Callable[[Path], dict[str, Any]]
+
+
+def _model(change: Callable[[Path], object]) -> _Spoil:
+    """Serve a copy of the demo model that was changed."""
+
+    def spoil(directory: Path) -> dict[str, Any]:
+        shutil.copytree(DEMO_MODEL, directory / "model")
+        change(directory / "model")
+        return {"model": {"model": str(directory / "model")}}
+
+    return spoil
+
+
+def _edit_config(**settings: object) -> Callable[[Path], object]:
+    def edit(model: Path) -> None:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | settings))
+
+    return edit
+
+
+def _with_tokens(directory: Path) -> dict[str, Any]:
+    (directory / "tokens.yaml").write_text("tokens: 7")
+    return {"ingress": {"tokens": str(directory / "tokens.yaml")}}
+
+
+def _with_wrong_certificate(directory: Path) -> dict[str, Any]:
+    (directory / "server.crt").write_text("no certificate")
+    (directory / "server.key").write_text("no key")
+    files = {"certificate": str(directory / "server.crt"), "key": str(directory / "server.key")}
+    return {"ingress": {"tls": files}}
+
+
+FOUND_BEFORE: dict[str, tuple[_Spoil, str]] = {
+    "no certificate": (
+        lambda d: {"ingress": {"tls": {"certificate": f"{d}/none.crt", "key": f"{d}/none.key"}}},
+        "none.crt cannot be read: No such file",
+    ),
+    "a broken certificate": (_with_wrong_certificate, "ingress.tls: "),
+    "a broken token file": (_with_tokens, "ingress.tokens: "),
+    "no cluster secret": (lambda d: {"cluster_secret_file": f"{d}/none"}, "cluster_secret_file: "),
+    "more KV than memory": (lambda d: {"cache": {"kv_cache_memory_gib": 1e6}}, "cache.kv_cache_memory_gib: the KV cac"),
+    "no model": (lambda d: {"model": {"model": f"{d}/none"}}, "/none' does not exist"),
+    "no tokenizer": (_model(lambda m: (m / "tokenizer.json").unlink()), "has no tokenizer"),
+    "a broken tokenizer": (_model(lambda m: (m / "tokenizer.json").write_text("{")), "was cut short"),
+    "weights cut short": (_model(lambda m: os.truncate(m / "model.safetensors", 9000)), "by its header it should have"),
+    "a generation config that is no JSON": (
+        _model(lambda m: (m / "generation_config.json").write_text("{")),
+        "generation_config.json",
+    ),
+    "a config of a wrong type": (_model(_edit_config(hidden_size="64")), "'hidden_size' expected int, got str"),
+    "a model that is not served": (_model(_edit_config(model_type="mamba")), "recurrent state"),
+    "no adapter": (lambda d: {"lora": {"adapters": {"sql": f"{d}/none"}}}, "lora.adapters.sql: "),
+}
+
+
+@pytest.mark.parametrize("what", FOUND_BEFORE)
+def test_serve_says_before_it_starts_ray_what_a_start_would_fail_for(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("cluster.local_ray.connect", lambda config: pytest.fail("Ray was started"))
+    spoil, mistake = FOUND_BEFORE[what]
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(spoil(tmp_path)))
+
+    result = CliRunner().invoke(app, ["serve", "--port", "0", "--config", str(tmp_path / "cluster.yaml")])
+
+    assert result.exit_code in (1, 2), result.output
+    assert mistake in result.output
+    assert "Traceback" not in result.output
 
 
 def test_serve_says_so_before_it_starts_ray(monkeypatch: pytest.MonkeyPatch) -> None:

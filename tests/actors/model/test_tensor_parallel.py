@@ -117,6 +117,16 @@ def test_weights_that_transformers_renames_and_buffers_that_it_saves_are_read(mo
     assert_equals_whole_model(tmp_path, 2)
 
 
+@pytest.mark.parametrize("model_type", ["granitemoe", "granitemoeshared", "phimoe"])
+def test_a_plan_that_leaves_attention_whole_is_the_reason_that_is_given(model_type: str, tmp_path: Path) -> None:
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    model = ModelConfig(model=str(tmp_path), load_format="dummy", device="cpu")
+    CONFIG_MAPPING[model_type](**SMALL | experts).save_pretrained(tmp_path)
+
+    with pytest.raises(UnsupportedModel, match="its plan does not split its attention"):
+        on_each_rank(2, lambda group: load_model(model, group))
+
+
 def test_each_rank_holds_its_heads_and_its_share_of_the_weights(checkpoint: CheckpointOf) -> None:
     loaded = load(checkpoint("llama"), 2)
     geometries = [(m.geometry.tp_rank, m.geometry.tp_size, m.geometry.num_replicas) for m in loaded]
