@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from actors.core.request_limits import ImageFacts, RequestLimits
+from actors.checkpoint.pooling_facts import PoolingFacts
+from actors.core.requests.request_limits import ImageFacts, RequestLimits
 from actors.lora_config import LoraConfig
-from actors.pooling_facts import PoolingFacts
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.pairing import PairingFacts

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 import ray
 
-from actors.asked_to_end import on_request_to_end
 from actors.config import EngineConfig, ModelFacts
-from actors.core.adapter import Adapter
+from actors.core.requests.adapter import Adapter
 from actors.core.stats import SchedulerStats
 from actors.engine_profile import EngineProfile
-from actors.garbage_collection import leave_out_what_is_loaded, no_collection
-from actors.log_lines import write_log_lines
+from actors.process.asked_to_end import on_request_to_end
+from actors.process.garbage_collection import leave_out_what_is_loaded, no_collection
+from actors.process.log_lines import write_log_lines
 from kv_transfer.trust.membership import Trust, TrustMaterial
 
 
@@ -76,7 +76,7 @@ class EngineActor:
         # Imported here: the driver and the controller handle this class without loading torch.
         with no_collection():
             from actors.engine_server import EngineServer
-            from actors.ray_executor import RayRankLauncher
+            from actors.ranks.ray_executor import RayRankLauncher
 
         self._trust = Trust()
         self._server = EngineServer(config, engine_id, incarnation, self._trust, RayRankLauncher(resources))

@@ -8,26 +8,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from actors.config import EngineConfig
-from actors.core.adapter_cache import AdapterCache
-from actors.core.block_hash import BlockHashKey
-from actors.core.embedding_shelf import EmbeddingShelf
-from actors.core.embedding_transfers import Staging
+from actors.core.loads.embedding_shelf import EmbeddingShelf
+from actors.core.loads.embedding_transfers import Staging
+from actors.core.queue.adapter_cache import AdapterCache
+from actors.core.requests.block_hash import BlockHashKey
 from actors.core.scheduler import Scheduler
 from actors.engine_core import EngineCore
 from actors.executor import Executor, InProcessExecutor
 from actors.model.grammar.manager import XGrammarManager
 from actors.model.model_runner import ModelRunner
-from actors.multi_rank_executor import MultiRankExecutor
-from actors.process_ranks import ProcessRanks
-from actors.rank_group import RankGroup, gather_ranks
-from actors.rank_launcher import RankLauncher
+from actors.ranks.multi_rank_executor import MultiRankExecutor
+from actors.ranks.process_ranks import ProcessRanks
+from actors.ranks.rank_group import RankGroup, gather_ranks
+from actors.ranks.rank_launcher import RankLauncher
 from actors.worker_builder import build_worker
-from kv_transfer.control import Control
+from kv_transfer.connectors.scheduler_connector import ConnectorScheduler
 from kv_transfer.layout import KVCacheLayout
+from kv_transfer.links.control import Control
 from kv_transfer.params import EngineAddress
-from kv_transfer.prefix_fetch import PrefixFetches
-from kv_transfer.prefix_sources import PrefixSources
-from kv_transfer.scheduler_connector import ConnectorScheduler
+from kv_transfer.prefix.prefix_fetch import PrefixFetches
+from kv_transfer.prefix.prefix_sources import PrefixSources
 from kv_transfer.stores.choice import ChosenStore, choose_stores
 from kv_transfer.stores.scheduler import StoreSet
 from kv_transfer.trust.membership import Trust

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from actors.core.adapter import Adapter
-from actors.core.block_hash import BlockHasher, BlockHashKey
 from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs, SchedulerOutput
-from actors.core.request import EngineCoreRequest, FinishReason, Request, RequestStatus
+from actors.core.requests.adapter import Adapter
+from actors.core.requests.block_hash import BlockHasher, BlockHashKey
+from actors.core.requests.request import EngineCoreRequest, FinishReason, Request, RequestStatus
 from actors.core.scheduler import Scheduler
 from actors.core.stats import SchedulerStats
 from actors.errors import DuplicateRequest

@@ -17,12 +17,12 @@ from dataclasses import replace
 import grpc
 
 from actors.config import EngineConfig, ModelFacts
-from actors.core.adapter import Adapter
-from actors.core.embedding_shelf import EmbeddingShelf
-from actors.core.embedding_transfers import EmbeddingFetch
-from actors.core.multimodal import EncoderInput, PackedArray
-from actors.core.request import EngineCoreRequest
-from actors.core.request_limits import (
+from actors.core.loads.embedding_shelf import EmbeddingShelf
+from actors.core.loads.embedding_transfers import EmbeddingFetch
+from actors.core.requests.adapter import Adapter
+from actors.core.requests.multimodal import EncoderInput, PackedArray
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.request_limits import (
     DescribedArray,
     find_embeddings_mistake,
     find_image_mistake,
@@ -34,16 +34,16 @@ from actors.engine_core import EngineCore
 from actors.engine_profile import EngineProfile
 from actors.engine_thread import EngineThread
 from actors.errors import EncodeRefused, ProfileUnderWay
-from actors.loop_watch import LoopWatch
-from actors.process_ranks import ProcessRanks
-from actors.profiling import EngineProfiler
-from actors.rank_launcher import RankLauncher
-from actors.remote_encoding import EncodeService, RemoteEncoders
-from actors.session_messages import MAX_MESSAGE_BYTES
-from actors.session_server import SessionServer
-from kv_transfer.grpc_control import GrpcControl
+from actors.process.loop_watch import LoopWatch
+from actors.process.profiling import EngineProfiler
+from actors.ranks.process_ranks import ProcessRanks
+from actors.ranks.rank_launcher import RankLauncher
+from actors.sessions.remote_encoding import EncodeService, RemoteEncoders
+from actors.sessions.session_messages import MAX_MESSAGE_BYTES
+from actors.sessions.session_server import SessionServer
+from kv_transfer.links.grpc_control import GrpcControl
+from kv_transfer.links.refused_messages import RefusedMessages
 from kv_transfer.params import EngineAddress
-from kv_transfer.refused_messages import RefusedMessages
 from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from actors.config import ModelFacts
-from actors.core.multimodal import EncoderInput, PackedArray
 from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
+from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.worker import Worker
 
 

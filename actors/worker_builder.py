@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 from actors.config import EngineConfig
 from actors.model.model_runner import ModelRunner
-from actors.model.tensor_parallel_group import TensorParallelGroup
+from actors.model.tensor_parallel.group import TensorParallelGroup
 from actors.worker import Worker
 from kv_transfer.connector import KVConnectorWorker
-from kv_transfer.control import Control
+from kv_transfer.connectors.rank_connector import RankConnector
+from kv_transfer.connectors.staging import StagingConnector
+from kv_transfer.connectors.worker_connector import ConnectorWorker
+from kv_transfer.links.control import Control
 from kv_transfer.params import EngineAddress
-from kv_transfer.rank_connector import RankConnector
-from kv_transfer.staging import StagingConnector
 from kv_transfer.stores.choice import choose_stores
 from kv_transfer.stores.connector import StoringConnector
 from kv_transfer.stores.worker import StoreCopier
-from kv_transfer.worker_connector import ConnectorWorker
 
 logger = logging.getLogger(__name__)
 

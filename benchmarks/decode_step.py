@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.core.block_hash import PUBLIC_KEY
-from actors.core.request import EngineCoreRequest
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.block_hash import PUBLIC_KEY
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import SamplingParams
 from actors.core.scheduler import Scheduler
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor
@@ -34,7 +34,7 @@ from actors.model.attention import cascade
 from actors.model.attention.torch_backend import TorchAttention, TorchBatch
 from actors.model.input_batch import InputBatch
 from actors.model.model_runner import ModelRunner
-from actors.session_messages import Outputs, encode
+from actors.sessions.session_messages import Outputs, encode
 from actors.worker import Worker
 from cluster.config import DEMO_MODEL
 

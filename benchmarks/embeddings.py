@@ -24,10 +24,10 @@ from torch import Tensor
 from transformers import AutoModel
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.core.block_hash import PUBLIC_KEY
 from actors.core.outputs import SchedulerOutput, StepBatch
-from actors.core.request import EngineCoreRequest
-from actors.core.sampling_params import PoolingParams, SamplingParams
+from actors.core.requests.block_hash import PUBLIC_KEY
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import PoolingParams, SamplingParams
 from actors.core.scheduler import Scheduler
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor

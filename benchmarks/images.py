@@ -17,13 +17,13 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.core.multimodal import EncoderInput, MultiModalFeature, PackedArray
-from actors.core.request import EngineCoreRequest
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.multimodal import EncoderInput, MultiModalFeature, PackedArray
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.loopback import LoopbackHub
+from kv_transfer.links.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress
 from kv_transfer.trust.membership import Trust, TrustMaterial
 

@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from actors.garbage_collection import no_collection
+from actors.process.garbage_collection import no_collection
 from benchmarks.token_source import make_serving, prompt_of
+from cluster.api.grpc.server import DoorSettings, IngressServer
+from cluster.api.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
 from cluster.client.channel import open_channel
-from cluster.generation import GenerateChunk, GenerateRequest
-from cluster.ingress.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
-from cluster.ingress.server import DoorSettings, IngressServer
-from cluster.status import ClusterView
+from cluster.observability.status import ClusterView
+from cluster.parameters.generation import GenerateChunk, GenerateRequest
 
 _NUM_CHANNELS = 8
 _NUM_ADMISSIONS = 200

@@ -15,11 +15,11 @@ import time
 from bisect import bisect_left
 from multiprocessing.connection import Connection
 
-from actors.garbage_collection import no_collection
+from actors.process.garbage_collection import no_collection
 from benchmarks.token_source import make_serving, text_lengths
-from cluster.gateway.config import HttpConfig
-from cluster.gateway.server import GatewayServer
-from cluster.status import ClusterView
+from cluster.api.http.server import GatewayServer
+from cluster.observability.status import ClusterView
+from cluster.settings.http import HttpConfig
 
 _NUM_CALLS = 100
 _HEAD = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"

@@ -26,22 +26,22 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
-from actors.core.request import EngineCoreRequest, FinishReason
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.request import EngineCoreRequest, FinishReason
+from actors.core.requests.sampling_params import SamplingParams
 from actors.core.stats import SchedulerStats
-from actors.rank_control import RankControl
-from actors.session_server import SessionServer
+from actors.ranks.rank_control import RankControl
+from actors.sessions.session_server import SessionServer
 from benchmarks.kv_transfer import in_two_processes, make_layout, receive_chunks
-from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.pool.session import EngineSession
-from kv_transfer.control import ControlStream
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.sessions.session import EngineSession
+from kv_transfer.links.control import ControlStream
+from kv_transfer.links.wire import Chunk, ControlMessage
 from kv_transfer.params import EngineAddress
 from kv_transfer.trust.authority import draw_tls_material
 from kv_transfer.trust.grpc_proof import GrpcAcceptor
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 from kv_transfer.trust.tls import listen
-from kv_transfer.wire import Chunk, ControlMessage
 
 _HOST: Final = "127.0.0.1"
 _TIMEOUT_S: Final = 120.0

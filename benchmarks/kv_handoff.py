@@ -27,13 +27,13 @@ import numpy as np
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from actors.core.outputs import RequestTimings
-from actors.core.request import EngineCoreRequest, RequestStatus
-from actors.core.sampling_params import SamplingParams
-from cluster.attempt import Attempt
+from actors.core.requests.request import EngineCoreRequest, RequestStatus
+from actors.core.requests.sampling_params import SamplingParams
 from cluster.config import DEMO_MODEL
-from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineRole
-from cluster.pool.session import EngineSession
-from cluster.router.base import Route
+from cluster.requests.attempt import Attempt
+from cluster.routing.base import Route
+from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineRole
+from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import PrefixSource
 from kv_transfer.trust.handshake import Party

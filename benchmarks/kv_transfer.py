@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 import torch
 from torch import Tensor
 
-from kv_transfer.checksum import checksum_of
 from kv_transfer.layout import KVCacheLayout
+from kv_transfer.links.checksum import checksum_of
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.trust.authority import draw_tls_material

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client import GenerateClient
-from cluster.demo import exposed_transfer_s
+from cluster.commands.demo import exposed_transfer_s
 from cluster.errors import ClusterError
-from cluster.ingress.protos.raypd.v1 import generate_pb2
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,16 +27,16 @@ from rich.table import Table
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ModelFacts, ParallelConfig, SchedulerConfig
 from actors.core.stats import SchedulerStats
 from cluster.config import DEMO_MODEL
-from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.generation import GenerateRequest, SamplingOptions, TokenPrompt
-from cluster.input_processor import InputProcessor, ModelDescription
-from cluster.model_tokenizer import ModelTokenizer
-from cluster.model_versions import ModelVersion, ModelVersions
-from cluster.moves import Moves
-from cluster.pool.membership import Membership
-from cluster.pool.session_pool import SessionPool
-from cluster.router.least_loaded import LeastLoadedPair
-from cluster.serving import Serving
+from cluster.parameters.generation import GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.requests.model_versions import ModelVersion, ModelVersions
+from cluster.requests.moves import Moves
+from cluster.requests.serving import Serving
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.routing.least_loaded import LeastLoadedPair
+from cluster.sessions.membership import Membership
+from cluster.sessions.session_pool import SessionPool
+from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.model_tokenizer import ModelTokenizer
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 

@@ -25,10 +25,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.client import GenerateClient
 from cluster.config import load_cluster_config
-from cluster.ingress.protos.raypd.v1 import admin_pb2
-from cluster.running import running_cluster
+from cluster.start.running import running_cluster
 
 _VICTIM: Final = "decode-0"
 _TOKENS_BEFORE_THE_KILL: Final = 20

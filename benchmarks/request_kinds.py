@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.core.outputs import StepBatch
-from actors.core.request import EngineCoreRequest, PromptEmbeds
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.request import EngineCoreRequest, PromptEmbeds
+from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor
 from actors.model.model_runner import ModelRunner

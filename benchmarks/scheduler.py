@@ -24,10 +24,10 @@ from rich.table import Table
 from xxhash import xxh3_128_digest
 
 from actors.config import CacheConfig, SchedulerConfig
-from actors.core.block_hash import PUBLIC_KEY, BlockHasher, ExtraKeys
 from actors.core.outputs import NO_TOKEN, ModelRunnerOutput, SchedulerOutput
-from actors.core.request import EngineCoreRequest, Request, RequestStatus
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.block_hash import PUBLIC_KEY, BlockHasher, ExtraKeys
+from actors.core.requests.request import EngineCoreRequest, Request, RequestStatus
+from actors.core.requests.sampling_params import SamplingParams
 from actors.core.scheduler import Scheduler
 
 _BLOCK_SIZE = 16

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks.load import Load, Summary, offer, summarise
 from cluster.config import ClusterConfig, load_cluster_config
-from cluster.running import running_cluster
+from cluster.start.running import running_cluster
 
 _COLUMNS = {
     "done": "num_completed",

@@ -22,9 +22,9 @@ from kv_transfer.connector import (
     Reservation,
     StagedBytes,
 )
+from kv_transfer.connectors.staging import StagingConnector
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
-from kv_transfer.prefix_fetch import name_of_staged
-from kv_transfer.staging import StagingConnector
+from kv_transfer.prefix.prefix_fetch import name_of_staged
 
 _NUM_RUNS: Final = 25
 _BLOCK_SIZE: Final = 16

@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.config import CacheConfig, GrammarConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.core.block_hash import PUBLIC_KEY
-from actors.core.request import EngineCoreRequest
-from actors.core.sampling_params import SamplingParams, StructuredOutputParams
+from actors.core.requests.block_hash import PUBLIC_KEY
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import SamplingParams, StructuredOutputParams
 from actors.core.scheduler import Scheduler
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor

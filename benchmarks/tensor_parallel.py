@@ -37,10 +37,10 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from actors.config import ModelConfig
 from actors.core.outputs import SchedulerOutput, StepBatch
 from actors.model.loader import load_model
-from actors.model.rank_calls import RankTrust
-from actors.model.tensor_parallel_group import Rendezvous, join_group
-from actors.rank_hub import RankHub
-from actors.rank_messages import CODEC, RankConnection, RankStep, RankStop
+from actors.model.tensor_parallel.group import Rendezvous, join_group
+from actors.model.tensor_parallel.rank_calls import RankTrust
+from actors.ranks.rank_hub import RankHub
+from actors.ranks.rank_messages import CODEC, RankConnection, RankStep, RankStop
 from cluster.config import DEMO_MODEL
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial

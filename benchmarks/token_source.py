@@ -9,19 +9,19 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from itertools import accumulate, cycle, islice
 
-from actors.core.block_hash import PUBLIC_KEY
 from actors.core.outputs import EngineCoreOutput
-from actors.core.request import EngineCoreRequest, FinishReason
-from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded
+from actors.core.requests.block_hash import PUBLIC_KEY
+from actors.core.requests.request import EngineCoreRequest, FinishReason
+from actors.process.garbage_collection import collect_seldom, leave_out_what_is_loaded
 from cluster.config import DEMO_MODEL
-from cluster.detokenizer import Detokenizer
-from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineRole
-from cluster.input_processor import InputProcessor, ModelDescription
-from cluster.model_tokenizer import ModelTokenizer
-from cluster.model_versions import ModelVersion, ModelVersions
-from cluster.pool.request_stream import RequestStream
-from cluster.router.prefix_aware import PrefixAwarePair
-from cluster.serving import Serving
+from cluster.requests.model_versions import ModelVersion, ModelVersions
+from cluster.requests.serving import Serving
+from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineRole
+from cluster.routing.prefix_aware import PrefixAwarePair
+from cluster.sessions.request_stream import RequestStream
+from cluster.text.detokenizer import Detokenizer
+from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.model_tokenizer import ModelTokenizer
 
 TICK_S = 0.005
 _WORDS = "the quick brown fox jumps over a lazy dog and then returns to its den by way of the river "

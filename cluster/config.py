@@ -15,11 +15,11 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from actors.lora_config import LoraConfig
-from cluster.engine_connection import EngineRole
+from cluster.checks.model_check import find_adapter_mistakes, find_model_mistakes
 from cluster.errors import InvalidConfig
-from cluster.ingress_config import IngressConfig
-from cluster.manifests.settings import KubernetesConfig
-from cluster.model_check import find_adapter_mistakes, find_model_mistakes
+from cluster.routing.engine_connection import EngineRole
+from cluster.settings.ingress import IngressConfig
+from cluster.settings.kubernetes import KubernetesConfig
 from kv_transfer.config import KVTransferConfig
 
 DEMO_MODEL: Final = Path(__file__).parent / "demo_model"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.wire import PROTOCOL_VERSION, Hello
+from kv_transfer.links.wire import PROTOCOL_VERSION, Hello
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.adapter_files import describe_adapter
-from actors.core.adapter import Adapter
+from actors.checkpoint.adapter_files import describe_adapter
+from actors.core.requests.adapter import Adapter
 from actors.lora_config import LoraConfig
 from tests.reference import greedy_tokens
 

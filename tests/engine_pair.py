@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.core.adapter import Adapter
 from actors.core.outputs import EngineCoreOutput, RequestTimings, TokenLogprobs
-from actors.core.request import EngineCoreRequest, RequestStatus
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.adapter import Adapter
+from actors.core.requests.request import EngineCoreRequest, RequestStatus
+from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.loopback import LoopbackHub
+from kv_transfer.links.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, PrefixSource, TransferRole
 from tests.trusted import TRUST
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from actors.core.outputs import EngineCoreOutput, Preemption, RequestTimings, TokenLogprobs
-from actors.core.request import EngineCoreRequest, FinishReason
-from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineRole
+from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import EngineLost
+from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineRole
 
 EOS_TOKEN_ID = 256
 VOCAB_SIZE = 257

@@ -8,7 +8,7 @@ from typing import Final
 
 _PRELOADED: Final = [
     "actors.engine_server",
-    "actors.rank_loop",
+    "actors.ranks.rank_loop",
     "kv_transfer.transports.tcp",
     "transformers.models.llama.modeling_llama",
 ]

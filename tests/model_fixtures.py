@@ -12,7 +12,7 @@ import torch
 from actors.config import ModelConfig
 from actors.model import model_runner
 from actors.model.loader import LoadedModel, load_model
-from actors.model.tensor_parallel_group import TensorParallelGroup
+from actors.model.tensor_parallel.group import TensorParallelGroup
 from tests.checkpoints import make_checkpoint
 from tests.vision import VISION_FAMILIES, make_vision_checkpoint
 

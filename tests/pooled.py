@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 from transformers import AutoModel, AutoModelForSequenceClassification
 
-from actors.core.sampling_params import Pooling
+from actors.core.requests.sampling_params import Pooling
 
 
 @functools.cache

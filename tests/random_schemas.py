@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from cluster.json_types import JSON
+from cluster.parameters.json_types import JSON
 
 _NAMES = ["a", "bc", "x y", 'quo"te', "é", "n0", "longer_name"]
 _PATTERNS = [r"^[a-c]{2,4}$", r"^\d{3}-[x-z]+$", r"(ab|cd)e?", r"^[^a]\w$", r"\[\d+\]"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from actors.rank_loop import run_rank
-from actors.rank_messages import RankTask
+from actors.ranks.rank_loop import run_rank
+from actors.ranks.rank_messages import RankTask
 
 _HOST = "127.0.0.1"
 

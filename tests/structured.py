@@ -15,7 +15,7 @@ import xgrammar
 from transformers import LogitsProcessor
 
 from actors.config import GrammarConfig
-from actors.core.sampling_params import StructuredOutputParams
+from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.model.grammar import manager
 from actors.model.grammar.compiler_child import answer
 from actors.model.grammar.compiler_process import COMPILED

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.ingress.protos.raypd.v1 import generate_pb2
+from cluster.api.protos.raypd.v1 import generate_pb2
 from tests.cluster.client.scripted_ingress import ScriptedIngress
 
 _DOCS = Path(__file__).parents[1] / "docs"

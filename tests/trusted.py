@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from actors.model.rank_calls import RankTrust
+from actors.model.tensor_parallel.rank_calls import RankTrust
 from kv_transfer.trust.authority import draw_tls_material
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial

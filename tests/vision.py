@@ -28,16 +28,16 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from actors.core.multimodal import EncoderInput, MultiModalFeature, ProcessedImage
+from actors.core.requests.multimodal import EncoderInput, MultiModalFeature, ProcessedImage
 from actors.engine_server import EngineServer
 from actors.model.multimodal.image_batch import ImageBatch
 from actors.model.multimodal.processing import ImageProcessing
 from cluster.images import door as door_module
-from cluster.images.config import ImageConfig
 from cluster.images.door import PlacedImages
 from cluster.images.errors import ImageRefused
 from cluster.images.processor_child import answer
 from cluster.images.processor_process import PROCESSED, ChildGreeting
+from cluster.settings.images import ImageConfig
 from tests.checkpoints import EOS_TOKEN, EOS_TOKEN_ID, MAX_POSITIONS, VOCAB_SIZE, draw_weights, train_tokenizer
 
 VISION_FAMILIES = ("llava", "qwen2_vl", "qwen2_5_vl")

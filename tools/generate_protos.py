@@ -2,7 +2,7 @@
 
 The code is committed, because `ray job submit --working-dir .` must find it; tests/tools/ checks that it is what this
 script makes. A .proto's own name stays raypd/v1/*.proto, as its clients know it, while the Python modules lie below
-cluster/ingress/protos and are imported from the repository's root: so imports are rewritten. protoc writes no types
+cluster/api/protos and are imported from the repository's root: so imports are rewritten. protoc writes no types
 for services: their .pyi is written here, for grpc.aio.
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet, MethodDescriptorProto
 from grpc_tools import protoc  # type: ignore[import-untyped]  # it ships no types
 
-PROTO_ROOT = Path(__file__).resolve().parent.parent / "cluster" / "ingress" / "protos"
-PYTHON_PACKAGE = "cluster.ingress.protos"
+PROTO_ROOT = Path(__file__).resolve().parent.parent / "cluster" / "api" / "protos"
+PYTHON_PACKAGE = "cluster.api.protos"
 
 
 def main() -> None:

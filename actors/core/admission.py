@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from actors.config import SchedulerConfig
-from actors.core.block_pool import KVCacheBlock
-from actors.core.kv_cache_manager import KVCacheManager
-from actors.core.places import Places
-from actors.core.prompt_tails import PartialHit
-from actors.core.remote_kv import LoadDecision, RemoteKV
-from actors.core.request import Request, RequestStatus
-from actors.core.request_queue import RequestQueue, order_of
+from actors.core.blocks.block_pool import KVCacheBlock
+from actors.core.blocks.kv_cache_manager import KVCacheManager
+from actors.core.blocks.prompt_tails import PartialHit
+from actors.core.loads.remote_kv import LoadDecision, RemoteKV
+from actors.core.queue.places import Places
+from actors.core.queue.request_queue import RequestQueue, order_of
+from actors.core.requests.request import Request, RequestStatus
 from actors.core.step import SqueezingLoad, Step
 from kv_transfer.params import TransferRole
 

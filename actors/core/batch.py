@@ -7,12 +7,12 @@ import enum
 import numpy as np
 
 from actors.config import SchedulerConfig
-from actors.core.kv_cache_manager import KVCacheManager
+from actors.core.blocks.kv_cache_manager import KVCacheManager
 from actors.core.outbox import Outbox
 from actors.core.outputs import Preemption
-from actors.core.places import Places
-from actors.core.request import Request, RequestStatus
-from actors.core.request_queue import order_of
+from actors.core.queue.places import Places
+from actors.core.queue.request_queue import order_of
+from actors.core.requests.request import Request, RequestStatus
 from actors.core.step import Step, Victim
 from kv_transfer.params import TransferRole
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from actors.config import SchedulerConfig
-from actors.core.encoder_scheduling import find_encoder_refusal
-from actors.core.request import Request
+from actors.core.encoder.encoder_scheduling import find_encoder_refusal
+from actors.core.requests.request import Request
 from kv_transfer.params import TransferRole
 
 

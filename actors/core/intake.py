@@ -8,17 +8,17 @@ from typing import Protocol
 
 import numpy as np
 
-from actors.core.draft_control import DraftControl
-from actors.core.encoder_cache_manager import EncoderCacheManager
-from actors.core.kv_cache_manager import KVCacheManager
+from actors.core.blocks.kv_cache_manager import KVCacheManager
+from actors.core.drafts.draft_control import DraftControl
+from actors.core.encoder.encoder_cache_manager import EncoderCacheManager
 from actors.core.outbox import Outbox
 from actors.core.outputs import NO_TOKEN, ModelRunnerOutput, StepBatch
-from actors.core.request import Request
-from actors.core.running_rows import RunningRows
+from actors.core.requests.request import Request
+from actors.core.requests.running_rows import RunningRows
+from actors.core.requests.status import RequestStatus
+from actors.core.requests.stop import find_stop
+from actors.core.requests.structured_output import StructuredOutputManager, find_objection
 from actors.core.stats import SchedulerStats, SpecDecodingStats
-from actors.core.status import RequestStatus
-from actors.core.stop import find_stop
-from actors.core.structured_output import StructuredOutputManager, find_objection
 from actors.errors import IntegrityError
 from kv_transfer.connector import ProducerEnd
 from kv_transfer.params import TransferRole

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from actors.core.kv_cache_manager import KVCacheManager
-from actors.core.places import Places
+from actors.core.blocks.kv_cache_manager import KVCacheManager
+from actors.core.loads.remote_kv import RemoteKV
 from actors.core.preparation import Preparation
-from actors.core.remote_kv import RemoteKV
-from actors.core.request import Request, RequestStatus
+from actors.core.queue.places import Places
+from actors.core.requests.request import Request, RequestStatus
 from actors.errors import IntegrityError
 from kv_transfer.params import TransferRole
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.core.multimodal import EMBEDDINGS
 from actors.core.outputs import (
     DecodedTokens,
     EngineCoreOutput,
@@ -13,8 +12,9 @@ from actors.core.outputs import (
     RequestTimings,
     TokenLogprobs,
 )
-from actors.core.request import Request, RequestStatus
-from actors.core.status import FINISH_REASONS
+from actors.core.requests.multimodal import EMBEDDINGS
+from actors.core.requests.request import Request, RequestStatus
+from actors.core.requests.status import FINISH_REASONS
 
 
 class Outbox:

@@ -9,14 +9,14 @@ from typing import Annotated, Final, TypeAlias
 import numpy as np
 from msgspec import Meta
 
-from actors.core.adapter import AdapterCommands
-from actors.core.multimodal import EncoderInput, MultiModalFeature
-from actors.core.prompt_tails import BlockCopy
-from actors.core.request import PromptEmbeds
-from actors.core.request import StatusChange as StatusChange
-from actors.core.sampling_params import PoolingParams, SamplingParams
+from actors.core.blocks.prompt_tails import BlockCopy
+from actors.core.requests.adapter import AdapterCommands
+from actors.core.requests.multimodal import EncoderInput, MultiModalFeature
+from actors.core.requests.request import PromptEmbeds
+from actors.core.requests.request import StatusChange as StatusChange
+from actors.core.requests.sampling_params import PoolingParams, SamplingParams
+from actors.core.requests.status import FinishReason
 from actors.core.stats import SchedulerStats
-from actors.core.status import FinishReason
 from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput
 from kv_transfer.ranges import (
     MAX_COUNT,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from actors.core.adapter import Adapter, AdapterCommands, AdapterStats
-from actors.core.adapter_cache import AdapterCache
-from actors.core.grammar_wait import GrammarWait
 from actors.core.intake import Finish
 from actors.core.outbox import Outbox
-from actors.core.request import Request
-from actors.core.request_queue import RequestQueue
-from actors.core.status import RequestStatus
+from actors.core.queue.adapter_cache import AdapterCache
+from actors.core.queue.grammar_wait import GrammarWait
+from actors.core.queue.request_queue import RequestQueue
+from actors.core.requests.adapter import Adapter, AdapterCommands, AdapterStats
+from actors.core.requests.request import Request
+from actors.core.requests.status import RequestStatus
 
 
 class Preparation:

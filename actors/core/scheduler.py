@@ -17,39 +17,39 @@ from copy import deepcopy
 from dataclasses import replace
 
 from actors.config import CacheConfig, SchedulerConfig
-from actors.core.adapter_cache import AdapterCache
 from actors.core.admission import Admission
 from actors.core.batch import Batch
+from actors.core.blocks.kv_cache_manager import KVCacheManager
+from actors.core.blocks.kv_events import KVEventBatch, KVEventLog
 from actors.core.door import Ability, engine_abilities, find_refusal
-from actors.core.draft_control import make_draft_control, take_drafts
-from actors.core.embedding_transfers import Staging
-from actors.core.encoder_cache_manager import EncoderCacheManager
-from actors.core.encoder_scheduling import EncoderStep
-from actors.core.fair_queue import create_request_queue
-from actors.core.grammar_wait import GrammarWait
-from actors.core.handoff_rank import HandoffRank
+from actors.core.drafts.draft_control import make_draft_control, take_drafts
+from actors.core.encoder.encoder_cache_manager import EncoderCacheManager
+from actors.core.encoder.encoder_scheduling import EncoderStep
 from actors.core.intake import Intake
 from actors.core.integrity import check_places
-from actors.core.kv_cache_manager import KVCacheManager
-from actors.core.kv_events import KVEventBatch, KVEventLog
+from actors.core.loads.embedding_transfers import Staging
+from actors.core.loads.handoff_rank import HandoffRank
+from actors.core.loads.remote_kv import RemoteKV
 from actors.core.outbox import Outbox
 from actors.core.outputs import DraftTokenIds, EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput
-from actors.core.places import Places
 from actors.core.preparation import Preparation
-from actors.core.remote_kv import RemoteKV
-from actors.core.removable_heap import RemovableHeap
-from actors.core.request import Request, RequestStatus
-from actors.core.request_queue import RequestQueue
-from actors.core.running_rows import RunningRows
+from actors.core.queue.adapter_cache import AdapterCache
+from actors.core.queue.fair_queue import create_request_queue
+from actors.core.queue.grammar_wait import GrammarWait
+from actors.core.queue.places import Places
+from actors.core.queue.removable_heap import RemovableHeap
+from actors.core.queue.request_queue import RequestQueue
+from actors.core.requests.request import Request, RequestStatus
+from actors.core.requests.running_rows import RunningRows
+from actors.core.requests.stop import find_stop
+from actors.core.requests.structured_output import StructuredOutputManager
 from actors.core.stats import SchedulerStats, SpecDecodingStats
 from actors.core.step import Step
-from actors.core.stop import find_stop
-from actors.core.structured_output import StructuredOutputManager
 from actors.errors import DuplicateRequest, IntegrityError
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import KVConnectorScheduler, ProducerEnd
 from kv_transfer.params import TransferRole
-from kv_transfer.prefix_sources import PrefixSources
+from kv_transfer.prefix.prefix_sources import PrefixSources
 from kv_transfer.ranges import MAX_COUNT
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from actors.core.adapter import AdapterStats
+from actors.core.requests.adapter import AdapterStats
 from kv_transfer.ranges import MAX_KINDS, Clock, Count, Total, Word
 from kv_transfer.stats import TransferStats
 from kv_transfer.stores.messages import StoreStats

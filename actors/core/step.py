@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actors.config import SchedulerConfig
-from actors.core.draft_control import DraftControl
-from actors.core.encoder_cache_manager import EncoderCacheManager
-from actors.core.encoder_scheduling import EncoderInputs, EncoderStep
-from actors.core.kv_cache_manager import KVCacheManager
+from actors.core.blocks.kv_cache_manager import KVCacheManager
+from actors.core.drafts.draft_control import DraftControl
+from actors.core.encoder.encoder_cache_manager import EncoderCacheManager
+from actors.core.encoder.encoder_scheduling import EncoderInputs, EncoderStep
 from actors.core.outputs import NOTHING_GROWN, NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
-from actors.core.places import Places
-from actors.core.request import Request
-from actors.core.request_queue import RequestQueue
-from actors.core.running_rows import RunningRows
+from actors.core.queue.places import Places
+from actors.core.queue.request_queue import RequestQueue
+from actors.core.requests.request import Request
+from actors.core.requests.running_rows import RunningRows
 from kv_transfer.connector import ProducerProgress
 from kv_transfer.params import TransferRole
 

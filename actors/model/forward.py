@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from actors.model.attention.base import BATCH_ARGUMENT, BatchAttention
-from actors.model.model_kind import ModelKind
+from actors.model.config.model_kind import ModelKind
 
 TakeStates = Callable[[Tensor], None]
 """Gets the last layer's hidden states, [num_tokens, hidden_size], as the model's head does: after the last norm."""

@@ -18,11 +18,11 @@ import numpy as np
 from torch import Tensor
 
 from actors.core.outputs import NO_TOKEN, NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
-from actors.core.sampling_params import SamplingParams
-from actors.core.token_rules import TokenRules
+from actors.core.requests.sampling_params import SamplingParams
+from actors.core.requests.token_rules import TokenRules
 from actors.model.attention.base import BatchShape
-from actors.model.prompt_logprobs import PromptLogprobs, PromptParts
-from actors.model.sampling_batch import SamplingBatch, SamplingRow, SamplingTable
+from actors.model.sampling.prompt_logprobs import PromptLogprobs, PromptParts
+from actors.model.sampling.sampling_batch import SamplingBatch, SamplingRow, SamplingTable
 from actors.model.spec_decode.verification import StepDrafts
 
 

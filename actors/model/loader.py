@@ -16,34 +16,34 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
+from actors.checkpoint.generation_defaults import GenerationFile, InvalidGenerationConfig, read_generation_file
+from actors.checkpoint.pooling_facts import PoolingFacts
 from actors.config import ModelConfig
-from actors.generation_defaults import GenerationFile, InvalidGenerationConfig, read_generation_file
 from actors.model.attention.base import register_attention
 from actors.model.attention.probe import GeometryProbe, KVGeometry
-from actors.model.config_rules import (
+from actors.model.checks.fingerprint import fingerprint_checkpoint
+from actors.model.checks.self_check import check_forward
+from actors.model.checks.weight_checks import ignored_patterns, refuse_nan, refuse_report, refuse_unread
+from actors.model.checks.whole_model import ModelRun, check_split, record_run, run_from_files
+from actors.model.config.config_rules import (
     architecture_name,
     describe,
     quantization_method,
     read_config,
     reason_in_windows,
 )
+from actors.model.config.limits import derive_max_model_len
+from actors.model.config.model_kind import ModelKind, kind_of
+from actors.model.config.support import attention_choice, refuse_unsupported
 from actors.model.errors import CheckpointError, DeviceUnavailable, LoadFailed, ModelError, RankLost, UnsupportedModel
-from actors.model.fingerprint import fingerprint_checkpoint
 from actors.model.forward import FlatForward
-from actors.model.limits import derive_max_model_len
-from actors.model.model_kind import ModelKind, kind_of
 from actors.model.multimodal.families import VisionFamily, vision_family
 from actors.model.pooling.head import ClassificationHead
 from actors.model.pooling.loading import load_pooling
-from actors.model.self_check import check_forward
-from actors.model.support import attention_choice, refuse_unsupported
-from actors.model.tensor_parallel import ModelShard, SplitLinear, build_shard
-from actors.model.tensor_parallel_group import TensorParallelGroup
-from actors.model.tensor_parallel_plan import shard_heads
-from actors.model.tensor_parallel_weights import CheckpointWeights, DrawnWeights, MergedWeights
-from actors.model.weight_checks import ignored_patterns, refuse_nan, refuse_report, refuse_unread
-from actors.model.whole_model import ModelRun, check_split, record_run, run_from_files
-from actors.pooling_facts import PoolingFacts
+from actors.model.tensor_parallel.group import TensorParallelGroup
+from actors.model.tensor_parallel.part import ModelShard, SplitLinear, build_shard
+from actors.model.tensor_parallel.plan import shard_heads
+from actors.model.tensor_parallel.weights import CheckpointWeights, DrawnWeights, MergedWeights
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from actors.checkpoint.pooling_facts import PoolingFacts
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from actors.core.door import Ability
-from actors.core.multimodal import EncoderInput, PackedArray
 from actors.core.outputs import (
     NO_TOKEN,
     DraftTokenIds,
@@ -23,33 +23,33 @@ from actors.core.outputs import (
     SchedulerOutput,
     TokenLogprobs,
 )
-from actors.core.request_limits import ImageFacts
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.multimodal import EncoderInput, PackedArray
+from actors.core.requests.request_limits import ImageFacts
+from actors.core.requests.sampling_params import SamplingParams
 from actors.lora_config import LoraConfig
 from actors.model.attention.base import BatchShape
 from actors.model.attention.probe import GeometryProbe
 from actors.model.attention.torch_backend import TorchAttention
+from actors.model.cache.kv_cache import allocate_kv_cache, copy_blocks, make_layout
+from actors.model.cache.kv_cache_size import check_fits, choose_num_blocks
+from actors.model.cache.memory import free_memory_bytes, peak_memory_bytes
 from actors.model.errors import UnsupportedModel
 from actors.model.forward import TakeStates
 from actors.model.grammar.mask import GrammarMask
 from actors.model.input_batch import InputBatch, StepInputs
-from actors.model.kv_cache import allocate_kv_cache, copy_blocks, make_layout
-from actors.model.kv_cache_size import check_fits, choose_num_blocks
 from actors.model.loader import LoadedModel, load_model
 from actors.model.lora.store import AdapterStore
-from actors.model.memory import free_memory_bytes, peak_memory_bytes
 from actors.model.multimodal.families import image_facts
 from actors.model.multimodal.image_batch import ImageBatch, encode_image, pack_embeddings
 from actors.model.pooling.pooler import Pooler
 from actors.model.prompt_embeds import PromptEmbedsBatch
-from actors.model.prompt_logprobs import PromptParts
-from actors.model.sampler import SamplerOutput, sample
-from actors.model.sampling_batch import SamplingBatch, SamplingRow
+from actors.model.sampling.prompt_logprobs import PromptParts
+from actors.model.sampling.sampler import SamplerOutput, sample
+from actors.model.sampling.sampling_batch import SamplingBatch, SamplingRow
 from actors.model.spec_decode.choice import make_proposer
 from actors.model.spec_decode.draft_model import DraftModel, load_draft_model
 from actors.model.spec_decode.proposer import Proposer
-from actors.model.tensor_parallel_group import TensorParallelGroup
-from actors.pooling_facts import PoolingFacts
+from actors.model.tensor_parallel.group import TensorParallelGroup
 from kv_transfer.layout import KVCacheLayout
 
 logger = logging.getLogger(__name__)

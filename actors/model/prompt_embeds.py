@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from actors.core.outputs import SchedulerOutput, StepBatch
-from actors.core.request import PromptEmbeds
+from actors.core.requests.request import PromptEmbeds
 
 _NOTHING: Final = nullcontext()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.ingress.protos.raypd.v1 import generate_pb2
+from cluster.api.protos.raypd.v1 import generate_pb2
 
 
 @dataclass(frozen=True, slots=True)

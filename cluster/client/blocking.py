@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Sequ
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
+from cluster.api.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
 from cluster.client.answers import Answer
 from cluster.client.client import GenerateClient
 from cluster.client.credentials import Credentials
@@ -15,7 +16,6 @@ from cluster.client.errors import ClientClosed
 from cluster.client.loop_thread import LoopClosed, LoopThread
 from cluster.client.options import BatchOptions, ChatTurn, Options, Prompt
 from cluster.client.vectors import EmbedOptions, HeadOptions, Prompts
-from cluster.ingress.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
 
 _T = TypeVar("_T")
 

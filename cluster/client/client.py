@@ -10,9 +10,8 @@ from typing import Self, TypeVar, Unpack
 
 import grpc.aio
 
+from cluster.api.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
 from cluster.client.answers import Answer
-from cluster.client.attempts import Attempts
-from cluster.client.batch import batch_once, batch_resuming
 from cluster.client.credentials import Credentials
 from cluster.client.errors import CallFailed, as_call_failed
 from cluster.client.ingresses import Ingress, Ingresses, parse_addresses
@@ -26,7 +25,9 @@ from cluster.client.options import (
     set_prompt,
 )
 from cluster.client.patience import Deadline, Patience
-from cluster.client.stream import stream_once, stream_resuming
+from cluster.client.streams.attempts import Attempts
+from cluster.client.streams.batch import batch_once, batch_resuming
+from cluster.client.streams.stream import stream_once, stream_resuming
 from cluster.client.vectors import (
     EmbedOptions,
     HeadOptions,
@@ -35,7 +36,6 @@ from cluster.client.vectors import (
     make_embed_request,
     make_score_request,
 )
-from cluster.ingress.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")

@@ -13,10 +13,10 @@ from typing import Final
 
 import grpc
 
+from cluster.api.protos.raypd.v1 import admin_pb2_grpc, embed_pb2_grpc, generate_pb2_grpc, model_pb2_grpc
 from cluster.client.channel import open_channel
 from cluster.client.credentials import Credentials
 from cluster.client.patience import retry_delay_s
-from cluster.ingress.protos.raypd.v1 import admin_pb2_grpc, embed_pb2_grpc, generate_pb2_grpc, model_pb2_grpc
 
 _CONNECT_TIMEOUT_S: Final = 3.0
 """Of an address that does not even refuse."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypedDict
 
-from cluster.ingress.protos.raypd.v1 import generate_pb2
+from cluster.api.protos.raypd.v1 import generate_pb2
 
 Content = str | Sequence[str | bytes]
 """What one turn says: a text, or texts and images (their files' bytes) in their order."""

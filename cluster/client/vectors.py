@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypedDict
 
+from cluster.api.protos.raypd.v1 import embed_pb2, generate_pb2
 from cluster.client.options import Prompt, set_prompt
-from cluster.ingress.protos.raypd.v1 import embed_pb2, generate_pb2
 
 Prompts = str | Sequence[Prompt]
 """Several prompts, or one text."""

@@ -54,7 +54,7 @@ def doctor(
     }
     cluster_config = load(config, overrides, looks_at_model=False)
 
-    from cluster.doctor_command import examine
+    from cluster.commands.doctor.examination import examine
 
     def look() -> None:
         if not examine(cluster_config, Console(), gpu=gpu, as_json=as_json):
@@ -99,7 +99,7 @@ def manifests(
     kubernetes.tls, tokens, internal_tls, cluster_secret and block_hash_key name. Standard error has the commands that
     make them; cert-manager makes the certificates inside with kubernetes.internal_tls.cert_manager.
     """
-    from cluster import manifests_command
+    from cluster.commands import manifests as manifests_command
 
     options = manifests_command.Options(prefill, decode, both, encode, tp, gpu, model, models_claim, image, namespace)
     if kustomize is not None:

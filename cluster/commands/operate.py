@@ -17,8 +17,8 @@ from cluster.commands.command_line import (
     fail,
     run,
 )
-from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
+from cluster.routing.engine_connection import EngineRole
 
 
 def status(
@@ -29,7 +29,7 @@ def status(
     timeout_s: Timeout = 10.0,
 ) -> None:
     """Show a running cluster's engines, links, KV transfers, requests and the controller's decisions."""
-    from cluster.status_command import show_status
+    from cluster.commands.status_screen import show_status
 
     watch_s = interval_s if watch else None
     run(lambda: asyncio.run(show_status(address, Console(), watch_s=watch_s, as_json=as_json, timeout_s=timeout_s)))
@@ -44,7 +44,7 @@ def scale(
     timeout_s: Timeout = 10.0,
 ) -> None:
     """Change the number of engines of a running cluster. Engines that leave finish their requests first."""
-    from cluster.admin_commands import scale as ask
+    from cluster.commands.administration import scale as ask
 
     counts = {"prefill": prefill, "decode": decode, "both": both, "encode": encode}
     run(lambda: asyncio.run(ask(address, Console(), counts, timeout_s=timeout_s)))
@@ -65,7 +65,7 @@ def drain(
 
     The engine gets no new requests meanwhile.
     """
-    from cluster import admin_commands
+    from cluster.commands import administration as admin_commands
 
     wait_s = wait_timeout_s if wait else None
     if (engine is None) == (node is None):
@@ -94,7 +94,7 @@ def update(
 
     Engines are replaced group by group; both checkpoints are served meanwhile.
     """
-    from cluster.admin_commands import update as ask
+    from cluster.commands.administration import update as ask
 
     wait_s = wait_timeout_s if wait else None
     directory = str(model.resolve())
@@ -110,7 +110,7 @@ def load_adapter(
     timeout_s: Timeout = 60.0,
 ) -> None:
     """Load a LoRA adapter into a running cluster, or load new weights for one."""
-    from cluster.admin_commands import load_adapter as ask
+    from cluster.commands.administration import load_adapter as ask
 
     # Not resolved: what is allowed is decided where the files are read.
     run(lambda: asyncio.run(ask(address, Console(), name, str(directory.absolute()), timeout_s=timeout_s)))
@@ -122,7 +122,7 @@ def unload_adapter(
     timeout_s: Timeout = 10.0,
 ) -> None:
     """Unload a LoRA adapter. Requests that use it finish with it; new requests are refused."""
-    from cluster.admin_commands import unload_adapter as ask
+    from cluster.commands.administration import unload_adapter as ask
 
     run(lambda: asyncio.run(ask(address, Console(), name, timeout_s=timeout_s)))
 
@@ -134,7 +134,7 @@ def set_role(
     timeout_s: Timeout = 10.0,
 ) -> None:
     """Change the role of an engine without a restart. The engine keeps its prefix cache."""
-    from cluster.admin_commands import set_role as ask
+    from cluster.commands.administration import set_role as ask
 
     run(lambda: asyncio.run(ask(address, Console(), engine, role.value, timeout_s=timeout_s)))
 
@@ -149,7 +149,7 @@ def reset_prefix_cache(
     timeout_s: Timeout = 30.0,
 ) -> None:
     """Empty the prefix cache of one engine or all engines."""
-    from cluster.admin_commands import reset_prefix_cache as ask
+    from cluster.commands.administration import reset_prefix_cache as ask
 
     run(lambda: asyncio.run(ask(address, Console(), engine, preempt=preempt, timeout_s=timeout_s)))
 
@@ -164,13 +164,13 @@ def profile(
     timeout_s: Timeout = 60.0,
 ) -> None:
     """Profile an engine with torch's profiler, and print where its time goes. The engine is slower meanwhile."""
-    from cluster.admin_commands import profile as ask
+    from cluster.commands.administration import profile as ask
 
     run(lambda: asyncio.run(ask(address, Console(), engine, duration_s, trace=trace, timeout_s=timeout_s)))
 
 
 def rotate_secret(address: Address = "127.0.0.1:50051", timeout_s: Timeout = 30.0) -> None:
     """Replace the secret by which engines and ingresses authenticate each other. Nothing is interrupted."""
-    from cluster.admin_commands import rotate_secret as ask
+    from cluster.commands.administration import rotate_secret as ask
 
     run(lambda: asyncio.run(ask(address, Console(), timeout_s=timeout_s)))

@@ -64,7 +64,7 @@ def serve(
     }
     cluster_config = load(config, overrides)
 
-    from cluster.running import serve_until_signalled, start_detached
+    from cluster.start.running import serve_until_signalled, start_detached
 
     run(lambda: (start_detached if detach else serve_until_signalled)(cluster_config, Console()))
 
@@ -75,7 +75,7 @@ def stop(
     namespace: Annotated[str | None, typer.Option(help="Ray namespace; default: raypd.")] = None,
 ) -> None:
     """Drain and stop the raypd cluster that runs in a Ray cluster."""
-    from cluster.running import stop_cluster
+    from cluster.start.running import stop_cluster
 
     cluster_config = load(config, {"ray": {"address": ray_address, "namespace": namespace}})
     run(lambda: stop_cluster(cluster_config, Console()))
@@ -88,7 +88,7 @@ def demo(
     """Start a cluster, send prompts of mixed length, show where their time went, and stop the cluster."""
     cluster_config = load(config, {"ingress": {"port": 0}})
 
-    from cluster.demo import run_demo
+    from cluster.commands.demo import run_demo
 
     run(lambda: run_demo(cluster_config, num_requests, Console()))
 

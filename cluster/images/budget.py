@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.core.request import EngineCoreRequest
+from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import Overloaded
 
 

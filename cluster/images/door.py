@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.core.multimodal import EncoderInput, MultiModalFeature, ProcessedImage
-from actors.sized_cache import SizedCache
+from actors.core.requests.multimodal import EncoderInput, MultiModalFeature, ProcessedImage
+from actors.process.sized_cache import SizedCache
 from cluster.errors import Overloaded
-from cluster.generation import GenerateRequest
-from cluster.images.config import ImageConfig
 from cluster.images.errors import ImageRefused, ImagesUnavailable
 from cluster.images.processor_process import ImageProcessors
 from cluster.images.sources import SentImage, images_of, read_data
-from cluster.sampling_rules import Violations
+from cluster.parameters.generation import GenerateRequest
+from cluster.parameters.sampling_rules import Violations
+from cluster.settings.images import ImageConfig
 
 _PROCESSOR_FILES = ("config.json", "preprocessor_config.json", "processor_config.json")
 _RETRY_DELAY_S = 1.0

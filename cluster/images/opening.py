@@ -9,8 +9,8 @@ from transformers import AutoConfig
 
 from actors.model.multimodal.families import SERVED_FAMILIES, image_token_id
 from cluster.errors import TokenizerUnusable
-from cluster.images.config import ImageConfig
 from cluster.images.door import ImageDoor
+from cluster.settings.images import ImageConfig
 
 
 def open_image_door(directory: Path, config: ImageConfig) -> ImageDoor | None:

@@ -18,8 +18,8 @@ from typing import Final
 import msgspec
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from actors.bounded_child import work
 from actors.model.multimodal.processing import ImageProcessing
+from actors.process.bounded_child import work
 from cluster.images.errors import ImageRefused
 from cluster.images.processor_process import PROCESSED, REFUSED, ChildGreeting
 

@@ -13,10 +13,10 @@ from typing import Final
 
 import msgspec
 
-from actors.bounded_process import BoundedProcess, ProcessDied, ProcessLimits, ProcessTooSlow, ProcessUnusable
-from actors.core.multimodal import ProcessedImage
-from cluster.images.config import ImageConfig
+from actors.core.requests.multimodal import ProcessedImage
+from actors.process.bounded_process import BoundedProcess, ProcessDied, ProcessLimits, ProcessTooSlow, ProcessUnusable
 from cluster.images.errors import ImageRefused, ImagesUnavailable
+from cluster.settings.images import ImageConfig
 
 logger = logging.getLogger(__name__)
 

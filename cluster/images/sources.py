@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.generation import ChatPrompt, GenerateRequest, ImageInput
-from cluster.images.config import ImageConfig
-from cluster.sampling_rules import Violations
+from cluster.parameters.generation import ChatPrompt, GenerateRequest, ImageInput
+from cluster.parameters.sampling_rules import Violations
+from cluster.settings.images import ImageConfig
 
 _BASE64_OVERHEAD: Final = 4 / 3
 _MAX_URI_HEADER_CHARS: Final = 256

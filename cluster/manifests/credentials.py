@@ -5,10 +5,10 @@ Only ingresses get private keys and the file of tokens; with mutual TLS, whoever
 
 from __future__ import annotations
 
-from cluster.json_types import JSON
 from cluster.manifests.objects import secret_volume
 from cluster.manifests.placement import OPERATOR_FILE, TLS_DIRECTORY, TOKENS_DIRECTORY, TOKENS_FILE
-from cluster.manifests.settings import KubernetesConfig
+from cluster.parameters.json_types import JSON
+from cluster.settings.kubernetes import KubernetesConfig
 
 
 def credential_variables(kubernetes: KubernetesConfig) -> dict[str, str]:

@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from cluster.config import ClusterConfig, InternalTlsConfig
 from cluster.errors import InvalidConfig
-from cluster.json_types import JSON
 from cluster.manifests.objects import Manifest, manifest, secret_volume
-from cluster.manifests.settings import KubernetesConfig
+from cluster.parameters.json_types import JSON
+from cluster.settings.kubernetes import KubernetesConfig
 from kv_transfer.trust.tls import CLUSTER_NAME
 
 INTERNAL_TLS_DIRECTORY: Final = "/etc/raypd-internal-tls"

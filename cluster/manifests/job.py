@@ -6,7 +6,6 @@ import math
 from typing import Final
 
 from cluster.config import ClusterConfig
-from cluster.json_types import JSON
 from cluster.manifests.credentials import credential_mounts, credential_variables, credential_volumes
 from cluster.manifests.objects import (
     DASHBOARD_PORT,
@@ -21,6 +20,7 @@ from cluster.manifests.objects import (
 )
 from cluster.manifests.placement import CONFIG_FILE, config_file
 from cluster.manifests.pods import admin_address
+from cluster.parameters.json_types import JSON
 
 _TRIES: Final = 5
 _IMAGE_PULL_S: Final = 1200

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from cluster.config import ClusterConfig
 from cluster.errors import InvalidConfig
-from cluster.json_types import JSON
 from cluster.manifests.objects import Manifest, to_yaml
 from cluster.manifests.render import image_of, render, render_trial
+from cluster.parameters.json_types import JSON
 
 IMAGE_NAME: Final = "raypd"
 """What the files call the image; each overlay's kustomization.yaml says what that is."""

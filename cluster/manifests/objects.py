@@ -7,8 +7,8 @@ from typing import Final, TypeAlias
 
 import yaml
 
-from cluster.json_types import JSON
-from cluster.manifests.settings import KubernetesConfig
+from cluster.parameters.json_types import JSON
+from cluster.settings.kubernetes import KubernetesConfig
 
 Manifest: TypeAlias = "dict[str, JSON]"
 

@@ -17,11 +17,11 @@ import yaml
 
 from cluster.access.tls import TlsConfig
 from cluster.config import ClusterConfig, EngineGroupConfig
-from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
-from cluster.ingress_config import IngressConfig
 from cluster.manifests.inside import inside_settings
-from cluster.manifests.settings import GPU, KubernetesConfig, PodConfig
+from cluster.routing.engine_connection import EngineRole
+from cluster.settings.ingress import IngressConfig
+from cluster.settings.kubernetes import GPU, KubernetesConfig, PodConfig
 
 ROLE_LABEL: Final = "raypd.io/role"
 HEAD: Final = "head"

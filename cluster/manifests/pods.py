@@ -6,7 +6,6 @@ import math
 from typing import Final
 
 from cluster.config import ClusterConfig
-from cluster.json_types import JSON
 from cluster.manifests.credentials import credential_mounts, credential_variables, credential_volumes
 from cluster.manifests.inside import inside_mounts, inside_volumes
 from cluster.manifests.objects import (
@@ -21,7 +20,8 @@ from cluster.manifests.objects import (
     quantity,
 )
 from cluster.manifests.placement import CONFIG_DIRECTORY, HEAD, INGRESS, PodGroup, admin_ports, client_ports
-from cluster.manifests.settings import GPU_PRODUCTS, KubernetesConfig
+from cluster.parameters.json_types import JSON
+from cluster.settings.kubernetes import GPU_PRODUCTS, KubernetesConfig
 
 NODE_IP_VARIABLE: Final = "RAYPD_NODE_IP"
 DRAIN_SLACK_S: Final = 30

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.config import ClusterConfig
-from cluster.json_types import JSON
 from cluster.manifests.objects import Manifest, common_labels, container_security, manifest, quantity
 from cluster.manifests.placement import ROLE_LABEL, PodGroup, head_group, worker_groups
 from cluster.manifests.pods import head_template, worker_template
-from cluster.manifests.settings import RAY_VERSION, KubernetesConfig
+from cluster.parameters.json_types import JSON
+from cluster.settings.kubernetes import RAY_VERSION, KubernetesConfig
 
 REDIS_PASSWORD_KEY: Final = "password"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from cluster.json_types import JSON
 from cluster.manifests.objects import (
     POD_SECURITY,
     Manifest,
@@ -15,7 +14,8 @@ from cluster.manifests.objects import (
     manifest,
 )
 from cluster.manifests.ray_cluster import REDIS_PASSWORD_KEY
-from cluster.manifests.settings import KubernetesConfig
+from cluster.parameters.json_types import JSON
+from cluster.settings.kubernetes import KubernetesConfig
 
 _PORT: Final = 6379
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cluster.config import ClusterConfig
-from cluster.engine_connection import EngineRole
 from cluster.manifests.inside import internal_certificates
 from cluster.manifests.job import config_map, nccl_config_map, serve_job
 from cluster.manifests.objects import Manifest, manifest
@@ -11,8 +10,9 @@ from cluster.manifests.placement import settle
 from cluster.manifests.ray_cluster import ray_cluster
 from cluster.manifests.redis import redis_manifests
 from cluster.manifests.services import disruption_budgets, network_policies, pod_monitors, services
-from cluster.manifests.settings import KubernetesConfig
 from cluster.manifests.trial import trial_job
+from cluster.routing.engine_connection import EngineRole
+from cluster.settings.kubernetes import KubernetesConfig
 
 
 def render(config: ClusterConfig) -> list[Manifest]:

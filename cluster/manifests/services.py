@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.config import ClusterConfig
-from cluster.json_types import JSON
 from cluster.manifests.objects import (
     DASHBOARD_PORT,
     METRICS_PORT,
@@ -17,7 +16,8 @@ from cluster.manifests.objects import (
     manifest,
 )
 from cluster.manifests.placement import HEAD, INGRESS, OPERATOR_FILE, admin_ports, client_ports, worker_groups
-from cluster.manifests.settings import KubernetesConfig
+from cluster.parameters.json_types import JSON
+from cluster.settings.kubernetes import KubernetesConfig
 
 _ENCRYPTED: Final = {"grpc": "https", "http": "https"}
 

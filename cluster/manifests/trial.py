@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from cluster.config import ClusterConfig
-from cluster.json_types import JSON
 from cluster.manifests.job import submitter_pod
 from cluster.manifests.objects import Manifest, manifest
 from cluster.manifests.placement import CONFIG_FILE
 from cluster.manifests.ray_cluster import ray_cluster_spec
+from cluster.parameters.json_types import JSON
 
 _KEPT_S: Final = 600
 _DEADLINE_S: Final = 1800

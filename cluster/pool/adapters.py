@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from actors.adapter_files import describe_adapter
-from actors.core.adapter import Adapter
+from actors.checkpoint.adapter_files import describe_adapter
+from actors.checkpoint.peft_config import AdapterRefused
+from actors.core.requests.adapter import Adapter
 from actors.lora_config import ADAPTER_NAME_RULE, LoraConfig, is_adapter_name
-from actors.peft_config import AdapterRefused
 from cluster.errors import AdapterNotFound, InvalidConfig
-from cluster.pool.fleet import Fleet
+from cluster.pool.engines.fleet import Fleet
 from cluster.pool.journal import Journal
 
 

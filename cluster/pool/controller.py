@@ -17,30 +17,30 @@ from typing import Any, Final
 import ray
 
 from actors.engine_profile import EngineProfile
-from actors.log_lines import write_log_lines
-from actors.ray_calls import RayCallFailed
+from actors.process.log_lines import write_log_lines
+from actors.process.ray_calls import RayCallFailed
+from cluster.checks.model_check import find_model_mistakes
 from cluster.config import ClusterConfig, InternalTlsConfig
-from cluster.engine_connection import EngineRole
 from cluster.errors import CannotPlace, CannotStart, InvalidConfig, UnknownNode
-from cluster.model_check import find_model_mistakes
+from cluster.observability.status import ControllerView
 from cluster.pool.adapters import Adapters
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_views import engine_views
-from cluster.pool.fleet import Fleet
-from cluster.pool.ingresses import Ingresses
+from cluster.pool.engines.engine_views import engine_views
+from cluster.pool.engines.fleet import Fleet
+from cluster.pool.engines.reconciler import reconcile, scaled_slots, wanted_slots
+from cluster.pool.engines.rolling_update import RollingUpdate, UpdateLog, find_update
+from cluster.pool.ingresses.ingresses import Ingresses
 from cluster.pool.journal import Journal
 from cluster.pool.leftovers import sweep
 from cluster.pool.models import Models
 from cluster.pool.names import engine_actor_name, ingress_actor_name, placement_group_name
 from cluster.pool.placement import alive_nodes
 from cluster.pool.ray_calls import HeadProbe
-from cluster.pool.reconciler import reconcile, scaled_slots, wanted_slots
-from cluster.pool.rolling_update import RollingUpdate, UpdateLog, find_update
 from cluster.pool.rounds import Rounds, begin_anew
 from cluster.pool.saved_state import SavedState, StateStore
 from cluster.pool.slots import EngineState, RestartPolicy
 from cluster.pool.trust_calls import find_trust, spread_trust
-from cluster.status import ControllerView
+from cluster.routing.engine_connection import EngineRole
 from kv_transfer.trust.authority import draw_tls_material
 from kv_transfer.trust.tls import TlsFiles, TlsMaterial
 

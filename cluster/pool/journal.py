@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from cluster.status import Decision
+from cluster.observability.status import Decision
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cluster.engine_connection import EngineKey
+from cluster.routing.engine_connection import EngineKey
 
 CONTROLLER_NAME: Final = "raypd-controller"
 _ENGINE: Final = "raypd-engine"

@@ -21,10 +21,10 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.ray_calls import ask_head, on_thread, ray_failures
+from actors.process.ray_calls import ask_head, on_thread, ray_failures
 from cluster.config import ClusterConfig
-from cluster.engine_connection import EngineRole
 from cluster.pool.ray_calls import find_by_name, release_group
+from cluster.routing.engine_connection import EngineRole
 
 
 class EnginePlacement:

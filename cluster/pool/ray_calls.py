@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-from actors.ray_calls import FailureKind, RayCallFailed, ask_head, call
+from actors.process.ray_calls import FailureKind, RayCallFailed, ask_head, call
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from actors.ray_calls import RayCallFailed
+from actors.process.ray_calls import RayCallFailed
 from cluster.pool.journal import Journal
 from cluster.pool.ray_calls import HeadProbe
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from ray.experimental import internal_kv
 
 from actors.config import ModelFacts
-from actors.ray_calls import FailureKind, RayCallFailed, ask_head, on_thread
-from cluster.engine_connection import EngineRole
-from cluster.pool.engine_life import SavedEngine
-from cluster.pool.ingress_life import SavedIngress
-from cluster.pool.membership import Membership
+from actors.process.ray_calls import FailureKind, RayCallFailed, ask_head, on_thread
+from cluster.observability.status import Decision
+from cluster.pool.engines.engine_life import SavedEngine
+from cluster.pool.ingresses.ingress_life import SavedIngress
 from cluster.pool.slots import Slot, SlotHistory
-from cluster.status import Decision
+from cluster.routing.engine_connection import EngineRole
+from cluster.sessions.membership import Membership
 
 _KV_NAMESPACE = b"raypd"
 _TIMEOUT_S = 5.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from cluster.engine_connection import EngineRole
+from cluster.routing.engine_connection import EngineRole
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from actors.ray_calls import RayCallFailed, call
+from actors.process.ray_calls import RayCallFailed, call
 from cluster.pool.cluster_trust import ClusterTrust
 from kv_transfer.trust.membership import TrustMaterial
 

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from actors.core.request import EngineCoreRequest
-from actors.core.sampling_params import Pooling, PoolingParams, SamplingParams
-from actors.pooling_facts import PoolingFacts
+from actors.checkpoint.pooling_facts import PoolingFacts
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import Pooling, PoolingParams, SamplingParams
 from cluster.errors import InvalidRequest
-from cluster.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
-from cluster.input_limits import InputLimits
-from cluster.input_processor import WHATEVER_FITS, InputProcessor, draw_engine_request_id
-from cluster.model_tokenizer import share_room
-from cluster.sampling_rules import Violations
+from cluster.parameters.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from cluster.parameters.sampling_rules import Violations
+from cluster.settings.input_limits import InputLimits
+from cluster.text.input_processor import WHATEVER_FITS, InputProcessor, draw_engine_request_id
+from cluster.text.model_tokenizer import share_room
 from cluster.vectors.requests import ClassifyRequest, EmbedRequest, ScoreRequest
 
 AnyVectorRequest = EmbedRequest | ClassifyRequest | ScoreRequest

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.access.caller import Caller, current_caller
-from cluster.generation import Prompt, Usage
+from cluster.parameters.generation import Prompt, Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

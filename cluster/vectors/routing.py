@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from actors.core.request import EngineCoreRequest
-from cluster.engine_connection import EngineConnection, EnginePool, EngineRole
+from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import NoEngineAvailable
-from cluster.router.base import Route, Router
+from cluster.routing.base import Route, Router
+from cluster.routing.engine_connection import EngineConnection, EnginePool, EngineRole
 
 
 class VectorEngines:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig
-from actors.core.block_hash import PUBLIC_KEY
 from actors.core.outputs import EngineCoreOutput, TokenLogprobs
-from actors.core.request import EngineCoreRequest
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.block_hash import PUBLIC_KEY
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import SamplingParams
 from actors.core.scheduler import Scheduler
 from actors.core.stats import SpecDecodingStats
 from actors.engine_core import EngineCore

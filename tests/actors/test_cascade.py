@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.sampling_params import SamplingParams
 from actors.model.attention import cascade, torch_backend
 from tests.engine_pair import EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt

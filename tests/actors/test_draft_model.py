@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from actors.config import SpeculativeConfig
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.sampling_params import SamplingParams
 from actors.model.errors import UnsupportedModel
 from tests.actors.speculation import EAGER, SpeculatingEngine
 from tests.checkpoints import make_checkpoint

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from actors.config import EngineConfig
-from actors.core.request import EngineCoreRequest
+from actors.core.requests.request import EngineCoreRequest
 from actors.core.stats import EmbeddingStats
 from actors.engine_server import EngineServer
-from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.pool.session import EngineSession
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress
 from kv_transfer.stats import TransferStats

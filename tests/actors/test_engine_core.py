@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from actors.config import ModelFacts
-from actors.core.block_hash import PUBLIC_KEY
-from actors.core.multimodal import EncoderInput, PackedArray
 from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
-from actors.core.request import EngineCoreRequest
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.block_hash import PUBLIC_KEY
+from actors.core.requests.multimodal import EncoderInput, PackedArray
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor, RunningStep
 from actors.worker import Worker

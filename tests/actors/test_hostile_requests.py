@@ -14,16 +14,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.core.multimodal import EncoderInput, MultiModalFeature, PackedArray
 from actors.core.outputs import EngineCoreOutput
-from actors.core.request import EngineCoreRequest, PromptEmbeds
-from actors.core.sampling_params import PoolingParams, SamplingParams
-from actors.core.status import FinishReason
+from actors.core.requests.multimodal import EncoderInput, MultiModalFeature, PackedArray
+from actors.core.requests.request import EngineCoreRequest, PromptEmbeds
+from actors.core.requests.sampling_params import PoolingParams, SamplingParams
+from actors.core.requests.status import FinishReason
 from actors.engine_server import EngineServer
-from actors.session_messages import SESSION_METHOD, Abort, Submit, encode
-from cluster.engine_connection import EngineDescriptor, EngineRole
+from actors.sessions.session_messages import SESSION_METHOD, Abort, Submit, encode
 from cluster.errors import EngineLost
-from cluster.pool.session import EngineSession
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress, KVTransferParams, PrefixSource, TransferRole
 from kv_transfer.trust.grpc_proof import prove

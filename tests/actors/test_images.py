@@ -11,13 +11,13 @@ import pytest
 from PIL import Image
 
 from actors.config import EngineConfig
-from actors.core.request import EngineCoreRequest, FinishReason
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.request import EngineCoreRequest, FinishReason
+from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor
 from actors.model.multimodal.image_batch import ImageBatch
-from kv_transfer.loopback import LoopbackHub
+from kv_transfer.links.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from tests.engine_pair import Answer, EnginePair, engine_config
 from tests.trusted import TRUST

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from actors.config import EngineConfig, SpeculativeConfig
-from actors.core.request import EngineCoreRequest, FinishReason
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.request import EngineCoreRequest, FinishReason
+from actors.core.requests.sampling_params import SamplingParams
 from tests.actors.logprobs import assert_are_the_models
 from tests.actors.speculation import EAGER, proposing, right_by_chance
 from tests.actors.test_multi_rank_engine import running

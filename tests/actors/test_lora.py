@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from actors.adapter_files import AdapterFiles, read_adapter
+from actors.checkpoint.adapter_files import AdapterFiles, read_adapter
+from actors.checkpoint.peft_config import AdapterRefused
 from actors.config import EngineConfig, SpeculativeConfig
-from actors.core.sampling_params import PoolingParams, SamplingParams
+from actors.core.requests.sampling_params import PoolingParams, SamplingParams
 from actors.lora_config import LoraConfig
 from actors.model.lora import store
-from actors.peft_config import AdapterRefused
 from tests.actors.model.stepping import Sequence, Stepper, make_runner
 from tests.actors.test_multi_rank_engine import running
 from tests.actors.test_pooling import pooling_request, vector_of

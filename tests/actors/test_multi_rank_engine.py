@@ -18,22 +18,22 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from actors import rank_loop
 from actors.config import EngineConfig, SpeculativeConfig
-from actors.core.adapter import Adapter
-from actors.core.request import EngineCoreRequest
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.adapter import Adapter
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from actors.lora_config import LoraConfig
 from actors.model.errors import CheckpointError, RankLost, RanksDisagree
 from actors.model.forward import FlatForward
-from actors.process_ranks import ProcessRanks
-from actors.rank_control import RankControl
-from actors.rank_launcher import RankLauncher, Ranks
-from actors.rank_messages import RankStep, RankTask
+from actors.ranks import rank_loop
+from actors.ranks.process_ranks import ProcessRanks
+from actors.ranks.rank_control import RankControl
+from actors.ranks.rank_launcher import RankLauncher, Ranks
+from actors.ranks.rank_messages import RankStep, RankTask
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.grpc_control import CONTROL_METHOD
+from kv_transfer.links.grpc_control import CONTROL_METHOD
 from kv_transfer.params import EngineAddress
 from kv_transfer.trust.membership import Trust
 from kv_transfer.trust.refusals import Refusals

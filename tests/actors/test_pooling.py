@@ -12,10 +12,10 @@ import pytest
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from actors.config import EngineConfig, SpeculativeConfig
-from actors.core.request import EngineCoreRequest, FinishReason
-from actors.core.sampling_params import PoolingParams, SamplingParams
+from actors.core.requests.request import EngineCoreRequest, FinishReason
+from actors.core.requests.sampling_params import PoolingParams, SamplingParams
 from actors.engine_builder import build_engine_core
-from kv_transfer.loopback import LoopbackHub
+from kv_transfer.links.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress
 from tests.actors.test_multi_rank_engine import RunningEngine, running
 from tests.checkpoints import make_checkpoint

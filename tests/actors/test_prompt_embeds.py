@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.core.request import EngineCoreRequest
-from actors.core.sampling_params import SamplingParams
-from cluster.generation import EmbedsPrompt
-from cluster.prompt_embeds import read_embeds
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import SamplingParams
+from cluster.parameters.generation import EmbedsPrompt
+from cluster.text.prompt_embeds import read_embeds
 from tests.actors.test_multi_rank_engine import running
 from tests.engine_pair import Answer, EnginePair, engine_config
 from tests.rank_threads import RankThreads

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.core.request import FinishReason
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.request import FinishReason
+from actors.core.requests.sampling_params import SamplingParams
 from tests.actors.speculation import (
     EAGER,
     ProposerMaker,

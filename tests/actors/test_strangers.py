@@ -13,24 +13,24 @@ import grpc.aio
 import msgspec
 import pytest
 
-from actors.core.multimodal import EncoderInput
-from actors.core.request import EngineCoreRequest
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.multimodal import EncoderInput
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_server import EngineServer
-from actors.remote_encoding import ENCODE_METHOD
-from actors.session_messages import SESSION_METHOD, Submit, encode
-from cluster.engine_connection import EngineDescriptor, EngineRole
+from actors.sessions.remote_encoding import ENCODE_METHOD
+from actors.sessions.session_messages import SESSION_METHOD, Submit, encode
 from cluster.errors import EngineLost
-from cluster.pool.session import EngineSession
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.grpc_control import CONTROL_METHOD
+from kv_transfer.links.grpc_control import CONTROL_METHOD
+from kv_transfer.links.wire import PROTOCOL_VERSION, Hello, Refused
+from kv_transfer.links.wire import decode as decode_control
+from kv_transfer.links.wire import encode as encode_control
 from kv_transfer.trust.grpc_proof import prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Trust, TrustMaterial
 from kv_transfer.trust.secret import Purpose
-from kv_transfer.wire import PROTOCOL_VERSION, Hello, Refused
-from kv_transfer.wire import decode as decode_control
-from kv_transfer.wire import encode as encode_control
 from tests.engine_pair import engine_config
 from tests.trusted import TRUST, member
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from actors.core.request import EngineCoreRequest, FinishReason, RequestStatus
-from actors.core.sampling_params import SamplingParams, StructuredOutputParams
+from actors.core.requests.request import EngineCoreRequest, FinishReason, RequestStatus
+from actors.core.requests.sampling_params import SamplingParams, StructuredOutputParams
 from tests.actors.test_multi_rank_engine import running
 from tests.checkpoints import EOS_TOKEN_ID
 from tests.engine_pair import Answer, EnginePair, engine_config

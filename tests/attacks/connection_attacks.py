@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-from cluster.ingress.protos.raypd.v1 import generate_pb2
+from cluster.api.protos.raypd.v1 import generate_pb2
 from tests.attacks.raw_http2 import (
     CONTINUATION,
     END_STREAM,

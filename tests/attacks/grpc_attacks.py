@@ -14,8 +14,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from cluster.api.protos.raypd.v1 import embed_pb2, generate_pb2, model_pb2
 from cluster.client.channel import open_channel
-from cluster.ingress.protos.raypd.v1 import embed_pb2, generate_pb2, model_pb2
 from tests.attacks.target import Attack, Target
 from tests.attacks.wire import empties, inside, varint
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.gateway.receiving.entries import count_entries
+from cluster.api.http.receiving.entries import count_entries
 from tests.attacks.target import Attack, Target
 
 _MAX_BODY_BYTES: Final = 16 * 2**20 - 200

@@ -15,7 +15,7 @@ from typing import Any, Final
 import grpc
 from PIL import Image
 
-from cluster.ingress.protos.raypd.v1 import generate_pb2
+from cluster.api.protos.raypd.v1 import generate_pb2
 from tests.attacks.grpc_attacks import GENERATE, call
 from tests.attacks.http_attacks import post
 from tests.attacks.target import Attack, Target

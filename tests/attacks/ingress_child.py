@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from multiprocessing.connection import Connection
 
-from actors.garbage_collection import no_collection
-from cluster.torch_free import without_torch
+from actors.process.garbage_collection import no_collection
+from cluster.text.torch_free import without_torch
 from tests.attacks.ingress_settings import IngressSettings
 
 

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from actors.core.outputs import EngineCoreOutput
-from actors.core.request import EngineCoreRequest, FinishReason
-from cluster.engine_connection import EngineConnection, EngineDescriptor, EngineRole
-from cluster.pool.membership import Membership
-from cluster.pool.request_stream import RequestStream
-from kv_transfer.refused_messages import RefusedMessages
+from actors.core.requests.request import EngineCoreRequest, FinishReason
+from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineRole
+from cluster.sessions.membership import Membership
+from cluster.sessions.request_stream import RequestStream
+from kv_transfer.links.refused_messages import RefusedMessages
 
 TICK_S = 0.02
 

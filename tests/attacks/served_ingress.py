@@ -11,15 +11,15 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from actors.allocator import give_back_large_blocks, give_back_regularly
+from actors.checkpoint.pooling_facts import PoolingFacts
 from actors.config import ModelConfig, ModelFacts
-from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded
-from actors.pooling_facts import PoolingFacts
+from actors.process.allocator import give_back_large_blocks, give_back_regularly
+from actors.process.garbage_collection import collect_seldom, leave_out_what_is_loaded
+from cluster.api.process import IngressProcess
+from cluster.api.shared.ports import IngressPorts
 from cluster.config import ClusterConfig
-from cluster.ingress.ports import IngressPorts
-from cluster.ingress.process import IngressProcess
-from cluster.ingress_config import IngressConfig
-from cluster.pool.session_pool import SessionPool
+from cluster.sessions.session_pool import SessionPool
+from cluster.settings.ingress import IngressConfig
 from kv_transfer.layout import KVCacheLayout
 from tests.attacks.callback_times import CallbackTimes
 from tests.attacks.ingress_settings import IngressSettings

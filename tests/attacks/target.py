@@ -22,8 +22,8 @@ import psutil
 import yaml
 
 from cluster.access.tokens import hash_token, make_token
+from cluster.api.shared.ports import IngressPorts
 from cluster.client import Credentials
-from cluster.ingress.ports import IngressPorts
 from tests.attacks.callback_times import CallbackReport
 from tests.attacks.ingress_child import serve
 from tests.attacks.ingress_settings import IngressSettings

@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from cluster.ingress.protos.raypd.v1 import embed_pb2, model_pb2
+from cluster.api.protos.raypd.v1 import embed_pb2, model_pb2
 from tests.attacks import grpc_attacks as grpc
 from tests.attacks.http_attacks import post
 from tests.attacks.ingress_settings import IngressSettings

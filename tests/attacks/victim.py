@@ -20,9 +20,9 @@ from typing import Final
 import grpc
 import grpc.aio
 
+from cluster.api.protos.raypd.v1 import generate_pb2, generate_pb2_grpc, model_pb2, model_pb2_grpc
 from cluster.client import Credentials
 from cluster.client.channel import open_channel
-from cluster.ingress.protos.raypd.v1 import generate_pb2, generate_pb2_grpc, model_pb2, model_pb2_grpc
 
 _NUM_TOKENS: Final = 3000
 _CALL_INTERVAL_S: Final = 0.05

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from actors.model.philox import uniforms
+from actors.model.sampling.philox import uniforms
 from tests.chaos.visits import TEMPERATURE, Question
 from tests.checkpoints import VOCAB_SIZE
 from tests.reference import greedy_tokens, load_model

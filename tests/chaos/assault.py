@@ -12,7 +12,7 @@ from typing import Final
 
 import psutil
 
-from cluster.ingress.protos.raypd.v1 import admin_pb2
+from cluster.api.protos.raypd.v1 import admin_pb2
 from tests.chaos.cuts import cut_local_links, cut_tcp
 from tests.chaos.faults import DEATHS, HEARTBEAT_TIMEOUT_S, Fault, FaultKind
 from tests.chaos.processes import CONTROLLER, INGRESS, MarkedProcesses

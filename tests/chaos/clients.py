@@ -13,8 +13,8 @@ from typing import Final
 
 import grpc
 
+from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client import CallFailed, GenerateClient
-from cluster.ingress.protos.raypd.v1 import generate_pb2
 from tests.chaos.answers import Asked
 from tests.chaos.visits import PATIENCE_S, Question, Visit
 

@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from cluster.api.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
 from cluster.client import GenerateClient
-from cluster.ingress.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
 from tests.chaos import clients
 from tests.chaos.answers import Asked
 from tests.chaos.clients import FAULTS_OF_OURS, Clients, Outcome, VisitResult

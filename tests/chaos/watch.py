@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
+from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.client import CallFailed, GenerateClient
-from cluster.ingress.protos.raypd.v1 import admin_pb2
 
 _INTERVAL_S: Final = 0.2
 _CALL_TIMEOUT_S: Final = 2.0

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from actors.core.outputs import RequestTimings, StatusChange
-from actors.core.request import EngineCoreRequest, RequestStatus
+from actors.core.requests.request import EngineCoreRequest, RequestStatus
 from actors.engine_profile import EngineProfile
-from cluster.engine_connection import EngineRole
+from cluster.api.grpc.server import DoorSettings, IngressServer
 from cluster.errors import (
     AdapterNotFound,
     ControllerUnavailable,
@@ -19,17 +19,17 @@ from cluster.errors import (
     UnknownEngine,
     UnknownNode,
 )
-from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TextPrompt
-from cluster.ingress.server import DoorSettings, IngressServer
-from cluster.input_processor import InputProcessor, ModelDescription
-from cluster.model_tokenizer import ModelTokenizer
-from cluster.model_versions import ModelVersion, ModelVersions
-from cluster.moves import Moves
-from cluster.recovery import RecoveryPolicy
-from cluster.router.base import EngineT, Route, Router
-from cluster.router.least_loaded import LeastLoadedPair
-from cluster.serving import Serving
-from cluster.status import ClusterView, ControllerView
+from cluster.observability.status import ClusterView, ControllerView
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TextPrompt
+from cluster.requests.model_versions import ModelVersion, ModelVersions
+from cluster.requests.moves import Moves
+from cluster.requests.recovery import RecoveryPolicy
+from cluster.requests.serving import Serving
+from cluster.routing.base import EngineT, Route, Router
+from cluster.routing.engine_connection import EngineRole
+from cluster.routing.least_loaded import LeastLoadedPair
+from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.model_tokenizer import ModelTokenizer
 from kv_transfer.stats import TransferTimings
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, FakeEngine, FakePool, byte_tokenizer
 

@@ -5,9 +5,9 @@ from pydantic import ValidationError
 
 from actors.config import CacheConfig
 from cluster.config import DEMO_MODEL, ClusterConfig, load_cluster_config
-from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
 from cluster.pool.placement import engine_bundle
+from cluster.routing.engine_connection import EngineRole
 from kv_transfer.config import KVTransferConfig
 
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(TEST_S)]
 
 _CLUSTER = """
 import json, sys
-from cluster import local_ray
+from cluster.start import local_ray
 from cluster.config import ClusterConfig
 config = local_ray.connect(ClusterConfig())
 import ray

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from cluster.errors import InvalidRequest
-from cluster.generation import (
+from cluster.parameters.generation import (
     ChatMessage,
     ChatPrompt,
     EmbedsPrompt,
@@ -18,9 +18,9 @@ from cluster.generation import (
     TextPrompt,
     TokenPrompt,
 )
-from cluster.input_processor import InputProcessor, ModelDescription
-from cluster.json_types import JSON
-from cluster.model_tokenizer import ModelTokenizer
+from cluster.parameters.json_types import JSON
+from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.model_tokenizer import ModelTokenizer
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, bos_tokenizer
 
 BOS = EOS_TOKEN_ID

@@ -185,11 +185,11 @@ print(sorted(name for name in missing if importlib.util.find_spec(name) is None)
 _GRAMMAR = """
 import importlib.util, json, threading
 from actors.config import GrammarConfig
-from actors.core.sampling_params import StructuredOutputParams
+from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.model.grammar.manager import XGrammarManager
-import cluster.ingress.process
+import cluster.api.process
 from cluster.config import DEMO_MODEL
-from cluster.model_tokenizer import ModelTokenizer
+from cluster.text.model_tokenizer import ModelTokenizer
 assert importlib.util.find_spec("triton") is None
 tokenizer = ModelTokenizer.from_directory(DEMO_MODEL).backend
 num_tokens = tokenizer.get_vocab_size()

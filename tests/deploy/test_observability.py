@@ -15,8 +15,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from actors.core.stats import SchedulerStats
-from cluster.metrics import ServingMetrics, exposition
-from cluster.status import ClusterView, EngineView, RequestView
+from cluster.observability.metrics import ServingMetrics, exposition
+from cluster.observability.status import ClusterView, EngineView, RequestView
 from kv_transfer.stats import TransferStats
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"

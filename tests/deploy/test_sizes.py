@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from actors.config import EngineConfig
-from cluster.checkpoint_files import Weight
-from cluster.doctor.budget import GPU_MEMORY_GIB, plan_memory
-from cluster.doctor.checkpoint import Checkpoint
-from cluster.doctor.findings import GIB
+from cluster.checks.checkpoint_files import Weight
+from cluster.commands.doctor.budget import GPU_MEMORY_GIB, plan_memory
+from cluster.commands.doctor.checkpoint import Checkpoint
+from cluster.commands.doctor.findings import GIB
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
 

@@ -15,9 +15,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.engine_connection import EngineRole
-from cluster.recovery import Recovery, RecoveryPolicy
-from cluster.router.least_loaded import LeastLoadedPair
+from cluster.requests.recovery import Recovery, RecoveryPolicy
+from cluster.routing.engine_connection import EngineRole
+from cluster.routing.least_loaded import LeastLoadedPair
 from tests.faults.engine_process import EngineProcess
 from tests.faults.fault_points import Action, Fault, Point
 from tests.faults.live_engines import IMPATIENT, LiveEngines, Question

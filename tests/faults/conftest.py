@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.engine_connection import EngineRole
+from cluster.routing.engine_connection import EngineRole
 from tests.faults.engine_child import Place
 from tests.faults.engine_house import EngineHouse
 from tests.faults.live_engines import LiveEngines

@@ -24,9 +24,10 @@ from actors.config import EngineConfig
 from actors.core.stats import SchedulerStats
 from actors.engine_server import EngineServer
 from actors.model import model_runner
-from kv_transfer import links, worker_connector
-from kv_transfer.agent import TransferAgent
+from kv_transfer.agent.transfer_agent import TransferAgent
+from kv_transfer.connectors import worker_connector
 from kv_transfer.layout import KVCacheLayout
+from kv_transfer.links import link_table as links
 from kv_transfer.stats import TransferStats
 from kv_transfer.transports import tcp
 from kv_transfer.transports.base import Transport

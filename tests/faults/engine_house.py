@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from dataclasses import replace
 
-from cluster.engine_connection import EngineRole
+from cluster.routing.engine_connection import EngineRole
 from tests.faults.engine_child import Life
 from tests.faults.engine_process import EngineProcess
 

@@ -9,7 +9,7 @@ import traceback
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from cluster.engine_connection import EngineDescriptor, EngineRole
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from tests.faults.engine_child import EngineChild, Life
 from tests.faults.fault_points import Fault
 from tests.fork_server import fork_server

@@ -10,14 +10,14 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor
 
-from kv_transfer.agent import TransferAgent
-from kv_transfer.control import ControlStream, StreamEvents
-from kv_transfer.grpc_control import GrpcControl, GrpcStream
+from kv_transfer.agent.transfer_agent import TransferAgent
+from kv_transfer.links.control import ControlStream, StreamEvents
+from kv_transfer.links.grpc_control import GrpcControl, GrpcStream
+from kv_transfer.links.wire import ControlMessage, Ready
 from kv_transfer.params import EngineAddress
 from kv_transfer.transports.base import ComputeEvent, DataLink, PendingLink, Transport
 from kv_transfer.transports.byte_stream import ByteStream
 from kv_transfer.trust.secret import KeySource
-from kv_transfer.wire import ControlMessage, Ready
 from tests.faults.fault_points import FaultPoints, Point
 
 _SMALLEST_PAYLOAD_SIZE_BYTES: Final = 1024

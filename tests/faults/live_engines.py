@@ -12,15 +12,15 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from actors.config import EngineConfig
-from actors.core.request import EngineCoreRequest
-from actors.core.sampling_params import SamplingParams
-from cluster.attempt import Attempt
-from cluster.engine_connection import EngineConnection, EngineRole
-from cluster.pool.request_stream import RequestStream
-from cluster.pool.session import EngineSession
-from cluster.recovery import Recovery, RecoveryPolicy
-from cluster.router.base import Route
-from cluster.router.least_loaded import LeastLoadedPair
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import SamplingParams
+from cluster.requests.attempt import Attempt
+from cluster.requests.recovery import Recovery, RecoveryPolicy
+from cluster.routing.base import Route
+from cluster.routing.engine_connection import EngineConnection, EngineRole
+from cluster.routing.least_loaded import LeastLoadedPair
+from cluster.sessions.request_stream import RequestStream
+from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from tests.engine_pair import engine_config

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cluster.engine_connection import EngineRole
+from cluster.routing.engine_connection import EngineRole
 from kv_transfer.params import TransferRole
 from tests.faults.fault_points import Action, Fault, Point
 from tests.faults.live_engines import NUM_CHUNKS, LiveEngines

@@ -17,16 +17,16 @@ import grpc.aio
 import msgspec
 import pytest
 
-from actors.core.request import EngineCoreRequest
-from actors.remote_encoding import ENCODE_METHOD
-from actors.session_messages import SESSION_METHOD, Submit
-from actors.session_messages import encode as encode_session
-from kv_transfer.grpc_control import CONTROL_METHOD
+from actors.core.requests.request import EngineCoreRequest
+from actors.sessions.remote_encoding import ENCODE_METHOD
+from actors.sessions.session_messages import SESSION_METHOD, Submit
+from actors.sessions.session_messages import encode as encode_session
+from kv_transfer.links.grpc_control import CONTROL_METHOD
+from kv_transfer.links.wire import PROTOCOL_VERSION, Hello
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.trust.grpc_proof import prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.secret import Purpose
-from kv_transfer.wire import PROTOCOL_VERSION, Hello
 from tests.faults.engine_process import EngineProcess
 from tests.faults.live_engines import LiveEngines
 from tests.kv_transfer.connected_workers import LAYOUT

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from cluster.engine_connection import EngineRole
 from cluster.errors import EngineFailed
+from cluster.routing.engine_connection import EngineRole
 from tests.faults.fault_points import Action, Fault, Point
 from tests.faults.live_engines import NUM_CHUNKS, NUM_PROMPT_TOKENS, TRANSFER, LiveEngines
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.core.sampling_params import SamplingParams
-from cluster.engine_connection import EngineRole
+from actors.core.requests.sampling_params import SamplingParams
+from cluster.routing.engine_connection import EngineRole
 from tests.actors.test_images import Case
 from tests.faults.engine_house import EngineHouse
 from tests.faults.engine_process import EngineProcess

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster.engine_connection import EngineRole
+from cluster.routing.engine_connection import EngineRole
 from tests.faults.engine_process import EngineProcess
 from tests.faults.live_engines import IMPATIENT, LiveEngines
 

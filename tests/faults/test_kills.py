@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from cluster.engine_connection import EngineRole
 from cluster.errors import EngineFailed
+from cluster.routing.engine_connection import EngineRole
 from tests.faults.fault_points import Action, Fault, Point
 from tests.faults.live_engines import NUM_CHUNKS, NUM_PROMPT_TOKENS, LiveEngines
 

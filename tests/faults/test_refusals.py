@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from cluster.engine_connection import EngineRole
 from cluster.errors import EngineFailed
+from cluster.routing.engine_connection import EngineRole
+from kv_transfer.links.wire import PROTOCOL_VERSION
 from kv_transfer.params import TransferRole
-from kv_transfer.wire import PROTOCOL_VERSION
 from tests.checkpoints import make_checkpoint
 from tests.faults.engine_child import Life
 from tests.faults.engine_process import EngineProcess

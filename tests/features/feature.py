@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from actors.config import EngineConfig
-from cluster.generation import GenerateChunk, GenerateRequest
-from cluster.serving import Serving
+from cluster.parameters.generation import GenerateChunk, GenerateRequest
+from cluster.requests.serving import Serving
 from tests.integration.recovering_cluster import RecoveringCluster, collect
 
 CheckpointOf = Callable[[str], Path]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from actors.config import EngineConfig, GrammarConfig, SchedulerConfig, SpeculativeConfig
-from cluster.generation import (
+from cluster.parameters.generation import (
     ChatMessage,
     ChatPrompt,
     GenerateChunk,

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from actors.config import EngineConfig
 from actors.lora_config import LoraConfig
-from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
-from cluster.samples import GenerateManyRequest
-from cluster.serving import Serving
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.requests.samples import GenerateManyRequest
+from cluster.requests.serving import Serving
 from tests.adapters import adapted_tokens, make_adapter, merged_checkpoint
 from tests.features.feature import EVERYWHERE, Feature, Generated, Scenario, Setup
 from tests.integration.promises import token_ids_of

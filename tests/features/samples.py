@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
-from cluster.sample_seeds import sample_seed
-from cluster.samples import GenerateManyRequest
-from cluster.serving import Serving
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.requests.sample_seeds import sample_seed
+from cluster.requests.samples import GenerateManyRequest
+from cluster.requests.serving import Serving
 from tests.features.feature import EVERYWHERE, Scenario
 from tests.integration.promises import Answers, ask_all, assert_same, engines_config
 from tests.integration.recovering_cluster import recovering_cluster

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from actors.config import EngineConfig
-from actors.core.request import Request
+from actors.core.requests.request import Request
 from actors.engine_core import EngineCore, StepResult
 from tests.features.feature import Feature, Scenario, Setup
 from tests.integration.promises import CUT

@@ -10,9 +10,9 @@ import pytest
 from transformers import AutoModelForSequenceClassification
 
 from actors.config import EngineConfig
-from actors.core.sampling_params import Pooling
-from cluster.generation import TokenPrompt
-from cluster.serving import Serving
+from actors.core.requests.sampling_params import Pooling
+from cluster.parameters.generation import TokenPrompt
+from cluster.requests.serving import Serving
 from cluster.vectors.requests import ClassifyRequest, EmbedRequest
 from kv_transfer.config import KVTransferConfig
 from tests.checkpoints import make_checkpoint

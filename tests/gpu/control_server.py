@@ -7,7 +7,7 @@ import threading
 
 import grpc.aio
 
-from kv_transfer.grpc_control import GrpcControl
+from kv_transfer.links.grpc_control import GrpcControl
 from kv_transfer.trust.grpc_proof import GrpcAcceptor
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial

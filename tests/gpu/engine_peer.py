@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from actors.config import EngineConfig
 from actors.core.outputs import EngineCoreOutputs
-from actors.core.request import EngineCoreRequest
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
 from actors.engine_thread import EngineThread
 from kv_transfer.params import EngineAddress, KVTransferParams

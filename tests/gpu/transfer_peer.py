@@ -23,10 +23,10 @@ from kv_transfer.connector import (
     ReceivedKV,
     Reservation,
 )
+from kv_transfer.connectors.worker_connector import ConnectorWorker
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.trust.membership import TrustMaterial
-from kv_transfer.worker_connector import ConnectorWorker
 from tests.gpu.control_server import ControlServer
 
 T = TypeVar("T")

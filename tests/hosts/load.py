@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client import GenerateClient
-from cluster.ingress.protos.raypd.v1 import generate_pb2
 from tests.reference import greedy_tokens, random_prompt
 
 NUM_TOKENS: Final = 300

@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.client import GenerateClient
-from cluster.ingress.protos.raypd.v1 import admin_pb2
 from tests.hosts.host import Host
 from tests.hosts.load import NUM_TOKENS, NUM_WORKERS, Load, load
 from tests.hosts.ray_hosts import NODE_DEATH_S

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.client import GenerateClient
-from cluster.ingress.protos.raypd.v1 import admin_pb2
 
 _INTERVAL_S = 0.2
 

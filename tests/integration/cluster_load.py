@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.client import GenerateClient
-from cluster.ingress.protos.raypd.v1 import admin_pb2
 from tests.patience import CLUSTER_S
 from tests.reference import greedy_tokens, random_prompt
 

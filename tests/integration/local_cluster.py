@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.config import EngineConfig
-from actors.core.block_hash import BlockHashKey
+from actors.core.requests.block_hash import BlockHashKey
 from actors.engine_server import EngineServer
-from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.input_processor import InputProcessor, ModelDescription
-from cluster.model_tokenizer import ModelTokenizer
-from cluster.model_versions import ModelVersion, ModelVersions
-from cluster.moves import Moves
-from cluster.pool.membership import Membership
-from cluster.pool.session_pool import SessionPool
-from cluster.router.prefix_aware import PrefixAwarePair
-from cluster.serving import Serving
+from cluster.requests.model_versions import ModelVersion, ModelVersions
+from cluster.requests.moves import Moves
+from cluster.requests.serving import Serving
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.routing.prefix_aware import PrefixAwarePair
+from cluster.sessions.membership import Membership
+from cluster.sessions.session_pool import SessionPool
+from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.model_tokenizer import ModelTokenizer
 from kv_transfer.trust.membership import Trust
 from tests.trusted import TRUST, member
 

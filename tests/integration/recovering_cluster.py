@@ -18,23 +18,23 @@ from typing import Final, Self
 
 from actors.config import EngineConfig
 from actors.core.outputs import EngineCoreOutput, SchedulerOutput
-from actors.core.request import EngineCoreRequest
+from actors.core.requests.request import EngineCoreRequest
 from actors.engine_server import EngineServer
 from actors.executor import Executor, RunningStep
-from cluster.adapters import AdapterDirectory
-from cluster.engine_connection import EngineConnection, EngineDescriptor, EnginePool, EngineRole
 from cluster.errors import EngineLost
-from cluster.generation import GenerateChunk, GenerateRequest
-from cluster.images.config import ImageConfig
 from cluster.images.opening import open_image_door
-from cluster.input_processor import InputProcessor, ModelDescription
-from cluster.model_tokenizer import ModelTokenizer
-from cluster.model_versions import ModelVersion, ModelVersions
-from cluster.pool.membership import Membership
-from cluster.pool.session_pool import SessionPool
-from cluster.recovery import RecoveryPolicy
-from cluster.router.least_loaded import LeastLoadedPair
-from cluster.serving import Serving
+from cluster.parameters.generation import GenerateChunk, GenerateRequest
+from cluster.requests.model_versions import ModelVersion, ModelVersions
+from cluster.requests.recovery import RecoveryPolicy
+from cluster.requests.serving import Serving
+from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EnginePool, EngineRole
+from cluster.routing.least_loaded import LeastLoadedPair
+from cluster.sessions.membership import Membership
+from cluster.sessions.session_pool import SessionPool
+from cluster.settings.images import ImageConfig
+from cluster.text.adapters import AdapterDirectory
+from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.model_tokenizer import ModelTokenizer
 from tests.integration.idle_engines import until_all_idle
 from tests.trusted import TRUST, member
 

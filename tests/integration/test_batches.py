@@ -13,9 +13,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from cluster.ingress.protos.raypd.v1 import generate_pb2 as raypd
-from cluster.ingress.protos.raypd.v1.generate_pb2_grpc import GenerateServiceStub
-from cluster.serving import Serving
+from cluster.api.protos.raypd.v1 import generate_pb2 as raypd
+from cluster.api.protos.raypd.v1.generate_pb2_grpc import GenerateServiceStub
+from cluster.requests.serving import Serving
 from tests.cluster.serving_setup import make_ingress_server, make_pair
 from tests.integration.promises import engines_config
 from tests.integration.recovering_cluster import RecoveringCluster, recovering_cluster

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.client import GenerateClient
-from cluster.ingress.protos.raypd.v1 import admin_pb2
 from tests.chaos.reach import Reach
 from tests.integration.cluster_load import load
 from tests.integration.served import ServeProcess, process_listening_at

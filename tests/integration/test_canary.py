@@ -12,10 +12,10 @@ import torch
 from actors.config import EngineConfig, ModelConfig
 from actors.core.outputs import TokenLogprobs
 from actors.engine_server import EngineServer
-from cluster.engine_connection import EngineRole
 from cluster.errors import CanaryFailed
-from cluster.pool import canary
-from cluster.pool.canary import run_canary
+from cluster.routing.engine_connection import EngineRole
+from cluster.sessions import canary
+from cluster.sessions.canary import run_canary
 from kv_transfer.config import KVTransferConfig
 from tests.engine_pair import engine_config
 from tests.integration.local_cluster import LocalCluster, local_cluster

@@ -11,10 +11,10 @@ from typing import Final
 
 import pytest
 
+from cluster.api.grpc.conversions.generation import response_to_proto
+from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client import GenerateClient
-from cluster.generation import GenerateChunk, GenerateRequest, TokenPrompt
-from cluster.ingress.conversions import response_to_proto
-from cluster.ingress.protos.raypd.v1 import generate_pb2
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, TokenPrompt
 from tests.cluster.serving_setup import make_ingress_server
 from tests.integration.promises import CUT, Expected, engines_config, expected_answers, text_of, token_ids_of
 from tests.integration.recovering_cluster import recovering_cluster

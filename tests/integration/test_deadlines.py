@@ -13,10 +13,10 @@ import grpc
 import pytest
 
 from actors.core.outputs import EngineCoreOutput
-from actors.core.request import EngineCoreRequest, FinishReason, RequestStatus
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.request import EngineCoreRequest, FinishReason, RequestStatus
+from actors.core.requests.sampling_params import SamplingParams
 from cluster.client import CallFailed, GenerateClient
-from cluster.engine_connection import EngineConnection
+from cluster.routing.engine_connection import EngineConnection
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import KVTransferParams, TransferRole
 from tests.cluster.serving_setup import make_ingress_server

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from actors.config import EngineConfig
 from cluster.cli import app
 from cluster.errors import InvalidRequest
-from cluster.generation import GenerateRequest, SamplingOptions, TextPrompt, TokenPrompt
+from cluster.parameters.generation import GenerateRequest, SamplingOptions, TextPrompt, TokenPrompt
 from cluster.vectors.requests import ClassifyRequest, EmbedRequest, ScoreRequest
 from kv_transfer.config import KVTransferConfig
 from tests.checkpoints import make_checkpoint

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.core.request import RequestStatus
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.request import RequestStatus
+from actors.core.requests.sampling_params import SamplingParams
 from tests.checkpoints import FAMILIES
 from tests.engine_pair import EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt

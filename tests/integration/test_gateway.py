@@ -15,9 +15,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from actors.config import GrammarConfig
-from cluster.gateway.config import HttpConfig
+from cluster.settings.http import HttpConfig
 from kv_transfer.config import KVTransferConfig
-from tests.cluster.gateway.gateway_setup import gateway
+from tests.cluster.api.http.gateway_setup import gateway
 from tests.engine_pair import engine_config
 from tests.integration.local_cluster import LocalCluster, local_cluster
 from tests.integration.test_leaks import until_idle

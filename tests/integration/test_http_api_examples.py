@@ -10,7 +10,7 @@ import pytest
 
 from cluster.config import DEMO_MODEL
 from kv_transfer.config import KVTransferConfig
-from tests.cluster.gateway.gateway_setup import gateway
+from tests.cluster.api.http.gateway_setup import gateway
 from tests.engine_pair import engine_config
 from tests.integration.local_cluster import local_cluster
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.engine_connection import EngineDescriptor, EngineRole
 from cluster.errors import EngineLost
-from cluster.generation import GenerateRequest, SamplingOptions, TokenPrompt
-from cluster.pool.session import EngineSession
+from cluster.parameters.generation import GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.trust.authority import draw_tls_material
 from kv_transfer.trust.membership import Trust, TrustMaterial

@@ -12,12 +12,12 @@ import grpc
 import pytest
 
 from actors.engine_server import EngineServer
+from cluster.api.process import IngressProcess
 from cluster.client import CallFailed, GenerateClient
 from cluster.config import ClusterConfig
-from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.ingress.process import IngressProcess
-from cluster.ingress_config import IngressConfig
-from cluster.pool.membership import Membership, ServedModel
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.sessions.membership import Membership, ServedModel
+from cluster.settings.ingress import IngressConfig
 from kv_transfer.config import KVTransferConfig
 from tests.checkpoints import make_checkpoint
 from tests.cluster.serving_setup import FakeAdmin

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from actors.config import EngineConfig
-from cluster.generation import GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateRequest, SamplingOptions, TokenPrompt
 from kv_transfer.config import KVTransferConfig
 from tests.engine_pair import engine_config
 from tests.integration.local_cluster import LocalCluster, local_cluster
@@ -113,7 +113,7 @@ class _MoveWatch(logging.Handler):
 
 @contextmanager
 def on_each_move(act: Callable[[str], None]) -> Iterator[None]:
-    logger, watch = logging.getLogger("cluster.recovery"), _MoveWatch(act)
+    logger, watch = logging.getLogger("cluster.requests.recovery"), _MoveWatch(act)
     level = logger.level
     logger.addHandler(watch)
     logger.setLevel(logging.INFO)

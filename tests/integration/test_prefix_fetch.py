@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.core.request import RequestStatus
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.request import RequestStatus
+from actors.core.requests.sampling_params import SamplingParams
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress, PrefixSource
 from tests.engine_pair import EnginePair, engine_config

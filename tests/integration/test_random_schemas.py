@@ -10,10 +10,10 @@ import jsonschema
 import pytest
 from tokenizers import Tokenizer
 
-from actors.core.request import FinishReason
-from actors.core.sampling_params import SamplingParams, StructuredOutputParams
-from cluster.json_schema_rules import find_unsupported
-from cluster.json_types import JSON
+from actors.core.requests.request import FinishReason
+from actors.core.requests.sampling_params import SamplingParams, StructuredOutputParams
+from cluster.parameters.json_schema_rules import find_unsupported
+from cluster.parameters.json_types import JSON
 from tests.checkpoints import EOS_TOKEN_ID
 from tests.engine_pair import EnginePair, engine_config
 from tests.random_schemas import random_schema

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from actors.core.request import FinishReason
+from actors.core.requests.request import FinishReason
 from tests.integration.promises import (
     CUT,
     NUM_PROMPT_TOKENS,

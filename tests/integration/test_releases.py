@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from actors.core.outputs import EngineCoreOutput
-from actors.core.request import EngineCoreRequest, RequestStatus
+from actors.core.requests.request import EngineCoreRequest, RequestStatus
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from cluster.client import GenerateClient
-from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.input_processor import InputProcessor, ModelDescription
-from cluster.model_tokenizer import ModelTokenizer
-from cluster.model_versions import ModelVersion, ModelVersions
-from cluster.pool.request_stream import RequestStream
-from cluster.router.least_loaded import LeastLoadedPair
-from cluster.serving import Serving
+from cluster.requests.model_versions import ModelVersion, ModelVersions
+from cluster.requests.serving import Serving
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.routing.least_loaded import LeastLoadedPair
+from cluster.sessions.request_stream import RequestStream
+from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.model_tokenizer import ModelTokenizer
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.loopback import LoopbackHub
+from kv_transfer.links.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress
 from tests.cluster.serving_setup import make_ingress_server
 from tests.fakes import FakePool

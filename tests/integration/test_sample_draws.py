@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from actors.model.philox import uniforms
-from cluster.generation import GenerateRequest, SamplingOptions, TokenPrompt
-from cluster.samples import GenerateManyRequest
+from actors.model.sampling.philox import uniforms
+from cluster.parameters.generation import GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.requests.samples import GenerateManyRequest
 from tests.actors.speculation import EAGER
 from tests.integration.promises import engines_config, token_ids_of
 from tests.integration.recovering_cluster import recovering_cluster

@@ -13,9 +13,9 @@ import pytest
 
 from actors.config import EngineConfig
 from cluster.errors import DeadlineExceeded
-from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
-from cluster.samples import GenerateManyRequest, SampleChunk
-from cluster.serving import Serving
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.requests.samples import GenerateManyRequest, SampleChunk
+from cluster.requests.serving import Serving
 from tests.integration.promises import CUT, NUM_PROMPT_TOKENS, assert_same, engines_config
 from tests.integration.recovering_cluster import RecoveringCluster, collect, recovering_cluster
 from tests.reference import random_prompt

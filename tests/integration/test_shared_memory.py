@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.generation import GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateRequest, SamplingOptions, TokenPrompt
 from kv_transfer.config import KVTransferConfig
 from tests.engine_pair import engine_config
 from tests.integration.local_cluster import local_cluster

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.config import EngineConfig
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.sampling_params import SamplingParams
 from tests.actors.speculation import EAGER, SpeculatingEngine, proposing, right_by_chance
 from tests.engine_pair import EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt

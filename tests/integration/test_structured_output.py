@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from actors.config import EngineConfig, GrammarConfig
-from actors.core.request import FinishReason
-from actors.core.sampling_params import StructuredOutputParams
+from actors.core.requests.request import FinishReason
+from actors.core.requests.sampling_params import StructuredOutputParams
 from cluster.errors import InvalidRequest
-from cluster.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
-from cluster.serving import Serving
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.requests.serving import Serving
 from kv_transfer.config import KVTransferConfig
 from tests.engine_pair import engine_config
 from tests.integration.local_cluster import local_cluster

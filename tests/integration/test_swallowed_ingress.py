@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from actors import engine_server
-from actors.core.request import EngineCoreRequest
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_server import EngineServer
-from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.pool.session import EngineSession
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from tests.engine_pair import engine_config

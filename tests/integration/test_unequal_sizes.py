@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from actors.core.request import RequestStatus
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.request import RequestStatus
+from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
-from actors.rank_control import RankControl
+from actors.ranks.rank_control import RankControl
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.link import DataThread
+from kv_transfer.links.link import DataThread
 from kv_transfer.params import EngineAddress, PrefixSource
 from tests.checkpoints import make_checkpoint
 from tests.engine_pair import EnginePair, engine_config

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from actors.engine_server import EngineServer
+from cluster.api.process import IngressProcess
 from cluster.client import GenerateClient
 from cluster.config import ClusterConfig
-from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.ingress.process import IngressProcess
-from cluster.ingress_config import IngressConfig
-from cluster.pool.membership import Membership
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.sessions.membership import Membership
+from cluster.settings.ingress import IngressConfig
 from kv_transfer.config import KVTransferConfig
 from tests.cluster.serving_setup import FakeAdmin
 from tests.engine_pair import engine_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.sampling_params import SamplingParams
 from tests.engine_pair import EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt
 

@@ -24,15 +24,15 @@ from kv_transfer.connector import (
     ReceivedKV,
     Reservation,
 )
-from kv_transfer.control import Control, ControlStream
-from kv_transfer.grpc_control import GrpcControl
+from kv_transfer.connectors.worker_connector import ConnectorWorker
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.loopback import LoopbackHub
+from kv_transfer.links.control import Control, ControlStream
+from kv_transfer.links.grpc_control import GrpcControl
+from kv_transfer.links.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.stats import TransferStats
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.trust.grpc_proof import GrpcAcceptor
-from kv_transfer.worker_connector import ConnectorWorker
 from tests.trusted import TRUST, member
 
 Join = Literal["loopback", "tcp", "shared memory"]

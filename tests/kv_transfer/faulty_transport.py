@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from torch import Tensor
 
-from kv_transfer import worker_connector
+from kv_transfer.connectors import worker_connector
 from kv_transfer.transports.base import ComputeEvent, DataLink, PendingLink, Transport
 from kv_transfer.trust.secret import KeySource
 

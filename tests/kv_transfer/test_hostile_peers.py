@@ -12,12 +12,10 @@ import msgspec
 import pytest
 
 from kv_transfer.connector import LoadOutcome, ProducerEnd
-from kv_transfer.control import ControlStream
-from kv_transfer.grpc_control import GrpcControl
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.params import EngineAddress
-from kv_transfer.trust.grpc_proof import GrpcAcceptor
-from kv_transfer.wire import (
+from kv_transfer.links.control import ControlStream
+from kv_transfer.links.grpc_control import GrpcControl
+from kv_transfer.links.wire import (
     PROTOCOL_VERSION,
     Cancel,
     Chunk,
@@ -32,6 +30,8 @@ from kv_transfer.wire import (
     Welcome,
     encode,
 )
+from kv_transfer.params import EngineAddress
+from kv_transfer.trust.grpc_proof import GrpcAcceptor
 from tests.kv_transfer.connected_workers import LAYOUT, Node, Pair, connected_pair
 from tests.trusted import TRUST, member
 

@@ -9,7 +9,7 @@ import pytest
 
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import LoadOutcome, ProducerEnd
-from kv_transfer.loopback import LoopbackHub
+from kv_transfer.links.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress
 from tests.kv_transfer.connected_workers import LAYOUT, Node, Pair
 

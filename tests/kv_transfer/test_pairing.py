@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.layout import KVCacheLayout
+from kv_transfer.links.peer_link import find_disagreement
+from kv_transfer.links.wire import PROTOCOL_VERSION, Hello
 from kv_transfer.pairing import PairingFacts, find_mismatch
-from kv_transfer.peer_link import find_disagreement
-from kv_transfer.wire import PROTOCOL_VERSION, Hello
 from tests.kv_transfer.connected_workers import LAYOUT
 
 FACTS = PairingFacts.of_rank(LAYOUT, "tcp", checksum=False, is_on_gpu=False)

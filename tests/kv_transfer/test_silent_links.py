@@ -11,16 +11,16 @@ from typing import Final
 import pytest
 import torch
 
-from kv_transfer import worker_connector
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import LoadOutcome, ProducerEnd
-from kv_transfer.control import ControlStream
-from kv_transfer.loopback import LoopbackHub
+from kv_transfer.connectors import worker_connector
+from kv_transfer.links.control import ControlStream
+from kv_transfer.links.loopback import LoopbackHub
+from kv_transfer.links.wire import ControlMessage
 from kv_transfer.params import EngineAddress
 from kv_transfer.stats import LinkState, TransferStats
 from kv_transfer.transports.base import DataLink, PendingLink, Transport
 from kv_transfer.trust.secret import KeySource
-from kv_transfer.wire import ControlMessage
 from tests.kv_transfer.connected_workers import LAYOUT, Node, Pair, connected_pair
 from tests.kv_transfer.faulty_transport import Faults
 from tests.kv_transfer.swallowing_proxy import SwallowingProxy

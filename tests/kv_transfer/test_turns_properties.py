@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from kv_transfer.checksum import checksum_of
+from kv_transfer.agent.transfers import TransferTable
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import (
     KVConnectorMetadata,
@@ -28,15 +28,15 @@ from kv_transfer.connector import (
     ReceivedKV,
     Reservation,
 )
-from kv_transfer.control import ControlStream
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.link import ChunkJob, DataThread
-from kv_transfer.links import LinkTable
+from kv_transfer.links.checksum import checksum_of
+from kv_transfer.links.control import ControlStream
+from kv_transfer.links.link import ChunkJob, DataThread
+from kv_transfer.links.link_table import LinkTable
+from kv_transfer.links.peer_link import LinkState, PeerLink
+from kv_transfer.links.pieces import PieceMap
+from kv_transfer.links.wire import Cancel, Chunk, ChunkSum, Finished, Ready
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
-from kv_transfer.peer_link import LinkState, PeerLink
-from kv_transfer.pieces import PieceMap
-from kv_transfer.transfers import TransferTable
-from kv_transfer.wire import Cancel, Chunk, ChunkSum, Finished, Ready
 
 BLOCK_SIZE = 2
 MAX_BLOCKS = 5

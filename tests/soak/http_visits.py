@@ -11,10 +11,10 @@ from typing import Any, Final
 import httpx2
 import openai
 
-from cluster.gateway.config import HttpConfig
-from cluster.gateway.server import GatewayServer
-from cluster.serving import Serving
-from tests.cluster.gateway.gateway_setup import view_of
+from cluster.api.http.server import GatewayServer
+from cluster.requests.serving import Serving
+from cluster.settings.http import HttpConfig
+from tests.cluster.api.http.gateway_setup import view_of
 
 _KEEP_ALIVE_INTERVAL_S: Final = 0.01
 """So short that streams have comments in them."""

@@ -24,11 +24,11 @@ from typing import Final
 import psutil
 
 from actors.engine_server import EngineServer
-from actors.garbage_collection import collect_seldom, leave_out_what_is_loaded
+from actors.process.garbage_collection import collect_seldom, leave_out_what_is_loaded
+from cluster.api.grpc.server import IngressServer
 from cluster.client import GenerateClient
-from cluster.ingress.server import IngressServer
-from cluster.model_tokenizer import ModelTokenizer
-from cluster.tokenizing import MAX_CHARS_ALONE, NUM_THREADS, off_event_loop
+from cluster.text.model_tokenizer import ModelTokenizer
+from cluster.text.tokenizing import MAX_CHARS_ALONE, NUM_THREADS, off_event_loop
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import TransferRole
 from tests.cluster.serving_setup import make_ingress_server

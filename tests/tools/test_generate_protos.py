@@ -1,8 +1,8 @@
 import pickle
 from pathlib import Path
 
-from actors.core.request import RequestStatus
-from cluster.ingress.protos.raypd.v1 import generate_pb2
+from actors.core.requests.request import RequestStatus
+from cluster.api.protos.raypd.v1 import generate_pb2
 from tools import generate_protos
 
 

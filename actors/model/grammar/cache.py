@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from actors.core.sampling_params import StructuredOutputParams
+from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.model.grammar.errors import GrammarError
-from actors.sized_cache import SizedCache
+from actors.process.sized_cache import SizedCache
 
 if TYPE_CHECKING:
     import xgrammar

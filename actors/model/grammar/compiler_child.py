@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import xgrammar
 
-from actors.bounded_child import work
 from actors.model.grammar.compiler_process import COMPILED, REFUSED
+from actors.process.bounded_child import work
 
 _SOURCE_PLACE: Final = re.compile(r"\[\d\d:\d\d:\d\d\] \S+?:\d+: ")
 _MAX_REASON_CHARS: Final = 500

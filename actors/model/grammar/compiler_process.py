@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from actors.bounded_process import BoundedProcess, ProcessDied, ProcessLimits, ProcessTooSlow, ProcessUnusable
 from actors.config import GrammarConfig
-from actors.core.sampling_params import StructuredOutputParams
+from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.model.grammar.errors import CompilerUnusable, GrammarRefused
+from actors.process.bounded_process import BoundedProcess, ProcessDied, ProcessLimits, ProcessTooSlow, ProcessUnusable
 
 COMPILED: Final = b"c"
 REFUSED: Final = b"r"

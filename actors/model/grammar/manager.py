@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from actors.config import GrammarConfig
-from actors.core.sampling_params import StructuredOutputParams
-from actors.core.structured_output import GrammarFailure
+from actors.core.requests.sampling_params import StructuredOutputParams
+from actors.core.requests.structured_output import GrammarFailure
 from actors.model.grammar.cache import GrammarCache
 from actors.model.grammar.compiler_process import CompilerProcess
 from actors.model.grammar.errors import CompilerUnusable, GrammarError, GrammarRefused

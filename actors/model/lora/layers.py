@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from actors.model.lora.step import LoraStep, SharedPart
 from actors.model.lora.targets import LoraTarget
 from actors.model.lora.weights import ModuleWeights
-from actors.model.tensor_parallel_layers import RowParallelLinear
+from actors.model.tensor_parallel.layers import RowParallelLinear
 
 
 class LoraContext:

@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from actors.adapter_files import read_adapter
-from actors.core.adapter import Adapter, AdapterCommands
+from actors.checkpoint.adapter_files import read_adapter
+from actors.checkpoint.peft_config import AdapterRefused
+from actors.core.requests.adapter import Adapter, AdapterCommands
 from actors.lora_config import LoraConfig
 from actors.model.loader import LoadedModel
 from actors.model.lora.layers import LoraContext, LoraLayer
@@ -23,7 +24,6 @@ from actors.model.lora.slots import SlotTable
 from actors.model.lora.step import NO_SLOT, plan_step
 from actors.model.lora.targets import find_targets
 from actors.model.lora.weights import ModuleWeights, load_weights
-from actors.peft_config import AdapterRefused
 
 logger = logging.getLogger(__name__)
 

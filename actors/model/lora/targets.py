@@ -9,9 +9,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from actors.model.tensor_parallel import SplitLinear
-from actors.model.tensor_parallel_layers import RowParallelLinear
-from actors.model.tensor_parallel_plan import Split
+from actors.model.tensor_parallel.layers import RowParallelLinear
+from actors.model.tensor_parallel.part import SplitLinear
+from actors.model.tensor_parallel.plan import Split
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
-from actors.adapter_files import WEIGHTS_FILE, AdapterFiles
+from actors.checkpoint.adapter_files import WEIGHTS_FILE, AdapterFiles
+from actors.checkpoint.peft_config import AdapterConfig, AdapterRefused
 from actors.model.lora.targets import LoraTarget
-from actors.peft_config import AdapterConfig, AdapterRefused
 
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<matrix>[AB])\.weight")
 

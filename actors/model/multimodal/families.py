@@ -11,7 +11,7 @@ from typing import Final
 
 from transformers import PretrainedConfig
 
-from actors.core.request_limits import ImageFacts
+from actors.core.requests.request_limits import ImageFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.core.multimodal import EMBEDDINGS, EncoderInput, MultiModalFeature, PackedArray
 from actors.core.outputs import NewRequestData, SchedulerOutput, StepBatch
+from actors.core.requests.multimodal import EMBEDDINGS, EncoderInput, MultiModalFeature, PackedArray
 from actors.errors import IntegrityError
 from actors.model.input_batch import StepInputs
 from actors.model.multimodal.positions import GridPositions

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.core.multimodal import MultiModalFeature
+from actors.core.requests.multimodal import MultiModalFeature
 
 
 @dataclass(frozen=True, slots=True)

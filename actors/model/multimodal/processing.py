@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from transformers import AutoConfig, AutoImageProcessor, AutoProcessor
 
-from actors.core.multimodal import PackedArray, ProcessedImage
+from actors.core.requests.multimodal import PackedArray, ProcessedImage
 from actors.model.multimodal.families import image_token_id, vision_family
 
 

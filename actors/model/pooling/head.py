@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from actors.checkpoint.pooling_facts import Activation
 from actors.model.errors import UnsupportedModel
-from actors.pooling_facts import Activation
 
 _MAX_ERROR = 1e-3
 

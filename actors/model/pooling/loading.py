@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from actors.checkpoint.pooling_facts import PoolingFacts
 from actors.model.attention.probe import GeometryProbe
-from actors.model.config_rules import architecture_name
+from actors.model.checks.self_check import stock_attention
+from actors.model.config.config_rules import architecture_name
+from actors.model.config.model_kind import ModelKind
 from actors.model.errors import UnsupportedModel
 from actors.model.forward import FlatForward
-from actors.model.model_kind import ModelKind
 from actors.model.pooling.head import ClassificationHead
 from actors.model.pooling.recipe import read_pooling_facts
-from actors.model.self_check import stock_attention
-from actors.pooling_facts import PoolingFacts
 
 logger = logging.getLogger(__name__)
 

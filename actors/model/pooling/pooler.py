@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from actors.core.outputs import SchedulerOutput, StepBatch
-from actors.core.sampling_params import PoolingParams
+from actors.core.requests.sampling_params import PoolingParams
 from actors.model.pooling.head import ClassificationHead
 
 _TINY = 1e-12

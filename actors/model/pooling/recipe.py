@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from transformers import PretrainedConfig
 
-from actors.core.sampling_params import Pooling
+from actors.checkpoint.pooling_facts import Activation, PoolingFacts
+from actors.core.requests.sampling_params import Pooling
+from actors.model.config.model_kind import ModelKind
 from actors.model.errors import CheckpointError
-from actors.model.model_kind import ModelKind
-from actors.pooling_facts import Activation, PoolingFacts
 
 _POOLINGS: Final[dict[str, Pooling]] = {
     "pooling_mode_cls_token": "cls",

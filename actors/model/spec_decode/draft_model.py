@@ -23,7 +23,7 @@ from actors.model.attention.torch_backend import TorchAttention
 from actors.model.errors import UnsupportedModel
 from actors.model.input_batch import InputBatch
 from actors.model.loader import LoadedModel, load_model
-from actors.model.sampler import sample
+from actors.model.sampling.sampler import sample
 
 _BLOCK_SIZE = 16
 

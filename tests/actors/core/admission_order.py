@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from actors.config import SchedulerConfig
-from actors.core.request import Request
+from actors.core.requests.request import Request
 
 
 def check_admission_order(config: SchedulerConfig, requests: Iterable[Request]) -> None:

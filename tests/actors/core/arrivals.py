@@ -7,7 +7,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 
-from actors.core.multimodal import MultiModalFeature
+from actors.core.requests.multimodal import MultiModalFeature
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import BLOCK_SIZE
 

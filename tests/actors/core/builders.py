@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actors.config import CacheConfig, SchedulerConfig, SpeculativeConfig
-from actors.core.adapter import Adapter
-from actors.core.block_hash import PUBLIC_KEY, BlockHasher
 from actors.core.door import Ability
-from actors.core.embedding_transfers import Staging
-from actors.core.multimodal import EncoderInput, MultiModalFeature
-from actors.core.request import EngineCoreRequest, PromptEmbeds, Request
-from actors.core.sampling_params import PoolingParams, SamplingParams, StructuredOutputParams
+from actors.core.loads.embedding_transfers import Staging
+from actors.core.requests.adapter import Adapter
+from actors.core.requests.block_hash import PUBLIC_KEY, BlockHasher
+from actors.core.requests.multimodal import EncoderInput, MultiModalFeature
+from actors.core.requests.request import EngineCoreRequest, PromptEmbeds, Request
+from actors.core.requests.sampling_params import PoolingParams, SamplingParams, StructuredOutputParams
+from actors.core.requests.structured_output import StructuredOutputManager
 from actors.core.scheduler import Scheduler
-from actors.core.structured_output import StructuredOutputManager
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import KVConnectorScheduler
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
-from kv_transfer.prefix_sources import PrefixSources
+from kv_transfer.prefix.prefix_sources import PrefixSources
 
 BLOCK_SIZE = 4
 _HASHER = BlockHasher(BLOCK_SIZE, PUBLIC_KEY)

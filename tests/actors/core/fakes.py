@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.core.multimodal import MultiModalFeature
 from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput
-from actors.core.sampling_params import StructuredOutputParams
+from actors.core.requests.multimodal import MultiModalFeature
+from actors.core.requests.sampling_params import StructuredOutputParams
+from actors.core.requests.structured_output import GrammarFailure
 from actors.core.scheduler import Scheduler
-from actors.core.structured_output import GrammarFailure
 from kv_transfer.connector import (
     KVConnectorMetadata,
     KVConnectorOutput,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from actors.core.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
-from actors.core.request import Request, RequestStatus
+from actors.core.requests.request import Request, RequestStatus
 from actors.core.scheduler import Scheduler
+from kv_transfer.agent.transfers import TransferTable
 from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput, Reservation
-from kv_transfer.transfers import TransferTable
 from tests.actors.core.builders import BLOCK_SIZE, Clock
 from tests.actors.core.fakes import FakeWorker, prefix_digests
 

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
+from kv_transfer.agent.transfers import TransferTable
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.control import ControlStream
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.link import ChunkJob, DataThread
-from kv_transfer.links import LinkTable
+from kv_transfer.links.control import ControlStream
+from kv_transfer.links.link import ChunkJob, DataThread
+from kv_transfer.links.link_table import LinkTable
+from kv_transfer.links.peer_link import LinkState, PeerLink
+from kv_transfer.links.pieces import PieceMap
+from kv_transfer.links.wire import Cancel, Chunk, Finished, Ready
 from kv_transfer.params import EngineAddress
-from kv_transfer.peer_link import LinkState, PeerLink
-from kv_transfer.pieces import PieceMap
-from kv_transfer.transfers import TransferTable
-from kv_transfer.wire import Cancel, Chunk, Finished, Ready
 from tests.actors.core.builders import BLOCK_SIZE
 
 PREFILL = EngineAddress("prefill", 1, "127.0.0.1:1")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.core.request import FinishReason, Request, RequestStatus
+from actors.core.requests.request import FinishReason, Request, RequestStatus
 from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ProducerEnd, ReceivedKV
 from kv_transfer.params import TransferRole
 from kv_transfer.stats import TransferTimings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.request import FinishReason, RequestStatus
+from actors.core.requests.request import FinishReason, RequestStatus
 from kv_transfer.connector import KVConnectorOutput, ProducerEnd
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import BLOCK_SIZE, EOS, Clock, make_request, make_scheduler

@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from actors.core.outputs import SchedulerOutput
-from actors.core.request import RequestStatus
+from actors.core.requests.request import RequestStatus
 from actors.core.scheduler import Scheduler
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import make_request, make_scheduler

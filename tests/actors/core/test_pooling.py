@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 
 from actors.core.outputs import ModelRunnerOutput
-from actors.core.request import FinishReason, PromptEmbeds
-from actors.core.sampling_params import PoolingParams
+from actors.core.requests.request import FinishReason, PromptEmbeds
+from actors.core.requests.sampling_params import PoolingParams
 from actors.errors import IntegrityError
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import make_request, make_scheduler

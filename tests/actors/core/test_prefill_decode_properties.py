@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.core.request import FinishReason, Request
+from actors.core.requests.request import FinishReason, Request
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import LoadOutcome, ReceivedKV
+from kv_transfer.connectors.scheduler_connector import ConnectorScheduler
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
-from kv_transfer.scheduler_connector import ConnectorScheduler
 from tests.actors.core.admission_order import check_admission_order
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import reference_tokens

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.core.multimodal import MultiModalFeature
 from actors.core.outputs import EngineCoreOutput
-from actors.core.request import FinishReason, Request
-from actors.core.sampling_params import PoolingParams
+from actors.core.requests.multimodal import MultiModalFeature
+from actors.core.requests.request import FinishReason, Request
+from actors.core.requests.sampling_params import PoolingParams
 from kv_transfer.config import KVTransferConfig
+from kv_transfer.connectors.scheduler_connector import ConnectorScheduler
 from kv_transfer.params import EngineAddress, HandoffRanks, KVTransferParams, TransferRole
-from kv_transfer.scheduler_connector import ConnectorScheduler
 from tests.actors.core.arrivals import place_items
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import describe, reference_tokens

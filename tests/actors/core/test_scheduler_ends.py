@@ -6,8 +6,8 @@ import pytest
 
 from actors.core.door import Ability
 from actors.core.outputs import ModelRunnerOutput, TokenLogprobs
-from actors.core.request import FinishReason, Request, RequestStatus
-from actors.core.sampling_params import PoolingParams
+from actors.core.requests.request import FinishReason, Request, RequestStatus
+from actors.core.requests.sampling_params import PoolingParams
 from actors.errors import DuplicateRequest
 from tests.actors.core.builders import EOS, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver

@@ -7,8 +7,8 @@ import pytest
 
 from actors.config import SchedulerConfig
 from actors.core.outputs import Preemption
-from actors.core.request import RequestStatus
-from actors.core.running_rows import RunningRows
+from actors.core.requests.request import RequestStatus
+from actors.core.requests.running_rows import RunningRows
 from actors.core.step import Step
 from tests.actors.core.builders import BLOCK_SIZE, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, reference_tokens

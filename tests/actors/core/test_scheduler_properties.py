@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from actors.core.outputs import DraftTokenIds, SchedulerOutput
-from actors.core.request import FinishReason, Request, RequestStatus
-from actors.core.sampling_params import PoolingParams, StructuredOutputParams
-from actors.core.structured_output import GrammarFailure
+from actors.core.requests.request import FinishReason, Request, RequestStatus
+from actors.core.requests.sampling_params import PoolingParams, StructuredOutputParams
+from actors.core.requests.structured_output import GrammarFailure
 from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV, Reservation
 from kv_transfer.params import TransferRole
-from kv_transfer.prefix_sources import PrefixSources
+from kv_transfer.prefix.prefix_sources import PrefixSources
 from kv_transfer.stores.host_memory import HostMemoryScheduler
 from kv_transfer.stores.messages import BlockLoad, LoadedBlocks, StoreMetadata
 from kv_transfer.stores.scheduler import KVStoreScheduler, StoreSet

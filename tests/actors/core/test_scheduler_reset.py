@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.request import RequestStatus
+from actors.core.requests.request import RequestStatus
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens

@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from actors.core.outputs import ModelRunnerOutput
-from actors.core.request import RequestStatus
-from actors.core.status import render_transitions
+from actors.core.requests.request import RequestStatus
+from actors.core.requests.status import render_transitions
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver
 

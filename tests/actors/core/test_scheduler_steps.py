@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actors.core.outputs import DraftTokenIds, ModelRunnerOutput
-from actors.core.request import RequestStatus
+from actors.core.requests.request import RequestStatus
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver, reference_tokens
 

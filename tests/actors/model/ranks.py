@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 
 from actors.model.errors import RankLost
-from actors.model.rank_calls import RankTrust
-from actors.model.tensor_parallel_group import Rendezvous, TensorParallelGroup, join_group
+from actors.model.tensor_parallel.group import Rendezvous, TensorParallelGroup, join_group
+from actors.model.tensor_parallel.rank_calls import RankTrust
 from tests.trusted import RANK_TRUST
 
 T = TypeVar("T")

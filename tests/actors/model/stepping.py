@@ -16,7 +16,7 @@ from actors.core.outputs import (
     SchedulerOutput,
     StepBatch,
 )
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.sampling_params import SamplingParams
 from actors.model.model_runner import ModelRunner
 
 

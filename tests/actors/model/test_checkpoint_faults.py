@@ -19,8 +19,8 @@ from actors.config import ModelConfig
 from actors.model import loader
 from actors.model.errors import CheckpointError, LoadFailed, UnsupportedModel
 from actors.model.loader import LoadedModel, load_model
+from tests.actors.model.config.test_support import SMALL, dummy
 from tests.actors.model.ranks import on_each_rank
-from tests.actors.model.test_support import SMALL, dummy
 
 CheckpointOf = Callable[[str], Path]
 Change = Callable[[dict[str, Tensor]], object]

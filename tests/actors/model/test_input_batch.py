@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from actors.core.outputs import NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.sampling_params import SamplingParams
 from actors.model.input_batch import InputBatch
 
 

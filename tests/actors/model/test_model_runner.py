@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.sampling_params import SamplingParams
 from tests.actors.model.stepping import Sequence, Stepper, make_runner
 from tests.checkpoints import FAMILIES, VOCAB_SIZE
 from tests.reference import greedy_tokens, random_prompt

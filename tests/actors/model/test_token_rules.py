@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import NoBadWordsLogitsProcessor, SuppressTokensLogitsProcessor
 
-from actors.core.sampling_params import SamplingParams
-from actors.core.token_rules import TokenRules
-from actors.model.sampler import sample
-from actors.model.sampling_batch import SamplingBatch, SamplingRow
+from actors.core.requests.sampling_params import SamplingParams
+from actors.core.requests.token_rules import TokenRules
+from actors.model.sampling.sampler import sample
+from actors.model.sampling.sampling_batch import SamplingBatch, SamplingRow
 
 VOCAB_SIZE = 50
 ALLOWED = (3, 8, 9, 30)

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from kv_transfer.connector import LoadOutcome
-from kv_transfer.control import ControlStream
+from kv_transfer.links.control import ControlStream
+from kv_transfer.links.wire import PROTOCOL_VERSION, ControlMessage, Hello, Welcome, decode, encode
 from kv_transfer.params import EngineAddress
 from kv_transfer.ranges import MALFORMED
-from kv_transfer.wire import PROTOCOL_VERSION, ControlMessage, Hello, Welcome, decode, encode
 from tests.attacks.inside.message_fuzzer import MessageFuzzer
 from tests.kv_transfer.connected_workers import LAYOUT, Pair, connected_pair
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from actors.engine_server import EngineServer
-from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.pool.session import EngineSession
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.trust.membership import Trust, TrustMaterial

@@ -12,13 +12,13 @@ import grpc.aio
 import msgspec
 import pytest
 
-from actors.core.request import EngineCoreRequest
-from actors.core.sampling_params import SamplingParams
-from actors.session_messages import SESSION_METHOD, EngineMessage, Hello, Outputs, Taken, encode
-from cluster.engine_connection import EngineDescriptor, EngineRole
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import SamplingParams
+from actors.sessions.session_messages import SESSION_METHOD, EngineMessage, Hello, Outputs, Taken, encode
 from cluster.errors import EngineLost
-from cluster.pool.session import EngineSession
-from kv_transfer.refused_messages import RefusedMessages
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.sessions.session import EngineSession
+from kv_transfer.links.refused_messages import RefusedMessages
 from kv_transfer.trust.grpc_proof import GrpcAcceptor
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.secret import Purpose

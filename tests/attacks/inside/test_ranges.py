@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from msgspec import inspect
 
-from actors.core.multimodal import EncoderInput, ProcessedImage
-from actors.core.request import EngineCoreRequest
-from actors.model.tensor_parallel_mesh import RankAddress, RankAddresses
-from actors.rank_messages import CODEC
-from actors.remote_encoding import EncodedImage
-from actors.session_messages import EngineMessage, ReceivedMessage
+from actors.core.requests.multimodal import EncoderInput, ProcessedImage
+from actors.core.requests.request import EngineCoreRequest
+from actors.model.tensor_parallel.mesh import RankAddress, RankAddresses
+from actors.ranks.rank_messages import CODEC
+from actors.sessions.remote_encoding import EncodedImage
+from actors.sessions.session_messages import EngineMessage, ReceivedMessage
+from kv_transfer.links.wire import ControlMessage
 from kv_transfer.trust import handshake
-from kv_transfer.wire import ControlMessage
 
 MESSAGES: Final[dict[str, Any]] = {
     "from an ingress to an engine": ReceivedMessage,
@@ -97,7 +97,7 @@ def _boundless(info: Any, place: str, within: tuple[type, ...]) -> Iterator[str]
             if (least is None and above is None) or (most is None and below is None):
                 yield f"{place}: float without least or most"
         case inspect.CustomType(cls=cls) if cls is np.ndarray:
-            return  # tests/actors/test_rank_codec.py
+            return  # tests/actors/ranks/test_rank_codec.py
         case inspect.StrType() | inspect.BytesType():
             if info.max_length is None:
                 yield f"{place}: {type(info).__name__.removesuffix('Type').lower()} of any length"

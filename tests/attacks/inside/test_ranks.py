@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from actors.model.errors import RankLost
-from actors.model.tensor_parallel_mesh import RankAddress, RankAddresses, decode_address, decode_addresses
-from actors.rank_messages import CODEC, RankConnection
+from actors.model.tensor_parallel.mesh import RankAddress, RankAddresses, decode_address, decode_addresses
+from actors.ranks.rank_messages import CODEC, RankConnection
 from kv_transfer.ranges import MALFORMED
 from tests.attacks.inside.message_fuzzer import MessageFuzzer
 

@@ -12,12 +12,12 @@ import grpc.aio
 import msgspec
 import pytest
 
-from actors.core.multimodal import EncoderInput
+from actors.core.requests.multimodal import EncoderInput
 from actors.engine_server import EngineServer
-from actors.remote_encoding import ENCODE_METHOD
-from actors.session_messages import SESSION_METHOD, Abort, Submit
-from cluster.engine_connection import EngineDescriptor, EngineRole
-from cluster.pool.session import EngineSession
+from actors.sessions.remote_encoding import ENCODE_METHOD
+from actors.sessions.session_messages import SESSION_METHOD, Abort, Submit
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.trust.grpc_proof import prove
 from kv_transfer.trust.handshake import Party

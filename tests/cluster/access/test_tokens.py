@@ -11,7 +11,7 @@ from cluster.access.caller import ANYBODY, Caller, calling_as, current_caller
 from cluster.access.control import AccessControl
 from cluster.access.tokens import Tokens, hash_token, make_token, read_token_file
 from cluster.errors import AllowanceSpent, InvalidConfig, PermissionDenied, Unauthenticated
-from cluster.generation import GenerateRequest
+from cluster.parameters.generation import GenerateRequest
 from tests.cluster.access.test_allowance import Clock
 
 SECRET, OTHER_SECRET = make_token(), make_token()

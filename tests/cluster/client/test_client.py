@@ -4,7 +4,7 @@ import gc
 import psutil
 import pytest
 
-from actors.core.request import FinishReason
+from actors.core.requests.request import FinishReason
 from cluster.client import CallFailed, GenerateClient
 from tests.cluster.serving_setup import make_ingress_server, make_pair
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client.options import Options, Sampling, make_request
-from cluster.ingress.protos.raypd.v1 import generate_pb2
 
 
 def test_every_sampling_parameter_of_the_api_can_be_given() -> None:

@@ -14,8 +14,8 @@ import yaml
 
 from cluster.access.control import AccessControl
 from cluster.access.tokens import Tokens, hash_token, make_token
+from cluster.api.grpc.server import DoorSettings
 from cluster.client import CallFailed, Credentials, GenerateClient, patience
-from cluster.ingress.server import DoorSettings
 from tests.cluster.client.scripted_ingress import ScriptedIngress
 from tests.cluster.serving_setup import make_ingress_server, make_pair
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import assert_type
 
+from cluster.api.protos.raypd.v1 import admin_pb2, generate_pb2
 from cluster.client import Answer, BlockingClient, GenerateClient
-from cluster.ingress.protos.raypd.v1 import admin_pb2, generate_pb2
 
 
 async def _async_uses(client: GenerateClient) -> None:

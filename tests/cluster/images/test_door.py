@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from actors.core.request import EngineCoreRequest
+from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import InvalidRequest
-from cluster.generation import ChatMessage, ChatPrompt, GenerateRequest, ImageInput, TextPrompt, TokenPrompt
-from cluster.images.config import ImageConfig
 from cluster.images.door import ImageDoor
 from cluster.images.opening import open_image_door
-from cluster.input_processor import InputProcessor, ModelDescription
-from cluster.model_tokenizer import ModelTokenizer
+from cluster.parameters.generation import ChatMessage, ChatPrompt, GenerateRequest, ImageInput, TextPrompt, TokenPrompt
+from cluster.settings.images import ImageConfig
+from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.model_tokenizer import ModelTokenizer
 from tests.vision import (
     IMAGE_TOKEN_ID,
     ProcessorsInProcess,

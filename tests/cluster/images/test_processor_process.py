@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.images.config import ImageConfig
 from cluster.images.errors import ImageRefused, ImagesUnavailable
 from cluster.images.processor_process import ImageProcessors
+from cluster.settings.images import ImageConfig
 from tests.vision import ProcessorsInProcess, draw_image, encode_png
 
 _CHILD = """

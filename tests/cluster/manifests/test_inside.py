@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from typer.testing import CliRunner
 
+from cluster.checks.internal_files import InternalFiles
 from cluster.cli import app
 from cluster.config import ClusterConfig
-from cluster.internal_files import InternalFiles
 from cluster.manifests.inside import commands_for_secrets
 from cluster.manifests.objects import to_yaml
 from cluster.manifests.render import render, render_trial

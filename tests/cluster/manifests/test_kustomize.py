@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.json_types import JSON
+from cluster.commands.manifests import files_of
 from cluster.manifests.kustomize import json_patch
 from cluster.manifests.render import render_trial
-from cluster.manifests_command import files_of
+from cluster.parameters.json_types import JSON
 from tests.cluster.manifests.deployments import KUBERAY, OVERLAYS, rendered, settings
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.commands.doctor.findings import Verdict
+from cluster.commands.doctor.node import judge_shm
 from cluster.config import ClusterConfig
-from cluster.doctor.findings import Verdict
-from cluster.doctor.node import judge_shm
-from cluster.engine_connection import EngineRole
 from cluster.errors import InvalidConfig
 from cluster.manifests.objects import to_yaml
 from cluster.manifests.placement import settle
 from cluster.manifests.render import image_of, render
-from cluster.manifests.settings import RAY_VERSION, VERSION
 from cluster.pool.placement import Node, engine_bundle
+from cluster.routing.engine_connection import EngineRole
+from cluster.settings.kubernetes import RAY_VERSION, VERSION
 from tests.cluster.manifests.deployments import OVERLAYS, everything, of_kind, rendered, settings, worker_groups
 
 _ROOT = Path(__file__).parents[3]

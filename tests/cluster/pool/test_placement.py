@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from cluster.config import ClusterConfig, EngineGroupConfig
-from cluster.engine_connection import EngineRole
 from cluster.pool.placement import choose_node, needs_of
+from cluster.routing.engine_connection import EngineRole
 
 P, D = EngineRole.PREFILL, EngineRole.DECODE
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.ray_calls import FailureKind, RayCallFailed
+from actors.process.ray_calls import FailureKind, RayCallFailed
 from cluster.pool.journal import Journal
 from cluster.pool.ray_calls import HeadProbe
 from cluster.pool.rounds import Rounds

@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from actors.ray_calls import RayCallFailed
+from actors.process.ray_calls import RayCallFailed
 from cluster.pool import saved_state
-from cluster.pool.membership import Membership
 from cluster.pool.saved_state import SavedState, StateStore
+from cluster.sessions.membership import Membership
 
 
 class FakeStore:

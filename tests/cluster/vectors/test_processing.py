@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from actors.core.adapter import Adapter
-from actors.core.sampling_params import PoolingParams
-from actors.pooling_facts import PoolingFacts
+from actors.checkpoint.pooling_facts import PoolingFacts
+from actors.core.requests.adapter import Adapter
+from actors.core.requests.sampling_params import PoolingParams
 from cluster.access.caller import Caller
 from cluster.errors import InvalidRequest, ModelNotFound, PermissionDenied
-from cluster.generation import ChatMessage, ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
-from cluster.input_limits import InputLimits
-from cluster.input_processor import InputProcessor
-from cluster.model_tokenizer import ModelTokenizer
+from cluster.parameters.generation import ChatMessage, ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from cluster.settings.input_limits import InputLimits
+from cluster.text.input_processor import InputProcessor
+from cluster.text.model_tokenizer import ModelTokenizer
 from cluster.vectors.processing import AnyVectorRequest, process_vectors
 from cluster.vectors.requests import ClassifyRequest, EmbedRequest, ScoreRequest
 from tests.cluster.serving_setup import MODEL

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from actors.core.outputs import Preemption
-from actors.core.request import FinishReason
-from actors.core.sampling_params import PoolingParams
+from actors.core.requests.request import FinishReason
+from actors.core.requests.sampling_params import PoolingParams
 from cluster.access.allowance import Allowance, AllowanceLimits
 from cluster.access.caller import Caller
-from cluster.engine_connection import EngineRole
 from cluster.errors import (
     AllowanceSpent,
     DeadlineExceeded,
@@ -21,8 +20,9 @@ from cluster.errors import (
     NoEngineAvailable,
     Overloaded,
 )
-from cluster.generation import TextPrompt, TokenPrompt, Usage
-from cluster.vectors.computing import MAX_PROMPTS_AT_ONCE
+from cluster.parameters.generation import TextPrompt, TokenPrompt, Usage
+from cluster.requests.vector_computing import MAX_PROMPTS_AT_ONCE
+from cluster.routing.engine_connection import EngineRole
 from cluster.vectors.requests import (
     ClassifyRequest,
     ClassifyResult,

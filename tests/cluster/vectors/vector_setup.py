@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from actors.core.request import EngineCoreRequest, FinishReason
-from actors.pooling_facts import PoolingFacts
-from cluster.model_versions import ModelVersions
-from cluster.recovery import RecoveryPolicy
-from cluster.router.base import Router
-from cluster.serving import Serving
+from actors.checkpoint.pooling_facts import PoolingFacts
+from actors.core.requests.request import EngineCoreRequest, FinishReason
+from cluster.requests.model_versions import ModelVersions
+from cluster.requests.recovery import RecoveryPolicy
+from cluster.requests.serving import Serving
+from cluster.routing.base import Router
 from tests.cluster.serving_setup import MODEL, make_serving, make_version, prefill_timings
 from tests.fakes import FakeEngine, FakePool
 

@@ -18,8 +18,8 @@ import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client import CallFailed, GenerateClient
-from cluster.ingress.protos.raypd.v1 import generate_pb2
 from tests.integration.served import ROOT, ServeProcess, process_listening_at
 from tests.patience import CLUSTER_S, TEST_S
 from tests.reference import greedy_tokens, random_prompt

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.client import CallFailed, GenerateClient
-from cluster.ingress.protos.raypd.v1 import admin_pb2
 from tests.checkpoints import make_checkpoint
 from tests.integration.cluster_load import ask_and_check, engines_become, load
 from tests.integration.serve.cluster import DECODE_CPUS

@@ -10,7 +10,7 @@ from typing import TypeVar
 import pytest
 import torch
 
-from kv_transfer.agent import TransferAgent
+from kv_transfer.agent.transfer_agent import TransferAgent
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import (
     KVConnectorMetadata,
@@ -22,7 +22,7 @@ from kv_transfer.connector import (
     ReceivedKV,
     Reservation,
 )
-from kv_transfer.loopback import LoopbackHub
+from kv_transfer.links.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.transports.base import ComputeEvent
 from tests.kv_transfer.connected_workers import LAYOUT

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from kv_transfer import worker_connector
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import LoadOutcome, ProducerEnd
-from kv_transfer.control import Control, ControlStream, StreamEvents
+from kv_transfer.connectors import worker_connector
+from kv_transfer.connectors.worker_connector import make_transport
 from kv_transfer.errors import LinkLost, TransportUnavailable, TransportWedged
-from kv_transfer.loopback import LoopbackHub
+from kv_transfer.links.control import Control, ControlStream, StreamEvents
+from kv_transfer.links.loopback import LoopbackHub
 from kv_transfer.params import EngineAddress
 from kv_transfer.transports.base import ComputeEvent, Transport
 from kv_transfer.transports.loopback import Pipe
 from kv_transfer.transports.nccl_device import mark_compute
 from kv_transfer.trust.refusals import Refusals
-from kv_transfer.worker_connector import make_transport
 from tests.kv_transfer.connected_workers import Pair, connected_pair
 from tests.kv_transfer.transports.fake_nccl import FakeEnd, FakeEvent, FakeNetwork
 from tests.kv_transfer.transports.ipv6 import has_ipv6

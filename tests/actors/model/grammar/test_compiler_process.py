@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from actors.config import GrammarConfig
-from actors.core.sampling_params import StructuredOutputParams
+from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.model.grammar.compiler_process import CompilerProcess
 from actors.model.grammar.errors import CompilerUnusable, GrammarRefused
 

@@ -12,8 +12,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from actors.config import GrammarConfig
-from actors.core.sampling_params import StructuredOutputParams
-from actors.core.structured_output import GrammarFailure
+from actors.core.requests.sampling_params import StructuredOutputParams
+from actors.core.requests.structured_output import GrammarFailure
 from actors.model.grammar import manager as manager_module
 from actors.model.grammar.cache import GrammarCache
 from actors.model.grammar.errors import CompilerUnusable

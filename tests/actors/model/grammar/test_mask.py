@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from actors.core.outputs import NOTHING_GROWN, SchedulerOutput, StepBatch
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.sampling_params import SamplingParams
 from actors.model.grammar.mask import GrammarMask
-from actors.model.sampler import sample
-from actors.model.sampling_batch import SamplingBatch, SamplingRow
+from actors.model.sampling.sampler import sample
+from actors.model.sampling.sampling_batch import SamplingBatch, SamplingRow
 
 VOCAB_SIZE = 70
 """No multiple of 32: the last word of a mask has bits that mean no token."""

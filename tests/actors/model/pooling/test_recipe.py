@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig
 
+from actors.checkpoint.pooling_facts import PoolingFacts
+from actors.model.config.model_kind import ModelKind, kind_of
 from actors.model.errors import CheckpointError
-from actors.model.model_kind import ModelKind, kind_of
 from actors.model.pooling.recipe import read_pooling_facts
-from actors.pooling_facts import PoolingFacts
 from tests.pooled import write_pipeline
 
 SWITCHES = {"word_embedding_dimension": 48, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}

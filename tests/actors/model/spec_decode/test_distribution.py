@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from actors.core.outputs import NO_TOKEN
-from actors.core.sampling_params import SamplingParams
-from actors.model.philox import uniforms
-from actors.model.sampler import sample
-from actors.model.sampling_batch import SamplingBatch, SamplingRow
+from actors.core.requests.sampling_params import SamplingParams
+from actors.model.sampling.philox import uniforms
+from actors.model.sampling.sampler import sample
+from actors.model.sampling.sampling_batch import SamplingBatch, SamplingRow
 from actors.model.spec_decode.verification import StepDrafts
 
 VOCAB_SIZE = 4

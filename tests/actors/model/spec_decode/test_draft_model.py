@@ -11,7 +11,7 @@ import torch
 
 from actors.config import ModelConfig, SchedulerConfig, SpeculativeConfig
 from actors.core.outputs import NewRequestData, SchedulerOutput, StepBatch
-from actors.core.sampling_params import SamplingParams
+from actors.core.requests.sampling_params import SamplingParams
 from actors.model.input_batch import InputBatch
 from actors.model.loader import load_model
 from actors.model.spec_decode.draft_model import DraftModel, DraftModelProposer, load_draft_model

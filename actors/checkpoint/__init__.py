@@ -1,0 +1,1 @@
+"""What a checkpoint's files say beside its weights: adapters, generation defaults, pooling."""

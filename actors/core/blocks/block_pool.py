@@ -1,0 +1,162 @@
+"""Who holds which block, and which block to give away next.
+
+A block is held (ref_cnt > 0) or free. A free block may still be named in the prefix cache: it keeps its KV until it is
+given away, and a hit takes it out of the middle of the free queue.
+
+Invariants:
+- a block is in the free queue iff ref_cnt == 0
+- a block is in the cache iff it has a block_hash; no two blocks have the same
+- only blocks that were found in the cache are shared, so at most one request holds a block without a hash; a step
+  that copies it may hold it as well
+
+The free queue is given away from its front. Blocks without a hash are worth nothing and go to the front; cached ones go
+to the back, the last blocks of a prefix before its first ones, so a prefix is lost from its end, the least recently
+used first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from actors.core.blocks.kv_events import AllBlocksCleared, BlockRemoved, KVEventLog
+from actors.core.requests.block_hash import BlockHash
+from actors.errors import IntegrityError
+
+
+@dataclass(slots=True, eq=False)
+class KVCacheBlock:
+    """One block of the KV cache. ref_cnt: how many requests hold it."""
+
+    block_id: int
+    ref_cnt: int = 0
+    block_hash: BlockHash | None = None
+
+
+class CacheObserver(Protocol):
+    """Who is told of blocks when they come into the prefix cache and when they go."""
+
+    def on_blocks_cached(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
+        """These blocks' KV is final, for as long as they are not evicted."""
+
+    def on_block_evicted(self, block_hash: BlockHash, block_id: int) -> None:
+        """This block is being given to somebody else, who writes it at the earliest in the step now being made."""
+
+    def clear(self) -> None:
+        """The whole cache was reset: what has been told is not valid any more."""
+
+
+class BlockPool:
+    """All blocks of one engine. Every operation costs O(1) per block it names."""
+
+    def __init__(
+        self, num_blocks: int, events: KVEventLog | None = None, observer: CacheObserver | None = None
+    ) -> None:
+        """events: where to note what the cache forgets."""
+        self._events = events
+        self._observer = observer
+        self.blocks = tuple(KVCacheBlock(block_id) for block_id in range(num_blocks))
+        self._free: OrderedDict[int, KVCacheBlock] = OrderedDict((block.block_id, block) for block in self.blocks)
+        self._cached: dict[BlockHash, KVCacheBlock] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool."""
+        return len(self.blocks)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no request holds, cached ones included."""
+        return len(self._free)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        """Blocks that the prefix cache names, held ones included."""
+        return len(self._cached)
+
+    def find_longest_prefix(self, block_hashes: Sequence[BlockHash], max_num_blocks: int) -> list[KVCacheBlock]:
+        """Return the cached blocks of the longest known prefix, at most max_num_blocks. They are not touched."""
+        found = []
+        for block_hash in block_hashes[:max_num_blocks]:
+            block = self._cached.get(block_hash)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def find_held(self, block_hash: BlockHash) -> KVCacheBlock | None:
+        """Return the cached block of that name, if somebody holds it. It is not touched."""
+        block = self._cached.get(block_hash)
+        return block if block is not None and block.ref_cnt else None
+
+    def get_free_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
+        """Take blocks from the front of the free queue; what the cache kept in them is forgotten only now.
+
+        Raises IntegrityError if there are not so many: callers ask num_free_blocks first.
+        """
+        if num_blocks > len(self._free):
+            raise IntegrityError(f"{num_blocks} blocks taken, {len(self._free)} are free")
+        return [self._take_first() for _ in range(num_blocks)]
+
+    def _take_first(self) -> KVCacheBlock:
+        _, block = self._free.popitem(last=False)
+        if block.block_hash is not None:
+            del self._cached[block.block_hash]
+            if self._events is not None:
+                self._events.add(BlockRemoved([block.block_hash]))
+            if self._observer is not None:
+                self._observer.on_block_evicted(block.block_hash, block.block_id)
+            block.block_hash = None
+        block.ref_cnt = 1
+        return block
+
+    def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Take one more hold of each block; a free one leaves the free queue."""
+        for block in blocks:
+            if block.ref_cnt == 0:
+                del self._free[block.block_id]
+            block.ref_cnt += 1
+
+    def free(self, blocks: Sequence[KVCacheBlock]) -> None:
+        """Let go of a request's blocks, given in the order of its tokens. Raises IntegrityError on a free one."""
+        for block in reversed(blocks):
+            if block.ref_cnt <= 0:
+                raise IntegrityError(f"block {block.block_id} is freed twice")
+            block.ref_cnt -= 1
+            if block.ref_cnt == 0:
+                self._free[block.block_id] = block
+                if block.block_hash is None:
+                    self._free.move_to_end(block.block_id, last=False)
+
+    def cache_full_blocks(self, blocks: Sequence[KVCacheBlock], block_hashes: Sequence[BlockHash]) -> None:
+        """Name held blocks in the cache, now that all their KV is computed.
+
+        A second block with the same content stays without a name: the first one serves the hits.
+        """
+        for block, block_hash in zip(blocks, block_hashes, strict=True):
+            if block.block_hash is None and block_hash not in self._cached:
+                block.block_hash = block_hash
+                self._cached[block_hash] = block
+
+    def reset(self) -> None:
+        """Forget every cached block, those that are held included."""
+        for block in self._cached.values():
+            block.block_hash = None
+        self._cached.clear()
+        if self._events is not None:
+            self._events.add(AllBlocksCleared())
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if an invariant of this file does not hold."""
+        free = self._free
+        for block in self.blocks:
+            if (block.block_id in free) != (block.ref_cnt == 0) or block.ref_cnt < 0:
+                raise IntegrityError(f"block {block.block_id}: ref_cnt {block.ref_cnt} contradicts the free queue")
+        for block_hash, block in self._cached.items():
+            if block.block_hash != block_hash:
+                raise IntegrityError(f"the cache names block {block.block_id}, which has another hash")
+        named = [block.block_id for block in self.blocks if block.block_hash is not None]
+        if len(named) != len(self._cached):
+            raise IntegrityError(f"of blocks {named}, which have a hash, the cache knows {len(self._cached)}")

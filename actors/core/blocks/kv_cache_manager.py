@@ -1,0 +1,298 @@
+"""Which blocks each request holds.
+
+A request's blocks stand in the order of its tokens: token i is in slot i % block_size of block i // block_size. A
+failed allocation changes nothing. A block is named in the prefix cache only when a step, or a transfer, that filled it
+is over: see cache_blocks.
+
+A step that is still under way may write the blocks of a request that has ended meanwhile. Nobody else may have them
+before it is over, a link least of all, whose writes the device does not order after the step's: until then they are
+fenced, held by nobody and not free.
+
+Blocks are shared when they are full. What a prompt has after them is copied (prompt_tails.py): the step that admits a
+request copies first. It holds the source until it is over, whatever becomes of its request.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+from actors.core.blocks.block_pool import BlockPool, CacheObserver, KVCacheBlock
+from actors.core.blocks.kv_events import BlockStored, KVEventLog
+from actors.core.blocks.prompt_tails import BlockCopy, PartialHit, PromptTails
+from actors.core.requests.request import Request
+from actors.core.stats import PrefixCacheStats
+from actors.errors import IntegrityError
+from kv_transfer.params import TransferRole
+
+
+class KVCacheManager:
+    """Blocks by request id, on top of one block pool."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_caching: bool = True,
+        events: KVEventLog | None = None,
+        observer: CacheObserver | None = None,
+    ) -> None:
+        self.block_size = block_size
+        self.block_pool = BlockPool(num_blocks, events, observer)
+        self._observer = observer
+        self.prefix_cache_stats = PrefixCacheStats()
+        self._enable_caching = enable_caching
+        self._blocks: dict[str, list[KVCacheBlock]] = {}
+        self._num_cached_blocks: dict[str, int] = {}
+        self._events = events
+        self._last_step_begun = 0
+        self._last_step_over = 0
+        self._fenced: deque[tuple[int, list[KVCacheBlock]]] = deque()
+        self._tails = PromptTails()
+        self._copies: list[BlockCopy] = []
+        self._copied: list[KVCacheBlock] = []
+
+    @property
+    def usage(self) -> float:
+        """The held part of the pool, 0 to 1."""
+        return 1.0 - self.block_pool.num_free_blocks / self.block_pool.num_blocks
+
+    @property
+    def num_fenced_blocks(self) -> int:
+        """Blocks that come back when the steps under way are over; shared ones may be counted twice."""
+        return sum(len(blocks) for _, blocks in self._fenced)
+
+    def begin_step(self, step_index: int) -> list[BlockCopy]:
+        """A step begins that writes blocks. step_index: 1, 2, 3 … Returns what it has to copy before."""
+        self._last_step_begun = step_index
+        if not self._copies:
+            return []
+        self._fenced.append((step_index, self._copied))
+        copies, self._copies, self._copied = self._copies, [], []
+        return copies
+
+    def end_step(self, step_index: int) -> None:
+        """A step is over, and with it all before it."""
+        self._last_step_over = step_index
+        while self._fenced and self._fenced[0][0] <= step_index:
+            self.block_pool.free(self._fenced.popleft()[1])
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """How many blocks so many tokens fill or begin."""
+        return -(-num_tokens // self.block_size)
+
+    def num_blocks_of(self, request_id: str) -> int:
+        """How many blocks the request holds."""
+        return len(self._blocks.get(request_id, ()))
+
+    def get_computed_blocks(self, request: Request) -> list[KVCacheBlock]:
+        """Return the cached blocks of the request's longest known prefix, without taking hold of them.
+
+        One token at least is left to compute, since its logits are wanted; not so for a consumer, which is sent the
+        token that they would give.
+        """
+        if not self._enable_caching or not request.reads_prefix_cache:
+            return []
+        request.extend_block_hashes()
+        num_tokens = request.num_tokens - (request.transfer_role is not TransferRole.CONSUMER)
+        return self.block_pool.find_longest_prefix(request.block_hashes, num_tokens // self.block_size)
+
+    def find_partial_block(self, request: Request, hit: Sequence[KVCacheBlock]) -> PartialHit | None:
+        """Return a block that has more of a request's prompt than its hit, without taking hold of it.
+
+        Either the prompt's tail, or its last full block, whose last token has to be computed. Only while somebody holds
+        it: then it costs no block. Not for the ends of a handoff: links move what was computed, maybe before this step.
+        """
+        if not self._enable_caching or request.transfer_role is not None or not request.reads_prefix_cache:
+            return None
+        begin = len(hit) * self.block_size
+        block, num_tokens = None, request.num_tokens - 1
+        if begin + self.block_size == request.num_tokens:
+            block = self.block_pool.find_held(request.block_hashes[len(hit)])
+        if block is None and begin <= request.num_prompt_tokens < begin + self.block_size:
+            block = self._find_tail(request)
+            num_tokens = min(num_tokens, request.num_prompt_tokens)
+        return PartialHit(block, num_tokens - begin) if block is not None and num_tokens > begin else None
+
+    def _find_tail(self, request: Request) -> KVCacheBlock | None:
+        name = request.prompt_tail_name()
+        return None if name is None else self._tails.find(name)
+
+    def allocate_slots(
+        self,
+        request: Request,
+        num_new_tokens: int,
+        new_computed_blocks: Sequence[KVCacheBlock] = (),
+        *,
+        partial_hit: PartialHit | None = None,
+        num_slots_that_must_fit: int = 0,
+        num_headroom_blocks: int = 0,
+    ) -> list[KVCacheBlock] | None:
+        """Give the request slots for num_new_tokens after those that it has computed.
+
+        new_computed_blocks: its prefix hit, if it holds nothing yet
+        partial_hit: what it has after these; the next step copies it, and holds it until then
+        num_slots_that_must_fit: refuse unless there are blocks for so many in all, although it gets fewer now
+        num_headroom_blocks: refuse unless so many more stay free
+        Returns the new blocks beyond the hit, or None if the pool has not enough: then nothing was touched.
+        """
+        blocks = self._blocks.get(request.request_id, ())
+        num_held = len(blocks) + len(new_computed_blocks)
+        num_slots = request.num_computed_tokens + len(new_computed_blocks) * self.block_size + num_new_tokens
+        if partial_hit is not None:
+            num_slots += partial_hit.num_tokens
+        num_new_blocks = self.num_blocks_for(num_slots) - num_held
+        if num_new_blocks <= 0 and not new_computed_blocks:
+            return []
+        num_new_blocks = max(num_new_blocks, 0)
+        num_wanted = max(num_new_blocks, self.num_blocks_for(num_slots_that_must_fit) - num_held)
+        # A free block of the hit leaves the free queue as well.
+        num_wanted += sum(block.ref_cnt == 0 for block in new_computed_blocks) + num_headroom_blocks
+        if num_wanted > self.block_pool.num_free_blocks:
+            return None
+        # The hit is taken first: what get_free_blocks gives away must not be part of it.
+        self.block_pool.touch(new_computed_blocks)
+        new_blocks = self.block_pool.get_free_blocks(num_new_blocks)
+        held = self._blocks.setdefault(request.request_id, [])
+        held += new_computed_blocks
+        held += new_blocks
+        if new_computed_blocks:
+            self._num_cached_blocks[request.request_id] = len(new_computed_blocks)
+        if partial_hit is not None:
+            self.block_pool.touch([partial_hit.block])
+            self._copied.append(partial_hit.block)
+            self._copies.append(BlockCopy(partial_hit.block.block_id, new_blocks[0].block_id))
+        return new_blocks
+
+    def grow(self, request_id: str) -> int:
+        """Give a running request one more block and return its id. Raises IntegrityError if none is free."""
+        [block] = self.block_pool.get_free_blocks(1)
+        self._blocks[request_id].append(block)
+        return block.block_id
+
+    def cache_blocks(self, request: Request, num_final_tokens: int) -> None:
+        """Name the request's full blocks in the prefix cache.
+
+        num_final_tokens: so many tokens from the start have their KV in place and will keep it
+        """
+        if not self._enable_caching:
+            return
+        request_id = request.request_id
+        request.extend_block_hashes()
+        hashes = request.block_hashes
+        first = self._num_cached_blocks.get(request_id, 0)
+        last = min(num_final_tokens // self.block_size, len(hashes))
+        if last <= first:
+            return
+        self.block_pool.cache_full_blocks(self._blocks[request_id][first:last], hashes[first:last])
+        self._num_cached_blocks[request_id] = last
+        if self._observer is not None:
+            block_ids = [block.block_id for block in self._blocks[request_id][first:last]]
+            self._observer.on_blocks_cached(hashes[first:last], block_ids)
+        if self._events is not None:
+            tokens = request.all_token_ids[first * self.block_size : last * self.block_size]
+            parent = hashes[first - 1] if first else None
+            self._events.add(BlockStored(hashes[first:last], parent, tokens, self.block_size, request.lora_name))
+
+    def offer_prompt_tail(self, request: Request) -> None:
+        """Let others copy the end of a request's prompt, now that all of it is computed."""
+        if self._enable_caching and (name := request.prompt_tail_name()) is not None:
+            block = self._blocks[request.request_id][request.num_prompt_tokens // self.block_size]
+            self._tails.add(request.request_id, name, block)
+
+    def count_lookup(self, request: Request, num_hit_tokens: int) -> None:
+        """Count a look-up whose request was admitted."""
+        if self._enable_caching:
+            self.prefix_cache_stats.requests += 1
+            self.prefix_cache_stats.queries += request.num_tokens
+            self.prefix_cache_stats.hits += num_hit_tokens
+
+    def count_loaded(self, num_blocks: int) -> None:
+        """Count what a load of a prefix has brought."""
+        self.prefix_cache_stats.loaded += num_blocks * self.block_size
+
+    def lend(self, name: str, blocks: Sequence[KVCacheBlock]) -> None:
+        """Hold cached blocks under a name that is no request's."""
+        self.block_pool.touch(blocks)
+        self._blocks[name] = list(blocks)
+
+    def hold(self, name: str, num_blocks: int) -> list[int]:
+        """Take free blocks, for other bytes than KV, under a name that is no request's; returns their ids."""
+        self._blocks[name] = self.block_pool.get_free_blocks(num_blocks)
+        return self.get_block_ids(name)
+
+    def take_back(self, name: str) -> None:
+        """Let the blocks of a name that is no request's go. No step computes them, so none under way writes them."""
+        self.block_pool.free(self._blocks.pop(name))
+
+    def free(self, request: Request) -> None:
+        """Let go of all that the request holds, if anything; fenced while steps are under way."""
+        self._num_cached_blocks.pop(request.request_id, None)
+        self._tails.remove(request.request_id)
+        blocks = self._blocks.pop(request.request_id, None)
+        if not blocks:
+            return
+        if self._last_step_begun > self._last_step_over:
+            self._fenced.append((self._last_step_begun, blocks))
+        else:
+            self.block_pool.free(blocks)
+
+    def get_block_ids(self, request_id: str) -> list[int]:
+        """Return the ids of the request's blocks, in the order of its tokens; empty if it holds none."""
+        return [block.block_id for block in self._blocks.get(request_id, ())]
+
+    def get_num_common_prefix_blocks(self, requests: Iterable[Request]) -> int:
+        """How many blocks from the start all these requests share; 0 for a single one.
+
+        Requests that share a block share all before it: a hit is always a whole prefix.
+        """
+        tables = [self._blocks[request.request_id] for request in requests]
+        if len(tables) < 2:
+            return 0
+        first, num_common = tables[0], len(tables[0])
+        for blocks in tables[1:]:
+            num_common = min(num_common, len(blocks))
+            while num_common and blocks[num_common - 1] is not first[num_common - 1]:
+                num_common -= 1
+            if not num_common:
+                break
+        return num_common
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget every cached block. Refuses, and returns False, while a request holds any."""
+        if any(self._blocks.values()):
+            return False
+        self.block_pool.reset()
+        if self._observer is not None:
+            self._observer.clear()
+        self.prefix_cache_stats.reset = True
+        return True
+
+    def holders(self) -> set[str]:
+        """The ids of the requests that hold blocks."""
+        return {request_id for request_id, blocks in self._blocks.items() if blocks}
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if the pool or the requests' blocks contradict each other."""
+        self.block_pool.check_integrity()
+        num_holds: Counter[int] = Counter()
+        for request_id, blocks in self._blocks.items():
+            if len({block.block_id for block in blocks}) != len(blocks):
+                raise IntegrityError(f"{request_id} holds a block twice: {self.get_block_ids(request_id)}")
+            num_holds.update(block.block_id for block in blocks)
+        pool = self.block_pool.blocks
+        for block_id, count in num_holds.items():
+            if count > 1 and pool[block_id].block_hash is None:
+                raise IntegrityError(f"block {block_id} has no hash and is shared")
+        for _, fenced in self._fenced:
+            num_holds.update(block.block_id for block in fenced)
+        ref_cnts = {block.block_id: block.ref_cnt for block in pool if block.ref_cnt}
+        if ref_cnts != num_holds:
+            wrong = next(block for block in pool if block.ref_cnt != num_holds[block.block_id])
+            raise IntegrityError(
+                f"block {wrong.block_id} has ref_cnt {wrong.ref_cnt}, {num_holds[wrong.block_id]} requests hold it"
+            )
+        if self._copies:
+            raise IntegrityError(f"no step has begun that does {self._copies}")
+        if not self._tails.owners() <= self._blocks.keys():
+            raise IntegrityError("a request that holds nothing has the tail of its prompt copied")

@@ -1,0 +1,124 @@
+"""What happens to the prefix cache, for a router that keeps an index of who has which prefix.
+
+The events are vLLM's: BlockStored, BlockRemoved, AllBlocksCleared. A reader that applies the batches in order knows
+exactly which block hashes this engine can serve; a gap in the sequence numbers tells it to start anew. Who reads too
+rarely, or never, finds a gap: the oldest events are dropped where there are too many.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+from actors.core.requests.block_hash import BlockHash
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """Full blocks can be found from now on.
+
+    block_hashes:      in the order of the tokens
+    parent_block_hash: of the block before the first one; None if that begins a prompt
+    token_ids:         of all these blocks
+    """
+
+    block_hashes: list[BlockHash]
+    parent_block_hash: BlockHash | None
+    token_ids: list[int]
+    block_size: int
+    lora_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """These blocks can no longer be found."""
+
+    block_hashes: list[BlockHash]
+
+
+@dataclass(frozen=True, slots=True)
+class AllBlocksCleared:
+    """No block can be found."""
+
+
+KVCacheEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+MAX_EVENTS: Final = 16_384
+"""Events that are kept for a reader, at most."""
+MAX_SIZE_BYTES: Final = 16 << 20
+"""What they may take together, roughly."""
+_EVENT_SIZE_BYTES: Final = 200
+_HASH_SIZE_BYTES: Final = 64
+_TOKEN_SIZE_BYTES: Final = 36
+"""A list's entry and the number that it names."""
+_MAX_JOINED_REMOVALS: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class KVEventBatch:
+    """The events since the last batch. sequence: of the first event, 0, 1, 2 …; at_s: wall clock.
+
+    The next batch's sequence is this one's and the number of its events, unless events were dropped between them: then
+    it is larger, and a reader starts anew.
+    """
+
+    sequence: int
+    at_s: float
+    events: list[KVCacheEvent]
+
+
+@dataclass(slots=True)
+class KVEventLog:
+    """Keeps events until they are taken, the newest only if nobody takes them: bounded in number and in bytes.
+
+    Invariant: _size_bytes is the sum of _size_of all kept events.
+    """
+
+    max_events: int = MAX_EVENTS
+    max_size_bytes: int = MAX_SIZE_BYTES
+    _events: deque[KVCacheEvent] = field(default_factory=deque)
+    _size_bytes: int = 0
+    _first_sequence: int = 0
+
+    def add(self, event: KVCacheEvent) -> None:
+        """Note an event; a removal joins the one before it, as long as that one is small."""
+        last = self._events[-1] if self._events else None
+        if (
+            isinstance(event, BlockRemoved)
+            and isinstance(last, BlockRemoved)
+            and len(last.block_hashes) < _MAX_JOINED_REMOVALS
+        ):
+            last.block_hashes.extend(event.block_hashes)
+            self._size_bytes += _HASH_SIZE_BYTES * len(event.block_hashes)
+        else:
+            self._events.append(event)
+            self._size_bytes += _size_of(event)
+        while len(self._events) > self.max_events or self._size_bytes > self.max_size_bytes:
+            self._drop(1)
+
+    def take(self, now_s: float) -> KVEventBatch | None:
+        """Hand out what has happened since the last time, or None if nothing has."""
+        if not self._events:
+            return None
+        batch = KVEventBatch(self._first_sequence, now_s, list(self._events))
+        self._drop(len(self._events))
+        return batch
+
+    def _drop(self, num_events: int) -> None:
+        for _ in range(num_events):
+            self._size_bytes -= _size_of(self._events.popleft())
+        self._first_sequence += num_events
+
+
+def _size_of(event: KVCacheEvent) -> int:
+    """About how many bytes an event takes; a removal's grow while it is the last one."""
+    match event:
+        case BlockStored():
+            num_bytes = _HASH_SIZE_BYTES * len(event.block_hashes) + _TOKEN_SIZE_BYTES * len(event.token_ids)
+        case BlockRemoved():
+            num_bytes = _HASH_SIZE_BYTES * len(event.block_hashes)
+        case AllBlocksCleared():
+            num_bytes = 0
+    return _EVENT_SIZE_BYTES + num_bytes

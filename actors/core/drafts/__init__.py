@@ -1,0 +1,1 @@
+"""Guessed tokens: how many a request gets, and which of them count."""

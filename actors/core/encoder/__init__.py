@@ -1,0 +1,1 @@
+"""Images: what of them is encoded in which step, and kept."""

@@ -1,0 +1,1 @@
+"""Loads from elsewhere: KV of handoffs, prefixes, embeddings of images."""

@@ -1,0 +1,275 @@
+"""Embeddings that travel between engines: their blocks at both ends, while a link moves them.
+
+An engine that prefills fetches from an encode engine what this one has made of an image
+(actors/sessions/remote_encoding.py). The bytes go through blocks of both engines' KV caches
+(kv_transfer/connectors/staging.py), which belong to no request:
+
+    who fetches   queued -> loading (blocks reserved, READY) -> over: read, blocks back
+    who encodes   wanted (READY is in) -> lent (blocks staged) -> over: left, blocks back
+
+Whoever has no room waits for it, up to a deadline. Then who encodes sends nothing, and who fetches is told why it gets
+nothing, and encodes the image itself. A fetch that is under way is cancelled then, and its blocks come back when it
+has drained.
+
+Blocks are taken only if none of those that run, and not the first one that waits, lacks them then: images never hold up
+requests. They are pinned, and come back by themselves: what is lent leaves into blocks that are reserved already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from actors.core.blocks.kv_cache_manager import KVCacheManager
+from actors.core.loads.embedding_shelf import EmbeddingShelf
+from actors.core.queue.places import Places
+from actors.core.queue.request_queue import RequestQueue
+from actors.core.stats import EmbeddingStats
+from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput, Reservation, StagedBytes, WantedPrefix
+from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+from kv_transfer.prefix.prefix_fetch import Loan, add_fetches, name_of_loan, name_of_staged
+from kv_transfer.stats import TransferTimings
+
+_MAX_STAGED: Final = 0.5
+"""Of all blocks."""
+_NUM_STEPS: Final = 8
+"""About how long a transfer takes."""
+_KEY: Final = b"embeddings of "
+"""Begins the names of images, which travel in the place of block hashes: digests, which do not begin so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """What an engine needs to send and to fetch embeddings.
+
+    identity: names its fetches; slot_size_bytes: of one token in the KV cache
+    """
+
+    identity: str
+    slot_size_bytes: int
+    shelf: EmbeddingShelf
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What became of a fetch. data: the bytes, or None for the reason. timings: if it came to an end on the link."""
+
+    data: bytes | None
+    reason: str = ""
+    timings: TransferTimings | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingFetch:
+    """What is to be fetched, and who is told of it, once, on the engine's thread.
+
+    num_bytes: of the embeddings; deadline_s: by the engine's clock
+    """
+
+    peer: EngineAddress
+    mm_hash: str
+    num_bytes: int
+    deadline_s: float
+    on_over: Callable[[Fetched], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    want: WantedPrefix
+    deadline_s: float
+
+
+class EmbeddingTransfers:
+    """Belongs to the engine thread. Costs an engine that has none of them nothing."""
+
+    def __init__(self, staging: Staging | None, kv_cache_manager: KVCacheManager, want_timeout_s: float) -> None:
+        """staging: None: nothing is fetched or sent. want_timeout_s: how long a want waits for room here."""
+        self._staging = staging
+        self._kv = kv_cache_manager
+        self._want_timeout_s = want_timeout_s
+        self._queued: dict[EmbeddingFetch, None] = {}
+        self._loading: dict[str, EmbeddingFetch] = {}
+        self._cancelled: dict[str, str] = {}
+        """Of those that load: why."""
+        self._wants: dict[str, _Want] = {}
+        self._lent: set[str] = set()
+        self._num_started = 0
+        self._reservations: list[Reservation] = []
+        self._cancels: list[str] = []
+        self._loans: list[Loan] = []
+        self._staged: list[StagedBytes] = []
+        self.stats = EmbeddingStats()
+
+    # -- from the engine that encodes to the one that fetches ----------------------------------------------------
+
+    def begin(self, fetch: EmbeddingFetch) -> None:
+        """Fetch an image's embeddings as soon as there is room."""
+        if self._staging is None:
+            fetch.on_over(Fetched(None, "this engine has no links"))
+        elif self._num_blocks_for(fetch) > self._max_num_blocks:
+            self._fail(fetch, f"{fetch.num_bytes} bytes do not fit into half of the KV cache")
+        else:
+            self._queued[fetch] = None
+
+    def cancel(self, fetch: EmbeddingFetch, reason: str = "it is not wanted any more") -> None:
+        """End a fetch, if it is not over. Who began it is told when nothing is left of it."""
+        if fetch in self._queued:
+            del self._queued[fetch]
+            self._fail(fetch, reason)
+            return
+        for name, loading in self._loading.items():
+            if loading is fetch and name not in self._cancelled:
+                self._cancelled[name] = reason
+                self._cancels.append(name)
+
+    def take_wants(self, wants: Iterable[WantedPrefix], now_s: float) -> list[WantedPrefix]:
+        """Take in what others want of the embeddings made here; returns the other wants, which are for prefixes."""
+        others = []
+        for want in wants:
+            name = name_of_loan(want)
+            if not want.block_hashes[0].startswith(_KEY):
+                others.append(want)
+            elif self._staging is not None and name not in self._wants and name not in self._lent:
+                self._wants[name] = _Want(want, now_s + self._want_timeout_s)
+        return others
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def proceed(self, places: Places, blocked: RequestQueue, now_s: float) -> None:
+        """Before a step is made: begin what there is room for, give up what is late.
+
+        blocked: consumers that wait beside `places`
+        """
+        if not (self._queued or self._loading or self._wants):
+            return
+        for fetch in [fetch for fetch in (*self._queued, *self._loading.values()) if fetch.deadline_s <= now_s]:
+            self.cancel(fetch, "the embeddings did not come in time")
+        num_spare_blocks = self._num_spare_blocks(places, blocked)
+        # First come, first served, or a large image would never be.
+        for name, wanted in list(self._wants.items()):
+            num_lent_blocks = self._lend(wanted, num_spare_blocks, is_late=wanted.deadline_s <= now_s)
+            if num_lent_blocks is None:
+                break
+            del self._wants[name]
+            num_spare_blocks -= num_lent_blocks
+        for fetch in list(self._queued):
+            num_blocks = self._num_blocks_for(fetch)
+            if num_blocks > num_spare_blocks:
+                break
+            num_spare_blocks -= num_blocks
+            self._start(fetch, num_blocks)
+
+    def add_to(self, metadata: KVConnectorMetadata) -> KVConnectorMetadata:
+        """The step's metadata with what was collected, once."""
+        if not (self._reservations or self._cancels or self._loans):
+            return metadata
+        metadata = add_fetches(metadata, self._reservations, self._cancels, self._loans)
+        metadata = replace(metadata, staged=tuple(self._staged))
+        self._reservations, self._cancels, self._loans, self._staged = [], [], [], []
+        return metadata
+
+    def take_back(self, name: str) -> bool:
+        """What was lent has left; returns whether it is the name of any such."""
+        if name not in self._lent:
+            return False
+        self._lent.remove(name)
+        self._kv.take_back(name)
+        return True
+
+    def take_over(self, name: str, output: KVConnectorOutput) -> bool:
+        """A fetch is over; returns whether it was one. Nothing writes its blocks any more, and they have been read."""
+        fetch = self._loading.pop(name, None)
+        if fetch is None:
+            return False
+        self._kv.take_back(name)
+        received, data = output.finished_recving[name], output.received_bytes.get(name)
+        reason = self._cancelled.pop(name, "") or received.reason
+        if data is None:
+            self._fail(fetch, reason or "the encode engine has no room, or has forgotten the image")
+        else:
+            self.stats.num_received += 1
+            fetch.on_over(Fetched(data[: fetch.num_bytes], timings=received.timings))
+        return True
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._lent
+
+    def __bool__(self) -> bool:
+        """Whether anything is under way."""
+        return bool(self._queued or self._loading or self._wants or self._lent)
+
+    def holders(self) -> set[str]:
+        """The names under which blocks are held."""
+        return {*self._loading, *self._lent}
+
+    def num_blocks(self) -> int:
+        """Blocks that a preemption cannot free."""
+        return sum(self._kv.num_blocks_of(name) for name in self.holders())
+
+    def next_deadline(self) -> float | None:
+        """Return the engine's clock at which something is to be given up, in seconds."""
+        loading = (fetch for name, fetch in self._loading.items() if name not in self._cancelled)
+        deadlines = [fetch.deadline_s for fetch in (*self._queued, *loading)]
+        return min([*deadlines, *(wanted.deadline_s for wanted in self._wants.values())], default=None)
+
+    # -- one transfer --------------------------------------------------------------------------------------------
+
+    def _start(self, fetch: EmbeddingFetch, num_blocks: int) -> None:
+        assert self._staging is not None, "nothing is queued without"
+        del self._queued[fetch]
+        self._num_started += 1
+        transfer_id = f"embeddings-{self._staging.identity}-{self._num_started}"
+        name = name_of_staged(transfer_id)
+        self._loading[name] = fetch
+        params = KVTransferParams(transfer_id, 0, TransferRole.CONSUMER, fetch.peer)
+        block_ids = tuple(self._kv.hold(name, num_blocks))
+        key = _KEY + fetch.mm_hash.encode()
+        num_tokens = self._num_tokens_for(fetch.num_bytes)
+        self._reservations.append(Reservation(name, params, block_ids, 0, num_tokens, (key,)))
+
+    def _lend(self, wanted: _Want, num_spare_blocks: int, *, is_late: bool) -> int | None:
+        """Answer a want; returns how many blocks that takes, or None if there is no room for it yet."""
+        assert self._staging is not None, "no want is taken without"
+        want = wanted.want
+        embeddings = self._staging.shelf.get(want.block_hashes[0].removeprefix(_KEY).decode(errors="replace"))
+        num_tokens = 0 if embeddings is None else self._num_tokens_for(len(embeddings.data))
+        if is_late or self._kv.num_blocks_for(num_tokens) > self._max_num_blocks:
+            embeddings, num_tokens = None, 0
+        num_blocks = self._kv.num_blocks_for(num_tokens)
+        if num_blocks > num_spare_blocks:
+            return None
+        name = name_of_loan(want)
+        self._lent.add(name)
+        block_ids = tuple(self._kv.hold(name, num_blocks))
+        self._loans.append(Loan(want, block_ids, num_tokens))
+        if embeddings is None:
+            self.stats.num_not_sent += 1
+        else:
+            self.stats.num_sent += 1
+            self._staged.append(StagedBytes(name, block_ids, embeddings.data))
+        return num_blocks
+
+    def _fail(self, fetch: EmbeddingFetch, reason: str) -> None:
+        self.stats.num_failed += 1
+        fetch.on_over(Fetched(None, reason))
+
+    def _num_spare_blocks(self, places: Places, blocked: RequestQueue) -> int:
+        pool = self._kv.block_pool
+        firsts = [queue.peek_request() for queue in (places.waiting, blocked) if queue]
+        num_wanted = max((self._kv.num_blocks_for(first.num_tokens + 1) for first in firsts), default=0)
+        num_free = pool.num_free_blocks - places.running.num_blocks_due(_NUM_STEPS) - num_wanted
+        return max(0, min(num_free, self._max_num_blocks - self.num_blocks()))
+
+    @property
+    def _max_num_blocks(self) -> int:
+        return int(self._kv.block_pool.num_blocks * _MAX_STAGED)
+
+    def _num_tokens_for(self, num_bytes: int) -> int:
+        assert self._staging is not None
+        return -(-num_bytes // self._staging.slot_size_bytes)
+
+    def _num_blocks_for(self, fetch: EmbeddingFetch) -> int:
+        return self._kv.num_blocks_for(self._num_tokens_for(fetch.num_bytes))

@@ -1,0 +1,1 @@
+"""Waiting requests: their order, fairness, grammars and adapters."""

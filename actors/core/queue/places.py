@@ -1,0 +1,67 @@
+"""Where the requests are that compute here, or will."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.config import CacheConfig, SchedulerConfig
+from actors.core.queue.fair_queue import create_request_queue
+from actors.core.queue.lora_slots import LoraSlots
+from actors.core.queue.lora_waits import LoraWaits
+from actors.core.queue.request_queue import RequestQueue
+from actors.core.requests.request import Request, RequestStatus
+from actors.core.requests.running_rows import RunningRows
+
+
+@dataclass(slots=True)
+class Places:
+    """The scheduler's queues. RemoteKV has the requests that wait for a peer, Preparation those for a grammar or
+    an adapter.
+
+    running: RUNNING
+    holding: WAITING, with all the blocks that the next token needs: their load is over
+    waiting: WAITING or PREEMPTED, without blocks
+    waiting_for_lora, holding_for_lora: like these, set aside until their adapter has a slot
+    lora_waits: how long they have been, and loads that are held back for them
+    """
+
+    waiting: RequestQueue
+    holding: RequestQueue
+    running: RunningRows
+    waiting_for_lora: LoraSlots
+    holding_for_lora: LoraSlots
+    lora_waits: LoraWaits
+
+    @classmethod
+    def create(cls, config: SchedulerConfig, cache_config: CacheConfig) -> Places:
+        """Make empty queues of the configured policy."""
+        rows = RunningRows(config.max_num_seqs, cache_config.block_size)
+        waits = LoraWaits(config, rows)
+        return cls(
+            create_request_queue(config),
+            create_request_queue(config),
+            rows,
+            LoraSlots(config, rows, waits, is_holding=False),
+            LoraSlots(config, rows, waits, is_holding=True),
+            waits,
+        )
+
+    def remove(self, request: Request) -> None:
+        """Take a request out of the place where it is, if it is in any."""
+        self.lora_waits.end(request)
+        _ = (
+            self.running.remove(request)
+            or self.waiting.remove_request(request)
+            or self.holding.remove_request(request)
+            or self.waiting_for_lora.remove(request)
+            or self.holding_for_lora.remove(request)
+        )
+
+    def all_holding(self) -> list[Request]:
+        """Those that wait for their turn with blocks, whatever else they wait for."""
+        return [*self.holding, *self.holding_for_lora]
+
+    def others_wait(self, request: Request) -> bool:
+        """Whether any other request waits for its turn."""
+        is_waiting = request.status is not RequestStatus.RUNNING
+        return len(self.waiting) + len(self.holding) > is_waiting

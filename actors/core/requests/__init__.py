@@ -1,0 +1,1 @@
+"""One request: its state, its parameters, its limits, the names of its blocks."""

@@ -1,0 +1,151 @@
+"""Names for full blocks of tokens: equal prefixes have equal names, in every process.
+
+A block's hash covers its parent's hash, its own tokens and what else its KV depends on (ExtraKeys), so it stands for
+the whole prefix. The chain starts from a hash of cache_salt: requests of different salts share nothing.
+
+A hash is BLAKE2b of 16 bytes, keyed with a key that the cluster's engines and ingresses share and nobody else knows. A
+client who chooses tokens can so neither look for two prompts with one name (vLLM: CVE-2025-25183), nor tell a prompt
+from its name.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from struct import Struct, calcsize, pack
+from typing import Final, TypeAlias
+
+from actors.core.requests.multimodal import MultiModalFeature
+
+BlockHash: TypeAlias = bytes
+"""16 bytes."""
+
+_HASH_SIZE_BYTES: Final = 16
+_KEY_SIZE_BYTES: Final = 32
+_ROOT: Final = b"raypd/block-hash/2"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockHashKey:
+    """The key of a cluster's block hashes. value: 32 bytes, which no log line shows."""
+
+    value: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.value) != _KEY_SIZE_BYTES:
+            raise ValueError(f"a key of block hashes has {_KEY_SIZE_BYTES} bytes, not {len(self.value)}")
+
+    @classmethod
+    def draw(cls) -> BlockHashKey:
+        """Make a key that nobody else has."""
+        return cls(secrets.token_bytes(_KEY_SIZE_BYTES))
+
+
+PUBLIC_KEY: Final = BlockHashKey(bytes(_KEY_SIZE_BYTES))
+"""A key that everybody knows, for engines outside of a cluster (benchmarks, tests)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraKeys:
+    """What a prompt's KV depends on besides its tokens.
+
+    cache_salt: keeps apart those who must not see each other's hits
+    lora_name:  the adapter, by a name that no other weights have (Adapter.key)
+    mm_features: what stands in the place of placeholder tokens
+    prompt_embeds_digest: names the embeddings that stand in the place of all tokens
+    """
+
+    cache_salt: str | None = None
+    lora_name: str | None = None
+    mm_features: tuple[MultiModalFeature, ...] = ()
+    prompt_embeds_digest: bytes | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no block needs more than its tokens and its parent."""
+        return self.lora_name is None and not self.mm_features and self.prompt_embeds_digest is None
+
+
+class BlockHasher:
+    """Hashes the full blocks of one block size with one key. It has no state: requests share it."""
+
+    __slots__ = ("_begin", "_cut", "_key", "block_size")
+
+    def __init__(self, block_size: int, key: BlockHashKey) -> None:
+        self.block_size = block_size
+        self._key = key
+        # A copy of a hash that has taken its key costs half of a new one.
+        self._begin = blake2b(digest_size=_HASH_SIZE_BYTES, key=key.value)
+        self._cut = Struct(f"{block_size * calcsize('i')}s").iter_unpack
+
+    def extend(self, block_hashes: list[BlockHash], token_ids: Sequence[int], keys: ExtraKeys) -> None:
+        """Append the hashes of the blocks that token_ids fills beyond those that block_hashes already names.
+
+        block_hashes: of token_ids' first blocks, all of them made by this method with the same keys
+        token_ids:    the request's tokens from its first one on, each in [0, 2^31)
+        """
+        first = len(block_hashes)
+        last = len(token_ids) // self.block_size
+        if first >= last:
+            return
+        new_token_ids = token_ids[first * self.block_size : last * self.block_size]
+        # pack() reads the list three times as fast as array() does, iter_unpack() cuts without slices.
+        blocks = self._cut(pack(f"{len(new_token_ids)}i", *new_token_ids))
+        parent = block_hashes[-1] if block_hashes else self.root_hash(keys.cache_salt)
+        begin, append = self._begin.copy, block_hashes.append
+        if keys.is_plain:
+            for (tokens,) in blocks:
+                digest = begin()
+                digest.update(parent + tokens)
+                parent = digest.digest()
+                append(parent)
+            return
+        for block, (tokens,) in enumerate(blocks, first):
+            parent = self._digest(parent + tokens + self._extra(block, keys))
+            append(parent)
+
+    def name_all(self, token_ids: Sequence[int], keys: ExtraKeys) -> BlockHash:
+        """Name all of token_ids as one block, whatever the block size."""
+        names: list[BlockHash] = []
+        BlockHasher(len(token_ids), self._key).extend(names, token_ids, keys)
+        return names[0]
+
+    def name_tail(
+        self, block_hashes: Sequence[BlockHash], token_ids: Sequence[int], keys: ExtraKeys
+    ) -> BlockHash | None:
+        """Return the name of what token_ids has after its last full block; None if it has nothing there.
+
+        block_hashes: of token_ids' full blocks at least
+        """
+        num_full = len(token_ids) // self.block_size
+        tail = token_ids[num_full * self.block_size :]
+        if not tail:
+            return None
+        parent = block_hashes[num_full - 1] if num_full else self.root_hash(keys.cache_salt)
+        tokens = pack(f"{len(tail) + 1}i", len(tail), *tail)
+        return self._digest(parent + tokens + self._extra(num_full, keys))
+
+    def root_hash(self, cache_salt: str | None) -> BlockHash:
+        """Return the parent of block 0. No salt and an empty one are different."""
+        return self._digest(_ROOT if cache_salt is None else _ROOT + b"\0" + cache_salt.encode())
+
+    def _digest(self, content: bytes) -> BlockHash:
+        digest = self._begin.copy()
+        digest.update(content)
+        return digest.digest()
+
+    def _extra(self, block: int, keys: ExtraKeys) -> bytes:
+        """Encode a block's own keys: each with its kind and its length, so that no two lists of keys look alike."""
+        begin = block * self.block_size
+        parts = [
+            (b"m", f"{feature.offset - begin}:{feature.mm_hash}".encode())
+            for feature in keys.mm_features
+            if feature.offset < begin + self.block_size and feature.end > begin
+        ]
+        if keys.lora_name is not None:
+            parts.append((b"l", keys.lora_name.encode()))
+        if keys.prompt_embeds_digest is not None:
+            parts.append((b"e", keys.prompt_embeds_digest))
+        return b"".join(kind + len(value).to_bytes(4, "little") + value for kind, value in parts)

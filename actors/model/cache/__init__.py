@@ -1,0 +1,1 @@
+"""The KV cache's memory."""

@@ -1,0 +1,63 @@
+"""The KV cache's size and its memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from actors.core.blocks.prompt_tails import BlockCopy
+from actors.model.attention.probe import KVGeometry
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.transports.shared_pool import allocate_shared_pool
+
+logger = logging.getLogger(__name__)
+
+
+def make_layout(
+    geometry: KVGeometry, *, num_blocks: int, block_size: int, dtype: torch.dtype, model_fingerprint: str
+) -> KVCacheLayout:
+    """The layout of one rank's KV cache."""
+    return KVCacheLayout(
+        num_blocks=num_blocks,
+        num_kv_heads=geometry.num_kv_heads,
+        num_layers=geometry.num_layers,
+        block_size=block_size,
+        head_dim=geometry.head_dim,
+        dtype=str(dtype).removeprefix("torch."),
+        dtype_size_bytes=dtype.itemsize,
+        model_fingerprint=model_fingerprint,
+        tp_rank=geometry.tp_rank,
+        tp_size=geometry.tp_size,
+        num_replicas=geometry.num_replicas,
+    )
+
+
+def allocate_kv_cache(layout: KVCacheLayout, device: torch.device) -> Tensor:
+    """[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], zeros.
+
+    Zeros, not whatever memory held: masked keys have weight 0, but 0 times a NaN would be a NaN. On the CPU in a memory
+    file if the machine allows, so that engines of the same host read blocks straight out of it.
+    """
+    if device.type == "cpu":
+        try:
+            return allocate_shared_pool(layout)
+        except OSError as error:
+            logger.warning(
+                "the KV cache cannot be shared; transfers within the host go over TCP", extra={"reason": str(error)}
+            )
+    dtype = getattr(torch, layout.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return torch.zeros(layout.shape, dtype=dtype, device=device)
+
+
+def copy_blocks(kv_cache: Tensor, copies: Iterable[BlockCopy]) -> None:
+    """Copy whole blocks, for all layers and heads of this rank, in the order of what the device was given before.
+
+    kv_cache: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]
+    copies: of existing blocks, none of which is both a source and a destination
+    """
+    for copy in copies:
+        kv_cache[copy.destination].copy_(kv_cache[copy.source])

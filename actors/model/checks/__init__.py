@@ -1,0 +1,1 @@
+"""Checks of a loaded model: weights, fingerprint, a comparison with transformers."""

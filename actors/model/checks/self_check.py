@@ -1,0 +1,162 @@
+"""The proof that a model is served right: the engine's paged, flattened forward against the model's own.
+
+Reading configs can only find what somebody thought of. So every loaded model first computes the output (logits, or the
+hidden states of a model without a language head) of two random sequences both ways: with transformers' eager attention
+and its own masks, and through our attention in three mixed steps (prefill, a chunk on a cached prefix beside another
+prefill, decode); a model whose tokens see all of a prompt, in one. If they differ, it is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from actors.model.attention.base import BatchShape
+from actors.model.attention.probe import KVGeometry
+from actors.model.attention.torch_backend import TorchAttention
+from actors.model.cache.kv_cache import allocate_kv_cache, make_layout
+from actors.model.config.support import attention_choice
+from actors.model.errors import SelfCheckFailed
+from actors.model.forward import FlatForward
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_SIZE = 4
+_MIN_TOKENS = 24
+_TOKENS_PAST_WINDOW = 8
+# About one second of matrix products, so that a check stays short beside the reading of the weights.
+_MAX_FLOPS = {"cpu": 2e11, "cuda": 1e14}
+# Relative to the spread of a token's logits. float32: of the worst token. 16 bits: of the median token, since the
+# rounding of a deep model is in the per cents, and a mixture of experts may choose another expert for a token.
+_MAX_ERROR_FLOAT32 = 1e-3
+_MAX_ERROR_16_BITS = 0.15
+
+
+@torch.inference_mode()
+def check_forward(forward: FlatForward, geometry: KVGeometry, *, vocab_size: int, max_tokens: int) -> None:
+    """Raise SelfCheckFailed unless paged and stock logits agree.
+
+    The sequences are longer than the longest sliding window where that fits into about a second of computing;
+    max_tokens is the model's longest sequence.
+    """
+    started = time.monotonic()
+    num_tokens = _choose_num_tokens(forward, geometry, max_tokens)
+    sequences = draw_sequences(forward, vocab_size, num_tokens)
+    paged = _paged_logits(forward, geometry, sequences)
+    stock = _stock_logits(forward, sequences)
+    error, limit = relative_error(paged, stock), error_limit(paged.dtype)
+    if not error <= limit:  # a NaN fails, too
+        raise SelfCheckFailed(
+            type(forward.model).__name__,
+            f"its logits through the paged cache differ from its own by {error:.2g} (at most {limit:.2g})",
+        )
+    logger.info(
+        "checked the model's forward against transformers' own",
+        extra={"relative_error": error, "num_tokens": num_tokens, "elapsed_s": round(time.monotonic() - started, 3)},
+    )
+
+
+def draw_sequences(forward: FlatForward, vocab_size: int, num_tokens: int) -> Tensor:
+    """[2, num_tokens] tokens on the model's device, the same ones for every engine."""
+    generator = torch.Generator().manual_seed(0)
+    sequences = torch.randint(vocab_size, (2, num_tokens), generator=generator).to(forward.model.device)
+    if forward.padding_idx is not None:
+        # Such a model gives padding no position.
+        sequences.masked_fill_(sequences == forward.padding_idx, forward.padding_idx + 1)
+    return sequences
+
+
+def error_limit(dtype: torch.dtype) -> float:
+    """What relative_error may be at most."""
+    return _MAX_ERROR_16_BITS if dtype.itemsize < 4 else _MAX_ERROR_FLOAT32
+
+
+def _choose_num_tokens(forward: FlatForward, geometry: KVGeometry, max_tokens: int) -> int:
+    windows = [window for window in geometry.sliding_windows if window is not None]
+    wanted = max([_MIN_TOKENS] + [window + _TOKENS_PAST_WINDOW for window in windows])
+    num_parameters = forward.model.num_parameters()
+    affordable = int(_MAX_FLOPS[forward.model.device.type] / (2 * 3 * num_parameters))
+    return min(wanted, max(affordable, _MIN_TOKENS), max_tokens)
+
+
+def _paged_logits(forward: FlatForward, geometry: KVGeometry, sequences: Tensor) -> Tensor:
+    """[2 * num_tokens - num_tokens // 2, vocab_size]: all of the first sequence, then the first half of the second."""
+    num_tokens = sequences.shape[1]
+    half = num_tokens - num_tokens // 2
+    blocks_per_sequence = -(-num_tokens // _BLOCK_SIZE)
+    layout = make_layout(
+        geometry,
+        num_blocks=2 * blocks_per_sequence,
+        block_size=_BLOCK_SIZE,
+        dtype=forward.model.dtype,
+        model_fingerprint="",
+    )
+    backend = TorchAttention(allocate_kv_cache(layout, sequences.device), geometry.sliding_windows)
+    # Blocks out of order, so that a mistake in addressing shows.
+    block_tables = np.arange(2 * blocks_per_sequence)[::-1].reshape(blocks_per_sequence, 2).T
+    steps = [
+        ([0, num_tokens * 2 // 3], [0, 0]),
+        ([num_tokens * 2 // 3, num_tokens - 1], [0, half - 1]),
+        ([num_tokens - 1, num_tokens], [half - 1, half]),
+    ]
+    if not geometry.is_causal:
+        steps = [([0, num_tokens], [0, half])]
+    logits: list[list[Tensor]] = [[], []]
+    for edges in steps:
+        for sequence, part in _run_step(forward, backend, sequences, block_tables, edges):
+            logits[sequence].append(part)
+    return torch.cat(logits[0] + logits[1])
+
+
+def _run_step(
+    forward: FlatForward,
+    backend: TorchAttention,
+    sequences: Tensor,
+    block_tables: np.ndarray,
+    edges: tuple[list[int], list[int]],
+) -> list[tuple[int, Tensor]]:
+    """Compute [start, stop) of each sequence in one batch; every token's logits, by sequence."""
+    present = [sequence for sequence, (start, stop) in enumerate(edges) if stop > start]
+    lengths = [edges[sequence][1] - edges[sequence][0] for sequence in present]
+    shape = BatchShape(
+        query_starts=np.cumsum([0, *lengths]),
+        num_computed=np.array([edges[sequence][0] for sequence in present]),
+        block_tables=block_tables[present],
+    )
+    input_ids = torch.cat([sequences[sequence, slice(*edges[sequence])] for sequence in present])
+    positions = torch.cat([torch.arange(*edges[sequence]) for sequence in present]).to(sequences.device)
+    everywhere = torch.arange(sum(lengths), device=sequences.device)
+    logits = forward(input_ids, positions, backend.prepare(shape), everywhere)
+    return list(zip(present, torch.split(logits, lengths), strict=True))
+
+
+def _stock_logits(forward: FlatForward, sequences: Tensor) -> Tensor:
+    """The same logits from the untouched model: eager attention, its own masks, one sequence at a time."""
+    num_tokens = sequences.shape[1]
+    with stock_attention(forward.model):
+        return torch.cat([forward.stock(sequences[0]), forward.stock(sequences[1, : num_tokens - num_tokens // 2])])
+
+
+@contextmanager
+def stock_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let a model attend as transformers does, eagerly, for so long."""
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(attention_choice(model.config))
+
+
+def relative_error(paged: Tensor, stock: Tensor) -> float:
+    """How far outputs are from the right ones, [num_tokens, n] both, relative to the spread of the right ones."""
+    difference = (paged.float() - stock.float()).norm(dim=-1)
+    spread = (stock.float() - stock.float().mean(dim=-1, keepdim=True)).norm(dim=-1)
+    errors = difference / spread.clamp_min(torch.finfo(torch.float32).tiny)
+    return float(errors.median() if paged.dtype.itemsize < 4 else errors.max())

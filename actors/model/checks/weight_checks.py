@@ -1,0 +1,117 @@
+"""What a checkpoint's weights must be like: all there, all read, in the model's shapes, and numbers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from actors.model.config.model_kind import ModelKind, kind_of
+from actors.model.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+_MAX_NAMES: Final = 8
+_NO_WEIGHTS: Final = re.compile(
+    # Masks and rotary frequencies, which older versions of transformers saved and newer ones compute; scales of a KV
+    # cache in 8 bits, which is none of ours.
+    r"(^|\.)(attn|attention)\.(bias|masked_bias)$|rotary_emb\.inv_freq$|(^|\.)position_ids$|\.[kv]_scale$"
+)
+_LEFTOVERS: Final = re.compile(
+    # Heads of a model's other uses, such as a reward model's; layers that guess further tokens (MTP); encoders of
+    # images and sound beside a decoder of text. None has a part in the logits of a model that has no such layer.
+    r"^(score|v_head|classifier|qa_outputs|cls|pooler)\.|(^|\.)mtp\w*\."
+    r"|(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|embed_vision"
+    r"|audio_tower|embed_audio|speech_encoder)\."
+)
+_HEADS: Final = re.compile(r"^(cls|lm_head|classifier|pooler|score|predictions|generator_lm_head|qa_outputs)\.")
+"""Layers behind the hidden states, which a model that is loaded without them has no use for."""
+
+
+def refuse_report(directory: Path, report: Mapping[str, Iterable[object]], config: PretrainedConfig) -> None:
+    """Raise CheckpointError for what transformers' loader passes over: it draws missing weights at random.
+
+    report: its loading info; unexpected_keys are without those that the model's class declares as ignored
+    """
+    missing = sorted(map(str, report["missing_keys"]))
+    if kind_of(config) is ModelKind.EMBEDDING:
+        # Encoders have a layer behind their hidden states, which nothing here looks at and many checkpoints lack.
+        missing = [name for name in missing if not name.startswith("pooler.")]
+    if missing:
+        raise CheckpointError(f"model: {directory} lacks weights: {list_names(missing)}")
+    mismatched = sorted(_describe_shapes(key) for key in report["mismatched_keys"])
+    if mismatched:
+        raise CheckpointError(
+            f"model: weights in {directory} do not have the shapes of config.json: {list_names(mismatched)}"
+        )
+    refuse_unread(directory, map(str, report["unexpected_keys"]), config)
+
+
+def refuse_unread(directory: Path, names: Iterable[str], config: PretrainedConfig) -> None:
+    """Raise CheckpointError if weights are left that no part of the model has read, and that may belong to it.
+
+    names: without those that the model's class declares as ignored
+    """
+    left = sorted(name for name in names if not _NO_WEIGHTS.search(name))
+    known = [name for name in left if _is_leftover(name, config)]
+    if known:
+        logger.info("the checkpoint has weights that are not needed here", extra={"weights": list_names(known)})
+    unread = [name for name in left if name not in set(known)]
+    if unread:
+        raise CheckpointError(
+            f"model: {directory} has weights that this model does not read, so config.json is another model's, or the "
+            f"weights are quantized or packed in a way that it does not say: {list_names(unread)}. No setting lets "
+            "them through: serve a checkpoint whose config.json describes them, or one without them"
+        )
+
+
+def _is_leftover(name: str, config: PretrainedConfig) -> bool:
+    """Whether a checkpoint of such a model is known to hold a weight that its decoder has no use for."""
+    if _LEFTOVERS.search(name) or (not kind_of(config).generates and _HEADS.search(name)):
+        return True
+    text = config.get_text_config(decoder=True)
+    # DeepSeek and those that follow it number the layers that guess further tokens on after the model's own.
+    num_further = getattr(text, "num_nextn_predict_layers", None) or 0
+    layer = re.match(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.", name)
+    return layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < num_further
+
+
+def ignored_patterns(model: PreTrainedModel) -> re.Pattern[str] | None:
+    """What the model's class declares that a checkpoint may hold and the model does not read."""
+    patterns = sorted(model._keys_to_ignore_on_load_unexpected or ())
+    return re.compile("|".join(f"({pattern})" for pattern in patterns)) if patterns else None
+
+
+@torch.inference_mode()
+def refuse_nan(directory: Path, model: nn.Module) -> None:
+    """Raise CheckpointError if a weight holds NaN or an infinite number. Reads every weight once."""
+    for name, weight in model.named_parameters():
+        if not weight.is_floating_point() or weight.dtype.itemsize < 2:
+            # Sums of 8-bit numbers are not there on every device; scales beside them are looked at.
+            continue
+        if bool(torch.isfinite(weight.sum(dtype=torch.float32))):
+            continue
+        if bool(torch.isnan(weight).any()):
+            raise CheckpointError(f"model: {name} in {directory} has NaN; download the checkpoint again")
+        if bool(torch.isinf(weight).any()):
+            raise CheckpointError(f"model: {name} in {directory} has infinite numbers; download the checkpoint again")
+
+
+def list_names(names: Iterable[str]) -> str:
+    """The first few, and how many there are besides."""
+    names = list(names)
+    more = f", and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
+
+
+def _describe_shapes(key: object) -> str:
+    """key: (name, shape in the checkpoint, shape in the model), as transformers reports it"""
+    assert isinstance(key, tuple), "transformers reports both shapes"
+    name, found, expected = key
+    return f"{name} is {list(found)} instead of {list(expected)}"

@@ -1,0 +1,250 @@
+"""The proof that a model split over ranks is the model of the checkpoint: its output against the whole model's.
+
+Every other check compares the split model with itself. Here rank 0 runs the whole model on random tokens, with
+weights that transformers' own loader reads and converts, one decoder layer at a time: a layer is read when the forward
+gets to it and dropped behind it, so the whole model never has to fit into memory. Where reading takes too long, the
+layers that were reached are compared instead of the output.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.modeling_utils import LoadStateDictConfig
+from transformers.utils import logging as transformers_logging
+
+from actors.model.checks.self_check import draw_sequences, error_limit, relative_error, stock_attention
+from actors.model.config.config_rules import architecture_name
+from actors.model.config.model_kind import kind_of
+from actors.model.errors import SelfCheckFailed
+from actors.model.forward import FlatForward
+from actors.model.tensor_parallel.group import TensorParallelGroup
+from actors.model.tensor_parallel.part import compute_buffers
+from actors.model.tensor_parallel.weights import CheckpointWeights, MergedWeights
+
+logger = logging.getLogger(__name__)
+
+MAX_SECONDS: Final = 60.0
+"""How long layers of the whole model are begun; the first is read in any case."""
+_NUM_TOKENS: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRun:
+    """What a model made of the tokens.
+
+    layers: each decoder layer's hidden states, [num_tokens, hidden_size]; as many as were reached
+    output: logits, or the last hidden states; None if a layer was the last one
+    """
+
+    layers: tuple[Tensor, ...]
+    output: Tensor | None
+
+
+class _OutOfTimeError(Exception):
+    """The next layer is not to be read any more."""
+
+
+def check_split(
+    split: FlatForward,
+    group: TensorParallelGroup,
+    run_whole: Callable[[Tensor], ModelRun],
+    *,
+    vocab_size: int,
+    max_tokens: int,
+) -> None:
+    """Raise SelfCheckFailed on every rank unless the split model gives what the whole one gives.
+
+    Collective: every rank calls it at the same point.
+    run_whole: computes the whole model's run of [num_tokens] tokens; called on rank 0
+    """
+    started = time.monotonic()
+    tokens = draw_sequences(split, vocab_size, min(_NUM_TOKENS, max_tokens))[0]
+    with torch.inference_mode(), stock_attention(split.model):
+        ours = record_run(split, tokens)
+    error: SelfCheckFailed | None = None
+    if group.rank == 0:
+        theirs = run_whole(tokens)
+        error = _compare(split, ours, theirs)
+        logger.info(
+            "compared the split model with the whole one",
+            extra={
+                "compared": "output" if theirs.output is not None else "layers",
+                "num_layers": len(theirs.layers),
+                "num_all_layers": len(ours.layers),
+                "num_ranks": group.size,
+                "elapsed_s": round(time.monotonic() - started, 3),
+            },
+        )
+    is_right = group.smallest(int(error is None))
+    if error is not None:
+        raise error
+    if not is_right:
+        raise SelfCheckFailed(type(split.model).__name__, "rank 0 found that the split model is not the whole one")
+
+
+@torch.inference_mode()
+def run_from_files(
+    directory: Path, config: PretrainedConfig, dtype: torch.dtype, tokens: Tensor, *, trust_remote_code: bool
+) -> ModelRun:
+    """Run the whole model of a checkpoint, layer by layer, on the tokens' device."""
+    # Each model writes into its config which attention it uses: the split one must keep its own.
+    config = copy.deepcopy(config)
+    with torch.device("meta"):
+        model: PreTrainedModel = kind_of(config).auto_class.from_config(  # type: ignore[no-untyped-call]  # left untyped
+            config, dtype=dtype, attn_implementation="eager", trust_remote_code=trust_remote_code
+        )
+    model.train(False)
+    with CheckpointWeights(directory) as checkpoint, ExitStack() as files:
+        names_by_owner = _names_by_owner(model, MergedWeights(checkpoint, model))
+        compute_buffers(model, config)
+        for module in model.modules():
+            module._buffers.update({k: b.to(tokens.device) for k, b in module._buffers.items() if b is not None})
+        slices: dict[str, Any] = {}  # safetensors' handles are untyped
+        for path in sorted(directory.glob("*.safetensors")):
+            file = files.enter_context(safe_open(path, framework="pt"))
+            slices.update({name: file.get_slice(name) for name in file.keys()})  # noqa: SIM118  # no mapping
+        reader = _Reader(model, slices, names_by_owner, dtype, tokens.device)
+        with _no_progress_bars(), reader.attached(time.monotonic() + MAX_SECONDS):
+            return record_run(FlatForward(model, kind_of(config)), tokens)
+
+
+def record_run(forward: FlatForward, tokens: Tensor) -> ModelRun:
+    """Run a model with its own attention, and keep what its decoder layers give."""
+    layers: list[Tensor] = []
+
+    def keep(module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
+        layers.append((output if isinstance(output, Tensor) else output[0])[0])
+
+    hooks = [layer.register_forward_hook(keep) for _, layer in decoder_layers(forward.model)]
+    try:
+        output = forward.stock(tokens)
+    except _OutOfTimeError:
+        return ModelRun(tuple(layers), None)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return ModelRun(tuple(layers), output)
+
+
+def decoder_layers(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
+    """The decoder's layers with their names, in order."""
+    num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return [(f"{name}.{index}", layer) for index, layer in enumerate(module)]
+    raise SelfCheckFailed(type(model).__name__, "its layers are not in one list, so it cannot be run layer by layer")
+
+
+class _Reader:
+    """Gives layers their weights when the forward gets to them, and takes them away behind it."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        slices: dict[str, Any],
+        names_by_owner: dict[str, list[str]],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """names_by_owner: the checkpoint's names of each layer's weights; of all others under the empty name"""
+        self._model = model
+        self._slices = slices
+        self._names_by_owner = names_by_owner
+        self._load_config = LoadStateDictConfig(
+            device_map={"": device},
+            dtype=dtype,
+            dtype_plan=model._get_dtype_plan(dtype),
+            weight_mapping=get_model_conversion_mapping(model),  # type: ignore[arg-type]  # transformers' own disagree
+        )
+
+    @contextmanager
+    def attached(self, deadline_s: float) -> Iterator[None]:
+        """Read what is in no layer, and each layer in its turn; none that begins after the deadline."""
+        self._read("")
+        self._model.tie_weights()
+        hooks = []
+        for index, (name, layer) in enumerate(decoder_layers(self._model)):
+            hooks.append(layer.register_forward_pre_hook(self._reading(name, deadline_s if index else math.inf)))
+            hooks.append(layer.register_forward_hook(_drop))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _reading(self, name: str, deadline_s: float) -> Callable[[nn.Module, object], None]:
+        def read(layer: nn.Module, inputs: object) -> None:
+            if time.monotonic() > deadline_s:
+                raise _OutOfTimeError
+            self._read(name)
+
+        return read
+
+    def _read(self, owner: str) -> None:
+        weights = {name: self._slices[name] for name in self._names_by_owner[owner]}
+        convert_and_load_state_dict_in_model(self._model, weights, self._load_config)
+
+
+@torch.inference_mode()
+def _drop(layer: nn.Module, inputs: object, output: object) -> None:
+    for module in layer.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+
+def _names_by_owner(model: PreTrainedModel, weights: MergedWeights) -> dict[str, list[str]]:
+    owners = [name for name, _ in decoder_layers(model)]
+    prefix = owners[0].removesuffix("0")
+    names: dict[str, list[str]] = defaultdict(list)
+    for target, sources in weights.sources.items():
+        is_in_layer = target.startswith(prefix)
+        owner = prefix + target.removeprefix(prefix).partition(".")[0] if is_in_layer else ""
+        names[owner].extend(sources)
+    return names
+
+
+def _compare(split: FlatForward, ours: ModelRun, theirs: ModelRun) -> SelfCheckFailed | None:
+    limit = error_limit(split.model.dtype)
+    pairs = [*zip(ours.layers, theirs.layers, strict=False)]
+    if theirs.output is not None and ours.output is not None:
+        error = relative_error(ours.output, theirs.output)
+    else:
+        error = max((relative_error(one, other) for one, other in pairs), default=0.0)
+    if error <= limit:  # a NaN fails, too
+        return None
+    wrong = (index for index, (one, other) in enumerate(pairs) if not relative_error(one, other) <= limit)
+    first = next(wrong, None)
+    where = "its layers agree" if first is None else f"layer {first} is the first that differs"
+    return SelfCheckFailed(
+        architecture_name(split.model.config),
+        f"split over ranks it is not the model of the checkpoint: the outputs differ by {error:.2g} (at most "
+        f"{limit:.2g}), and {where}; tensor_parallel_size 1 is possible",
+    )
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    had = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # left untyped
+    try:
+        yield
+    finally:
+        if had:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]  # left untyped

@@ -1,0 +1,87 @@
+"""What transformers' model classes are like, by model type, for those who cannot load torch to look at them.
+
+tests/actors/model/config/test_class_facts.py compares the tables with the classes of the installed transformers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+WITHOUT_ATTENTION_INTERFACE: Final = _words(
+    """
+    bailing_hybrid bamba bart big_bird bigbird_pegasus biogpt blenderbot blenderbot-small bloom blt codegen
+    cpmant falcon falcon_h1 falcon_mamba git gpt_neo gpt_neox_japanese gptj inkling2_text inkling_text jamba
+    kimi_linear mamba mamba2 marian mbart megatron-bert mpt musicgen musicgen_melody mvp nemotron_h olmo_hybrid
+    openai-gpt pegasus plbart prophetnet qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp
+    qwen4_exp_text reformer rembert roformer rwkv stablelm trocr whisper xglm xlm xlnet xlstm zamba zamba2
+    """
+)
+"""Causal language models whose attention cannot be replaced: no _supports_attention_backend."""
+
+WITH_RECURRENT_STATE: Final = _words(
+    """
+    bailing_hybrid bamba deepseek_v4 falcon_h1 falcon_mamba granitemoehybrid jamba kimi_linear mamba mamba2
+    nemotron_h olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next qwen4_exp qwen4_exp_text
+    recurrent_gemma rwkv xlstm zamba zamba2 zaya
+    """
+)
+"""Causal language models whose class is _is_stateful; granitemoehybrid keeps a state in some checkpoints only."""
+
+WITH_SINKS: Final = _words(
+    """
+    deepseek_v4 flint gpt_oss granite_swa granitemoe_swa hy_v4 mimo_v2_flash
+    """
+)
+"""Causal language models with a learned weight beside the keys of each head."""
+
+WITH_WINDOW_IN_MASK: Final = _words("moshi phimoe qwen2_moe")
+"""Causal language models that have their sliding window in a mask only, and do not tell attention of it."""
+
+BIDIRECTIONAL_UNLESS_DECODER: Final = _words(
+    """
+    bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta
+    roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod
+    """
+)
+"""Encoders whose language model is causal only where the config says is_decoder."""
+
+ACTIVATIONS: Final = _words(
+    """
+    gelu gelu_10 gelu_fast gelu_new gelu_python gelu_pytorch_tanh gelu_python_tanh gelu_accurate hardswish
+    laplace leaky_relu linear mish quick_gelu relu relu2 relu6 sigmoid silu sqrtsoftplus swish tanh prelu xielu
+    """
+)
+"""The keys of transformers.activations.ACT2FN."""
+
+REFUSED_ON_TRIAL: Final = {
+    "diffllama": "it attends more than once in a layer",
+    "doge": "its attention has a mask of its own",
+    "hrm_text": "its attention has a mask of its own",
+    "nemotron": "it does not hand its keyword arguments down to attention",
+}
+"""Models that an engine refuses when it runs them, whatever their weights."""
+
+QUANTIZATION_PACKAGES: Final = {
+    "aqlm": ("aqlm",),
+    "auto-round": ("auto_round",),
+    "awq": ("gptqmodel",),
+    "bitsandbytes": ("bitsandbytes",),
+    "bitsandbytes_4bit": ("bitsandbytes",),
+    "bitsandbytes_8bit": ("bitsandbytes",),
+    "compressed-tensors": ("compressed_tensors",),
+    "eetq": ("kernels",),
+    "gptq": ("optimum", "gptqmodel"),
+    "higgs": ("flute",),
+    "hqq": ("hqq",),
+    "quanto": ("optimum",),
+    "quark": ("quark",),
+    "spqr": ("spqr_quant",),
+    "torchao": ("torchao",),
+    "vptq": ("vptq",),
+}
+"""What transformers imports to read checkpoints of a quantization method: names of modules."""

@@ -1,0 +1,276 @@
+"""What a checkpoint's config.json alone says against serving the model.
+
+Neither torch nor the weights are needed here, so `raypd serve` and `raypd doctor` ask before any engine starts; an
+engine asks the same functions again before it reads weights. What passes still has to prove itself: see support.py and
+self_check.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from actors.model.config.class_facts import (
+    ACTIVATIONS,
+    BIDIRECTIONAL_UNLESS_DECODER,
+    QUANTIZATION_PACKAGES,
+    REFUSED_ON_TRIAL,
+    WITH_RECURRENT_STATE,
+    WITH_SINKS,
+    WITH_WINDOW_IN_MASK,
+    WITHOUT_ATTENTION_INTERFACE,
+)
+from actors.model.config.model_kind import ModelKind, has_class, kind_of
+from actors.model.errors import CheckpointError, UnsupportedModel
+from actors.model.multimodal.families import SERVED_FAMILIES, vision_family
+from kv_transfer.layout import rank_kv_heads
+
+_SERVED_LAYER_TYPES: Final = {"full_attention", "sliding_attention"}
+_OTHER_INPUTS: Final = ("vision_config", "audio_config", "speech_config")
+_LAYER_TYPE_FIELDS: Final = ("layer_types", "layers_block_type", "attention_layers")
+_ACTIVATION_FIELDS: Final = ("hidden_act", "hidden_activation", "activation_function")
+_OTHER_HEADS: Final = ("ForTokenClassification", "ForQuestionAnswering", "ForMaskedLM", "ForMultipleChoice")
+_KIND_NAMES: Final = {
+    ModelKind.GENERATION: "causal language model",
+    ModelKind.GENERATION_FROM_IMAGES: "model of images and text",
+    ModelKind.EMBEDDING: "model",
+    ModelKind.CLASSIFICATION: "model for sequence classification",
+}
+_CONFIG_ERRORS: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError)
+
+
+def read_config(directory: Path, *, trust_remote_code: bool) -> PretrainedConfig:
+    """Read config.json with transformers' class for it. Raises CheckpointError."""
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=trust_remote_code
+        )
+        text = config.get_text_config(decoder=True)
+    except (*_CONFIG_ERRORS, StrictDataclassError) as error:
+        raise CheckpointError(f"model: {directory / 'config.json'} cannot be used: {describe(error)}") from error
+    if not isinstance(text, PretrainedConfig):
+        raise CheckpointError(f"model: {directory / 'config.json'} cannot be used: its text_config is no object")
+    return config
+
+
+def architecture_name(config: PretrainedConfig) -> str:
+    """The class name that the checkpoint gives, or its model type."""
+    architectures = getattr(config, "architectures", None)
+    return str(architectures[0]) if architectures else str(config.model_type)
+
+
+def describe(error: Exception) -> str:
+    """An error's message in one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def refuse_by_config(config: PretrainedConfig, tp_size: int) -> None:
+    """Raise UnsupportedModel if the config shows what an engine of so many ranks cannot serve."""
+    if (reason := reason_in_config(config) or reason_on_ranks(config, tp_size)) is not None:
+        raise UnsupportedModel(architecture_name(config), reason)
+
+
+def reason_in_config(config: PretrainedConfig) -> str | None:
+    """Why no engine serves the model; None if the config does not speak against it."""
+    return next((reason for reason in _reasons(config) if reason is not None), None)
+
+
+def reason_on_trial(config: PretrainedConfig, max_model_len: int) -> str | None:
+    """Return why an engine would refuse the model once it had run it, or None if that is not known."""
+    if (reason := REFUSED_ON_TRIAL.get(str(config.model_type))) is not None:
+        return reason
+    text = config.get_text_config(decoder=True)
+    if len(shapes := _layer_shapes(text)) > 1:
+        return f"its layers differ in (heads, KV heads, head_dim): {sorted(shapes)}"
+    if text.model_type not in WITH_WINDOW_IN_MASK:
+        return None
+    return reason_in_windows(text, [None] * text.num_hidden_layers, max_model_len)
+
+
+def reason_in_windows(text: PretrainedConfig, windows: list[int | None], max_model_len: int) -> str | None:
+    """Why a model whose layers ask attention for these windows is not served; None if its config names the same.
+
+    Such a model has its window in a mask of its own, which our attention never sees. The self-check would notice only
+    if its sequences were longer than the window.
+    """
+    window = getattr(text, "sliding_window", None)
+    if window is None or window >= max_model_len or getattr(text, "use_sliding_window", True) is False:
+        return None
+    kinds = getattr(text, "layer_types", None)
+    is_expected = [kind == "sliding_attention" for kind in kinds] if kinds else [True] * len(windows)
+    asks = [asked == window for asked in windows]
+    if asks == is_expected:
+        return None
+    return (
+        f"its config names a sliding window of {window} in layers {_indices(is_expected)}, but its attention "
+        f"asks for it in layers {_indices(asks)}"
+    )
+
+
+def _indices(flags: list[bool]) -> list[int]:
+    return [index for index, flag in enumerate(flags) if flag]
+
+
+def _layer_shapes(text: PretrainedConfig) -> set[tuple[int, ...]]:
+    """The shapes of layers whose config differs from the others'; empty if all are alike by their config."""
+    if not getattr(text, "is_heterogeneous", False):
+        return set()
+    return {(*count_heads(layer), int(getattr(layer, "head_dim", None) or 0)) for layer in text.per_layer_config}
+
+
+def reason_on_ranks(config: PretrainedConfig, tp_size: int) -> str | None:
+    """Why the model is not split over so many ranks; None if the config does not speak against it."""
+    if tp_size == 1:
+        return None
+    if vision_family(config) is not None:
+        return f"models with images run on one rank, and tensor_parallel_size is {tp_size}"
+    if (method := quantization_method(config)) is not None:
+        return (
+            f"its weights are quantized ({method}), which several ranks cannot read yet: "
+            f"tensor_parallel_size is {tp_size}, and 1 is possible"
+        )
+    num_heads, num_kv_heads = count_heads(config.get_text_config(decoder=True))
+    if num_heads % tp_size:
+        return f"its {num_heads} attention heads cannot be shared evenly by {tp_size} ranks"
+    try:
+        rank_kv_heads(num_kv_heads, tp_size, 0)
+    except ValueError as error:
+        return f"its {error}"
+    if type(config).__module__.startswith("transformers.") and not _has_plan(config):
+        return f"transformers has no tensor-parallel plan for it: tensor_parallel_size is {tp_size}, and 1 is possible"
+    return None
+
+
+def count_heads(text: PretrainedConfig) -> tuple[int, int]:
+    """The attention heads of a layer, and its KV heads."""
+    num_heads = int(text.num_attention_heads)
+    return num_heads, int(getattr(text, "num_key_value_heads", None) or num_heads)
+
+
+def quantization_method(config: PretrainedConfig) -> str | None:
+    """How the checkpoint's weights are quantized; None if they are not."""
+    text = config.get_text_config(decoder=True)
+    settings = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+    if not settings:
+        return None
+    as_dict = settings if isinstance(settings, dict) else settings.to_dict()
+    method = as_dict.get("quant_method") or ("bitsandbytes" if _is_bitsandbytes(as_dict) else "no quant_method")
+    return str(getattr(method, "value", method))
+
+
+def keeps_recurrent_state(config: PretrainedConfig) -> bool:
+    """Whether layers keep a state that is no keys and values; some models have such layers in some checkpoints only."""
+    text = config.get_text_config(decoder=True)
+    kinds = [str(kind) for field in _LAYER_TYPE_FIELDS for kind in getattr(text, field, None) or []]
+    return not kinds or not set(kinds) <= _SERVED_LAYER_TYPES
+
+
+def _reasons(config: PretrainedConfig) -> Iterator[str | None]:
+    if getattr(config, "is_encoder_decoder", False):
+        yield "it is an encoder-decoder; only decoder-only models are served"
+    other = [name for name in _OTHER_INPUTS if getattr(config, name, None) is not None]
+    if other and vision_family(config) is None:
+        served = ", ".join(SERVED_FAMILIES)
+        yield f"it takes more than text ({', '.join(other)}), and is none of the families that are served: {served}"
+    yield _reason_in_text(config.get_text_config(decoder=True))
+    yield _reason_in_layer_types(config.get_text_config(decoder=True))
+    yield _reason_in_head(config)
+    yield _reason_in_class_facts(config)
+    yield _reason_in_names(config.get_text_config(decoder=True))
+    yield _reason_in_quantization(config)
+
+
+def _reason_in_text(text: PretrainedConfig) -> str | None:
+    if _has_latent_attention(text):
+        return "it uses latent attention (MLA), whose cache is not keys and values per head"
+    if getattr(text, "alibi", False):
+        return "it uses ALiBi position biases"
+    if getattr(text, "num_kv_shared_layers", 0):
+        return f"{text.num_kv_shared_layers} of its layers share the keys and values of other layers"
+    if getattr(text, "use_bidirectional_attention", False):
+        return "its attention is bidirectional"
+    if getattr(text, "add_cross_attention", False):
+        return "it has cross-attention"
+    return None
+
+
+def _reason_in_layer_types(text: PretrainedConfig) -> str | None:
+    for field in _LAYER_TYPE_FIELDS:
+        kinds = getattr(text, field, None) or []
+        if other := sorted({str(kind) for kind in kinds} - _SERVED_LAYER_TYPES):
+            state = "; it keeps recurrent state there" if text.model_type in WITH_RECURRENT_STATE else ""
+            return f"it has layers of a kind that is not served ({field}: {', '.join(other)}){state}"
+    if text.model_type == "llama4_text" and text.attn_temperature_tuning and not all(text.no_rope_layers or []):
+        # transformers takes a token's position there from the length of its own cache, which is not used here.
+        return "it scales attention by a token's position (attn_temperature_tuning), which it counts by its own cache"
+    return None
+
+
+def _reason_in_head(config: PretrainedConfig) -> str | None:
+    name = architecture_name(config)
+    if name.endswith(_OTHER_HEADS):
+        return "a model with this head is not served: it gives neither the next token nor an embedding"
+    if type(config).__module__.startswith("transformers.") and not has_class(config):
+        return f"transformers has no {_KIND_NAMES[kind_of(config)]} for it"
+    is_encoder = config.model_type in BIDIRECTIONAL_UNLESS_DECODER and not getattr(config, "is_decoder", False)
+    if is_encoder and kind_of(config) is ModelKind.GENERATION:
+        return "its attention is not causal; such a model is served without a head only"
+    return None
+
+
+def _reason_in_class_facts(config: PretrainedConfig) -> str | None:
+    if config.model_type in WITH_RECURRENT_STATE and keeps_recurrent_state(config):
+        return "it keeps recurrent state, which cannot be kept in blocks"
+    if config.model_type in WITH_SINKS:
+        return "it uses attention sinks"
+    if config.model_type in WITHOUT_ATTENTION_INTERFACE:
+        return "its implementation does not run through transformers' AttentionInterface"
+    return None
+
+
+def _reason_in_names(text: PretrainedConfig) -> str | None:
+    for field in _ACTIVATION_FIELDS:
+        name = getattr(text, field, None)
+        if isinstance(name, str) and name not in ACTIVATIONS:
+            return f"its config names an activation that transformers does not know ({field}: {name!r})"
+    parameters: Any = getattr(text, "rope_parameters", None) or {}
+    by_layer_type = [parameters] if "rope_type" in parameters else list(parameters.values())
+    for rope in by_layer_type:
+        kind = rope.get("rope_type", "default") if isinstance(rope, dict) else "default"
+        if kind not in ROPE_INIT_FUNCTIONS and kind != "default":
+            return f"its config names a rotary embedding that transformers does not know (rope_type: {kind!r})"
+    return None
+
+
+def _reason_in_quantization(config: PretrainedConfig) -> str | None:
+    method = quantization_method(config)
+    missing = [name for name in QUANTIZATION_PACKAGES.get(method or "", ()) if importlib.util.find_spec(name) is None]
+    if not missing:
+        return None
+    return (
+        f"its weights are quantized ({method}), which transformers reads with {' and '.join(missing)}: not installed, "
+        "and no dependency of raypd; serve the checkpoint without quantization, or an FP8 one"
+    )
+
+
+def _has_latent_attention(text: PretrainedConfig) -> bool:
+    try:
+        return getattr(text, "kv_lora_rank", None) is not None
+    except RuntimeError:
+        # transformers refuses to give the rank of a config that has one for each layer.
+        return True
+
+
+def _has_plan(config: PretrainedConfig) -> bool:
+    text = config.get_text_config(decoder=True)
+    return bool(getattr(config, "base_model_tp_plan", None) or getattr(text, "base_model_tp_plan", None))
+
+
+def _is_bitsandbytes(settings: dict[str, Any]) -> bool:
+    return bool(settings.get("load_in_4bit") or settings.get("load_in_8bit"))

@@ -1,0 +1,59 @@
+"""Which models are refused before their weights are read, and why.
+
+What passes here still has to prove itself: the geometry probe and the self-check run the loaded model.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from actors.model.attention.base import ATTENTION_NAME
+from actors.model.config.config_rules import architecture_name, keeps_recurrent_state, refuse_by_config
+from actors.model.config.model_kind import kind_of
+from actors.model.errors import UnsupportedModel
+from actors.model.multimodal.families import vision_family
+
+
+def refuse_unsupported(config: PretrainedConfig, *, trust_remote_code: bool, tp_size: int = 1) -> None:
+    """Raise UnsupportedModel if the config or the class behind it shows what the engine cannot serve."""
+    refuse_by_config(config, tp_size)
+    if (reason := _reason_in_class(config, trust_remote_code)) is not None:
+        raise UnsupportedModel(architecture_name(config), reason)
+
+
+def attention_choice(config: PretrainedConfig) -> str | dict[str, str]:
+    """Which attention the model's parts are to use: the decoder ours, an encoder of images torch's own."""
+    if vision_family(config) is None:
+        return ATTENTION_NAME
+    return {"": ATTENTION_NAME, "text_config": ATTENTION_NAME, "vision_config": "sdpa"}
+
+
+def _reason_in_class(config: PretrainedConfig, trust_remote_code: bool) -> str | None:
+    model = _build_without_weights(config, trust_remote_code)
+    if model is None:
+        return "transformers has no class for it"
+    if getattr(model, "_is_stateful", False) and keeps_recurrent_state(config):
+        return "it keeps recurrent state, which cannot be kept in blocks"
+    if any(name.endswith("sinks") for name, _ in model.named_parameters()):
+        return "it uses attention sinks"
+    if not getattr(model, "_supports_attention_backend", False):
+        return "its implementation does not run through transformers' AttentionInterface"
+    return None
+
+
+def _build_without_weights(config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel | None:
+    """The model on the meta device: its structure without its memory. None if there is no class for the config."""
+    auto_class = kind_of(config).auto_class
+    if not trust_remote_code and type(config) not in auto_class._model_mapping:
+        return None
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = auto_class.from_config(  # type: ignore[no-untyped-call]  # left untyped
+                config, trust_remote_code=trust_remote_code
+            )
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError, ImportError) as error:
+        raise UnsupportedModel(
+            architecture_name(config), f"transformers cannot build it from its config: {error!r}"
+        ) from error
+    return model

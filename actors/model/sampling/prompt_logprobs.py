@@ -1,0 +1,105 @@
+"""Log-probabilities of prompts, collected over the steps that compute them.
+
+The logits after position i are about the token at i + 1, so the last position of a prompt is not one of them, and the
+first token has nothing. A prompt that is preempted, or begins anew for another reason, is collected anew: what belongs
+to it is forgotten with its row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.core.outputs import StepBatch, TokenLogprobs
+from actors.model.sampling.logprobs import token_logprobs
+
+_MAX_ROWS: Final = 64
+"""Rows of the vocabulary's size that are worked on at once."""
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """One that is under way: what is wanted of it, and what there is so far."""
+
+    num_top: int
+    num_tokens: int
+    collected: list[TokenLogprobs] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Positions [first, stop) of a row's prompt. is_last: the prompt ends in this step."""
+
+    req_id: str
+    row: int
+    first: int
+    stop: int
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PromptParts:
+    """What of a step's tokens is to be looked at. logits_indices: [n] int64, into the step's tokens."""
+
+    parts: list[_Part]
+    logits_indices: np.ndarray
+
+
+class PromptLogprobs:
+    """Of the persistent batch's rows. Costs nothing in steps without such prompts."""
+
+    def __init__(self, token_ids: np.ndarray) -> None:
+        """token_ids: [max_num_seqs, max_model_len], of the rows."""
+        self._token_ids = token_ids
+        self._prompts: dict[int, _Prompt] = {}
+
+    def begin(self, row: int, num_top: int, num_tokens: int) -> None:
+        """A request has entered a row whose prompt, of so many tokens, is looked at from its start."""
+        self._prompts[row] = _Prompt(num_top, num_tokens)
+
+    def forget(self, row: int) -> None:
+        """The row's request has left it, or never wanted any."""
+        self._prompts.pop(row, None)
+
+    def find_parts(self, batch: StepBatch, query_starts: np.ndarray) -> PromptParts | None:
+        """Which logits are needed besides those that are sampled from; None if there are none.
+
+        query_starts: [num_requests + 1], where each request's tokens begin in the step
+        """
+        if not self._prompts:
+            return None
+        parts: list[_Part] = []
+        indices: list[np.ndarray] = []
+        for index in range(batch.num_plain, len(batch)):
+            row = int(batch.rows[index])
+            prompt = self._prompts.get(row)
+            if prompt is None:
+                continue
+            first = int(batch.num_computed_tokens[index])
+            assert first == len(prompt.collected), "a part of a prompt was not computed here"
+            end = first + int(batch.num_new_tokens[index])
+            stop = min(end, prompt.num_tokens - 1)
+            parts.append(_Part(batch.req_ids[index], row, first, stop, is_last=end >= prompt.num_tokens))
+            indices.append(query_starts[index] + np.arange(stop - first))
+        return PromptParts(parts, np.concatenate(indices)) if parts else None
+
+    def take_in(self, found: PromptParts, logits: Tensor) -> dict[str, list[TokenLogprobs]]:
+        """Collect from a step's logits, [n, vocab_size]; return what is complete, by request id."""
+        complete: dict[str, list[TokenLogprobs]] = {}
+        begin = 0
+        for part in found.parts:
+            prompt = self._prompts[part.row]
+            end = begin + part.stop - part.first
+            targets = self._token_ids[part.row, part.first + 1 : part.stop + 1].astype(np.int64)
+            token_ids = torch.from_numpy(targets).to(logits.device)
+            for row in range(0, end - begin, _MAX_ROWS):
+                rows = logits[begin:end][row : row + _MAX_ROWS]
+                prompt.collected += token_logprobs(rows, token_ids[row : row + _MAX_ROWS], prompt.num_top)
+            begin = end
+            if part.is_last:
+                complete[part.req_id] = self._prompts.pop(part.row).collected
+        return complete

@@ -1,0 +1,172 @@
+"""The ranks of one engine that share a model, and what they say to each other inside a forward.
+
+On CPUs over sockets of our own (tensor_parallel_mesh.py), on GPUs by NCCL, without torch.distributed's default group or
+environment variables: one process may hold ranks of several engines. Every operation has a deadline, and a rank that
+dies is noticed by the others (sockets: at once; NCCL: after the deadline), so a forward either ends on all ranks or
+fails on all of them.
+"""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Store, TCPStore
+
+from actors.model.errors import RankLost
+from actors.model.tensor_parallel.mesh import SocketMesh, open_server
+from actors.model.tensor_parallel.rank_calls import RankTrust
+
+
+class Collectives(Protocol):
+    """How tensors are moved between ranks. All operations raise RankLost."""
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """See TensorParallelGroup."""
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """See TensorParallelGroup."""
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """From now on, for every operation."""
+
+    def close(self) -> None:
+        """Let the other ranks go."""
+
+
+class TensorParallelGroup:
+    """One rank's end of the group. Operations are collective: every rank calls the same ones in the same order."""
+
+    def __init__(self, rank: int, size: int, device: torch.device, collectives: Collectives) -> None:
+        self.rank = rank
+        self.size = size
+        self._device = device
+        self._collectives = collectives
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum over the ranks of contiguous tensors, the same bits on every rank. Raises RankLost.
+
+        The tensor itself may be overwritten.
+        """
+        return self._collectives.all_reduce(tensor)
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """[size, *tensor.shape]: every rank's contiguous tensor, by rank. Raises RankLost."""
+        return self._collectives.all_gather(tensor)
+
+    def smallest(self, number: int) -> int:
+        """The smallest of all ranks' numbers. Raises RankLost."""
+        return int(self.all_gather(torch.tensor([number], device=self._device)).min())
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """From now on, for every operation."""
+        self._collectives.set_timeout(timeout_s)
+
+    def close(self) -> None:
+        """Leave; the other ranks' operations fail."""
+        self._collectives.close()
+
+
+class NcclCollectives:
+    """NCCL through a process group made directly. Its own watchdog ends the process after an operation's deadline."""
+
+    def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
+        """Meet the other ranks. Raises RankLost."""
+        from torch.distributed import ProcessGroupNCCL  # only in builds with CUDA
+
+        options = ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        self._size = size
+        self._store = store
+        try:
+            self._group: Any = ProcessGroupNCCL(store, rank, size, options)  # its stubs lack its methods
+        except RuntimeError as error:
+            raise RankLost(f"rank {rank} of {size} did not meet the others: {str(error).splitlines()[0]}") from error
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """In place."""
+        try:
+            self._group.allreduce([tensor]).wait()
+        except RuntimeError as error:
+            raise RankLost(f"an all-reduce failed: {str(error).splitlines()[0]}") from error
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """See Collectives."""
+        gathered = tensor.new_empty((self._size, *tensor.shape))
+        try:
+            self._group._allgather_base(gathered.view(-1), tensor.view(-1)).wait()
+        except RuntimeError as error:
+            raise RankLost(f"an all-gather failed: {str(error).splitlines()[0]}") from error
+        return gathered
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """From now on, for every operation."""
+        self._group._set_default_timeout(timedelta(seconds=timeout_s))
+
+    def close(self) -> None:
+        """Abort: a peer that is gone must not be waited for."""
+        self._group.abort()
+
+
+class Rendezvous:
+    """Where ranks find each other. Rank 0 opens it and keeps it until all have joined; the others know its address."""
+
+    def __init__(self, host: str, device: torch.device, timeout_s: float) -> None:
+        """Listen on a free port of host."""
+        self.server: socket.socket | None = None
+        self.store: TCPStore | None = None
+        if device.type == "cuda":
+            timeout = timedelta(seconds=timeout_s)
+            self.store = TCPStore(host, 0, None, is_master=True, timeout=timeout, wait_for_workers=False)
+            self.address = (host, int(self.store.port))
+        else:
+            self.server = open_server(host)
+            self.address = (host, int(self.server.getsockname()[1]))
+
+    def close(self) -> None:
+        """Hang up, once all have joined or none will."""
+        if self.server is not None:
+            self.server.close()
+        self.store = None
+
+
+def join_group(
+    rendezvous: Rendezvous | tuple[str, int],
+    rank: int,
+    size: int,
+    *,
+    device: torch.device,
+    host: str,
+    timeout_s: float,
+    trust: RankTrust,
+) -> TensorParallelGroup:
+    """Meet the other ranks; blocks until all are there.
+
+    rendezvous: to rank 0 its own, to the others its address
+    host: this rank's own address, as the others reach it; timeout_s: for this and for every later operation
+    trust: what ranks on CPUs prove to each other; the store where ranks with GPUs meet has no proof (docs/security.md)
+    Raises RankLost if they do not come in time.
+    """
+    collectives: Collectives
+    if device.type == "cuda":
+        collectives = NcclCollectives(_store_of(rendezvous, timeout_s), rank, size, timeout_s)
+    else:
+        meeting = rendezvous.server if isinstance(rendezvous, Rendezvous) else rendezvous
+        assert meeting is not None, "a rendezvous is for one kind of device"
+        collectives = SocketMesh(meeting, rank, size, host=host, timeout_s=timeout_s, trust=trust)
+    return TensorParallelGroup(rank, size, device, collectives)
+
+
+def _store_of(rendezvous: Rendezvous | tuple[str, int], timeout_s: float) -> TCPStore:
+    if isinstance(rendezvous, Rendezvous):
+        assert rendezvous.store is not None, "a rendezvous is for one kind of device"
+        return rendezvous.store
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        return TCPStore(*rendezvous, None, is_master=False, timeout=timeout, wait_for_workers=False)
+    except RuntimeError as error:
+        raise RankLost(f"nobody is at the rendezvous: {str(error).splitlines()[0]}") from error

@@ -1,0 +1,190 @@
+"""One rank's part of a model, built from transformers' own tensor-parallel plan with plain tensors.
+
+transformers would make every weight a DTensor (benchmarks/RESULTS.md has the cost). Here the model is built without
+memory, its linear layers are cut as the plan says, and each rank reads only its own slices from the checkpoint. A
+forward has one all-reduce after each layer that is split by its inputs, and one all-gather of the logits: so the logits
+have the same bits on every rank, and every rank samples the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from actors.model.attention.base import ATTENTION_NAME
+from actors.model.config.config_rules import architecture_name
+from actors.model.config.model_kind import kind_of
+from actors.model.errors import CheckpointError, UnsupportedModel
+from actors.model.tensor_parallel.group import TensorParallelGroup
+from actors.model.tensor_parallel.layers import GatheredLinear, RowParallelLinear
+from actors.model.tensor_parallel.plan import LayerShard, Split, plan_shards, shard_heads
+from actors.model.tensor_parallel.weights import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Which part of a weight a rank holds: these rows one after the other, or all if there are none.
+
+    num_rows: padded with zeros to as many
+    """
+
+    dim: int = 0
+    rows: tuple[range, ...] = ()
+    num_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SplitLinear:
+    """A linear layer of which a rank has a part. in_features, out_features: of the whole layer."""
+
+    shard: LayerShard
+    in_features: int
+    out_features: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShard:
+    """One rank's part of a model.
+
+    split: its linear layers that are split, by name
+    unread: weights that the checkpoint has and the model does not
+    """
+
+    model: PreTrainedModel
+    split: Mapping[str, SplitLinear]
+    unread: tuple[str, ...] = ()
+
+
+def build_shard(
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    weights_for: Callable[[PreTrainedModel], WeightSource],
+    group: TensorParallelGroup,
+    *,
+    trust_remote_code: bool,
+) -> ModelShard:
+    """This rank's part of the model, on the CPU, with its weights.
+
+    weights_for: opens the weights of a model that is on the meta device
+    Raises UnsupportedModel, naming what cannot be split, or CheckpointError, naming the weights that are missing.
+    """
+    heads = shard_heads(config, group.size)
+    with torch.device("meta"):
+        model: PreTrainedModel = kind_of(config).auto_class.from_config(  # type: ignore[no-untyped-call]  # left untyped
+            config, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=trust_remote_code
+        )
+    shards = plan_shards(model, config, group.rank, group.size)
+    weights = weights_for(model)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    saved_buffers = {name: tuple(model.get_buffer(name).shape) for name in model.state_dict() if name not in shapes}
+    split = _split_linears(model, shards)
+    compute_buffers(model, config)
+    for name, shard in shards.items():
+        _replace_layer(model, name, shard, group)
+    for module in model.modules():
+        if hasattr(module, "num_key_value_groups"):
+            setattr(module, "num_key_value_groups", heads.num_heads // heads.num_kv_heads)  # noqa: B010  # untyped
+    _fill(model, shapes | saved_buffers, shards, weights)
+    return ModelShard(model, split, tuple(weights.unread))
+
+
+def _split_linears(model: nn.Module, shards: Mapping[str, LayerShard]) -> dict[str, SplitLinear]:
+    """Looked at before any is replaced by its part."""
+    layers = ((name, model.get_submodule(name), shard) for name, shard in shards.items())
+    return {
+        name: SplitLinear(shard, layer.in_features, layer.out_features)
+        for name, layer, shard in layers
+        if isinstance(layer, nn.Linear)
+    }
+
+
+def compute_buffers(model: PreTrainedModel, config: PretrainedConfig) -> None:
+    """Give memory and values to what no checkpoint holds: rotary frequencies, embedding scales.
+
+    transformers' own initialisation computes them; a NaN that is left shows a buffer that it does not know.
+    """
+    for name, module in model.named_modules():
+        buffers = {key: buffer for key, buffer in module._buffers.items() if buffer is not None}
+        for key, buffer in buffers.items():
+            module._buffers[key] = torch.full_like(buffer, float("nan"), device="cpu")
+        if not buffers:
+            continue
+        model._init_weights(module)  # type: ignore[no-untyped-call]  # left untyped
+        if unset := [key for key in buffers if torch.isnan(getattr(module, key)).any()]:
+            raise UnsupportedModel(
+                architecture_name(config), f"{name} has values of its own that no checkpoint holds: {', '.join(unset)}"
+            )
+
+
+def _replace_layer(model: nn.Module, name: str, shard: LayerShard, group: TensorParallelGroup) -> None:
+    layer = model.get_submodule(name)
+    if shard.split is Split.EXPERTS:
+        setattr(layer, "intermediate_dim", shard.num_rows)  # noqa: B010  # untyped
+        layer.register_forward_hook(lambda module, inputs, output: group.all_reduce(output))
+        return
+    assert isinstance(layer, nn.Linear)
+    replacement: nn.Module
+    if shard.split is Split.INPUTS:
+        replacement = RowParallelLinear(shard.num_rows, layer.out_features, group)
+    elif shard.split is Split.GATHERED_OUTPUTS:
+        replacement = GatheredLinear(layer.in_features, layer.out_features, group)
+    else:
+        layer.out_features = shard.num_rows
+        return
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, replacement)
+
+
+def _fill(
+    model: PreTrainedModel, shapes: dict[str, tuple[int, ...]], shards: dict[str, LayerShard], weights: WeightSource
+) -> None:
+    sources = {name: _source(name, model) for name in shapes}
+    wrong = [
+        f"{source} ({weights.shape(source)} instead of {shapes[name]})" if weights.shape(source) else source
+        for name, source in sources.items()
+        if weights.shape(source) != shapes[name]
+    ]
+    if wrong:
+        raise CheckpointError(f"model: weights are missing, or have another shape: {', '.join(sorted(set(wrong)))}")
+    for name, source in sources.items():
+        owner, _, attribute = name.rpartition(".")
+        tensor = _read(weights, source, _part_of(attribute, shapes[name], shards.get(owner)))
+        module = model.get_submodule(owner)
+        if attribute in module._buffers:
+            module._buffers[attribute] = tensor.to(module.get_buffer(attribute).dtype)
+            continue
+        module.register_parameter(attribute, nn.Parameter(tensor.to(model.dtype), requires_grad=False))
+
+
+def _source(name: str, model: PreTrainedModel) -> str:
+    """A weight's name in the checkpoint: the output layer's may be that of the embeddings."""
+    tied: dict[str, str] = model.all_tied_weights_keys
+    return tied.get(name, name)
+
+
+def _part_of(attribute: str, shape: tuple[int, ...], shard: LayerShard | None) -> _Part:
+    if shard is None or (shard.split is Split.INPUTS and attribute == "bias"):
+        return _Part()
+    if shard.split is not Split.EXPERTS:
+        return _Part(1 if shard.split is Split.INPUTS else 0, (shard.rows,), shard.num_rows)
+    if attribute == "down_proj":
+        return _Part(2, (shard.rows,), shard.num_rows)
+    # Gates, then what they gate.
+    middle = shape[1] // 2
+    return _Part(1, (shard.rows, range(middle + shard.rows.start, middle + shard.rows.stop)), 2 * shard.num_rows)
+
+
+def _read(weights: WeightSource, name: str, part: _Part) -> Tensor:
+    if not part.rows:
+        return weights.read(name)
+    pieces = [weights.read(name, part.dim, rows) for rows in part.rows]
+    missing = part.num_rows - sum(len(rows) for rows in part.rows)
+    if missing:
+        padding = list(pieces[0].shape)
+        padding[part.dim] = missing
+        pieces.append(pieces[0].new_zeros(padding))
+    return torch.cat(pieces, part.dim)

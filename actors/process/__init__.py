@@ -1,0 +1,1 @@
+"""What every raypd process uses: bounded child processes, calls to actors, logs, memory, profiling."""

@@ -1,0 +1,66 @@
+"""The control streams of a further rank: a gRPC server on an event loop of its own thread.
+
+Rank 0's belong to the engine's server; further ranks take part in KV transfers only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import grpc.aio
+
+from kv_transfer.links.grpc_control import GrpcControl
+from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor
+from kv_transfer.trust.membership import Member
+from kv_transfer.trust.refusals import Refusals
+from kv_transfer.trust.tls import listen
+
+_TIMEOUT_S = 10.0
+_SERVER_OPTIONS = [
+    ("grpc.so_reuseport", 0),
+    # Links idle between transfers: their keepalive pings must not look like abuse.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    *METADATA_LIMITS,
+]
+
+
+class RankControl:
+    """Listens from its construction to close()."""
+
+    def __init__(
+        self, host: str, member: Member, refusals: Refusals | None = None, link_timeout_s: float = 5.0
+    ) -> None:
+        """member: the rank, as it dials and answers; refusals: counts the callers that prove nothing
+
+        link_timeout_s: see KVTransferConfig
+        """
+        self._link_timeout_s = link_timeout_s
+        self._member = member
+        self._refusals = refusals or Refusals()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="rank-control", daemon=True)
+        self._thread.start()
+        self.control, self.address = asyncio.run_coroutine_threadsafe(self._start(host), self._loop).result(_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Hang up everywhere and end the thread."""
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(_TIMEOUT_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_TIMEOUT_S)
+        self._loop.close()
+
+    async def _start(self, host: str) -> tuple[GrpcControl, str]:
+        self._server = grpc.aio.server(options=_SERVER_OPTIONS)
+        acceptor = GrpcAcceptor(self._member.trust, self._refusals)
+        control = GrpcControl(asyncio.get_running_loop(), self._member, acceptor, self._link_timeout_s)
+        self._server.add_generic_rpc_handlers((control.handler(), acceptor.handler()))
+        port = listen(self._server, f"{host}:0", self._member.trust.tls)
+        await self._server.start()
+        return control, f"{host}:{port}"
+
+    async def _stop(self) -> None:
+        await self.control.close()
+        await self._server.stop(grace=0)

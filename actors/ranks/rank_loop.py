@@ -1,0 +1,139 @@
+"""A further rank: joins its engine, then computes what rank 0 sends until that ends."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from contextlib import ExitStack
+
+import torch
+
+from actors.core.outputs import SchedulerOutput
+from actors.model.errors import RankLost
+from actors.model.loader import choose_device
+from actors.model.tensor_parallel.group import join_group
+from actors.model.tensor_parallel.rank_calls import RankTrust, wait_to_call_again
+from actors.ranks.rank_control import RankControl
+from actors.ranks.rank_group import JOIN_TIMEOUT_S
+from actors.ranks.rank_messages import (
+    RankConnection,
+    RankFailed,
+    RankReady,
+    RankRefusals,
+    RankSecrets,
+    RankStep,
+    RankStop,
+    RankTask,
+    RankTrusts,
+    RankWoke,
+)
+from actors.ranks.rank_refusals import RefusalReports
+from actors.worker import Worker
+from actors.worker_builder import build_worker
+from kv_transfer.errors import HungUp
+from kv_transfer.params import EngineAddress
+from kv_transfer.trust.callers import PROOF_TIMEOUT_S
+from kv_transfer.trust.membership import Member, Trust
+from kv_transfer.trust.refusals import Refusals
+
+logger = logging.getLogger(__name__)
+
+
+def run_rank(task: RankTask, host: str) -> None:
+    """Live as one rank; returns when rank 0 says so or is gone, or when this rank has failed and has told it.
+
+    host: this rank's own address, as its peers reach it
+    """
+    timeout_s = task.config.parallel.rank_timeout_s
+    trust = Trust(task.trust)
+    connection = _call(task, trust, timeout_s)
+    reports = RefusalReports(lambda total: _tell(connection, RankRefusals(total)))
+    with ExitStack() as opened:
+        opened.callback(connection.close)
+        opened.callback(reports.close)
+        try:
+            worker = _build(task, host, connection, opened, Member(task.own_party, trust), reports)
+            _serve(connection, worker, trust)
+        except RankLost as error:
+            logger.warning("rank %d ends: its engine is gone", task.tp_rank, extra={"reason": str(error)})
+            _say_why(connection, error)
+        except Exception as error:
+            # A broken invariant of one rank ends the engine: rank 0 is told, and the pool replaces it.
+            logger.exception("rank %d failed", task.tp_rank)
+            _say_why(connection, error)
+
+
+def _call(task: RankTask, trust: Trust, timeout_s: float) -> RankConnection:
+    """Call the hub, again and again if it hangs up, as it does with strangers who keep it waiting. Raises RankLost."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        left_s = max(0.001, deadline_s - time.monotonic())
+        connection = RankConnection(socket.create_connection(task.hub, left_s), timeout_s)
+        try:
+            connection.introduce(Member(task.own_party, trust), task.hub_party, min(left_s, PROOF_TIMEOUT_S))
+        except RankLost as error:
+            if not isinstance(error.__cause__, HungUp) or not wait_to_call_again(deadline_s):
+                raise
+        else:
+            return connection
+
+
+def _build(
+    task: RankTask, host: str, connection: RankConnection, opened: ExitStack, own: Member, reports: RefusalReports
+) -> Worker:
+    refusals = Refusals(on_refused=reports.note)
+    parallel = task.config.parallel
+    device = choose_device(task.config.model)
+    if device.type == "cuda":
+        torch.cuda.set_device(task.tp_rank % torch.cuda.device_count())
+    group = join_group(
+        task.rendezvous,
+        task.tp_rank,
+        parallel.tensor_parallel_size,
+        device=device,
+        host=host,
+        timeout_s=JOIN_TIMEOUT_S,
+        trust=RankTrust(own.trust, task.hub_party, own.trust.tls, refusals),
+    )
+    opened.callback(group.close)
+    group.set_timeout(parallel.rank_start_timeout_s)
+    control = RankControl(host, own, refusals, task.config.kv_transfer.link_timeout_s)
+    opened.callback(control.close)
+    identity = EngineAddress(task.own_party.name, task.incarnation, control.address)
+    worker = build_worker(
+        task.config, identity, control.control, on_progress=lambda: _tell(connection, RankWoke()), group=group
+    )
+    opened.callback(worker.shutdown)
+    # Again, and now first: if this rank fails, the others must not wait in a forward until its links are closed.
+    opened.callback(group.close)
+    group.set_timeout(parallel.rank_timeout_s)
+    connection.send(RankReady(control.address))
+    return worker
+
+
+def _serve(connection: RankConnection, worker: Worker, trust: Trust) -> None:
+    while not isinstance(step := connection.receive(), RankStop):
+        if isinstance(step, RankSecrets):
+            trust.use(step.material)
+            connection.send(RankTrusts(trust.generation))
+            continue
+        if not isinstance(step, SchedulerOutput):
+            raise RankLost(f"what rank 0 said is no message of its: a {type(step).__name__}")
+        output = worker.execute_model(step)
+        connection.send(RankStep(output.token_ids, output.kv_connector_output, output.adapter_loads))
+
+
+def _tell(connection: RankConnection, message: RankWoke | RankRefusals) -> None:
+    """On another thread than the rank's own, which finds out by itself whether rank 0 is gone."""
+    try:
+        connection.send(message)
+    except RankLost:
+        logger.debug("rank 0 is gone")
+
+
+def _say_why(connection: RankConnection, error: Exception) -> None:
+    try:
+        connection.send(RankFailed(f"{type(error).__name__}: {error}"))
+    except RankLost:
+        logger.debug("rank 0 is gone")

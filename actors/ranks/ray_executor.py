@@ -1,0 +1,91 @@
+"""RAY: further ranks as actors in the bundle of their engine's placement group, and so on its node.
+
+Ray gives them a place and a life; steps, tokens and KV go over the ranks' own connections (rank_hub.py), which both
+kinds of launcher share. An engine actor that dies takes its rank actors with it: it owns them, and their connection to
+it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+import ray
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.engine_actor import RankResources
+from actors.process.garbage_collection import no_collection
+from actors.process.log_lines import write_log_lines
+from actors.process.ray_calls import RayCallFailed, result_of
+from actors.ranks.rank_messages import RankTask
+
+logger = logging.getLogger(__name__)
+
+_RESULT_TIMEOUT_S: Final = 10.0
+
+
+class RankActor:
+    """One further rank."""
+
+    def run(self, task: RankTask) -> None:
+        """Live as that rank; returns at its end."""
+        write_log_lines()
+        # Imported here: whoever handles this class does not load torch.
+        with no_collection():
+            from actors.ranks.rank_loop import run_rank
+
+        run_rank(task, task.hub[0])
+
+
+class RayRankLauncher:
+    """A RankLauncher. Each rank gets as much of the bundle as the engine actor, rank 0, has."""
+
+    def __init__(self, resources: RankResources) -> None:
+        self._resources = resources
+
+    def __call__(self, tasks: Sequence[RankTask]) -> RayRanks:
+        """Start an actor for each task."""
+        resources, group = self._resources, get_current_placement_group()
+        assert group is not None, "the controller places engines in its group"
+        strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
+        actor: Any = ray.remote(RankActor)  # its methods come into being at run time
+        options = actor.options(
+            num_cpus=resources.num_cpus,
+            num_gpus=resources.num_gpus,
+            resources=resources.custom or None,
+            scheduling_strategy=strategy,
+        )
+        return RayRanks(tasks, [options.remote() for _ in tasks])
+
+
+class RayRanks:
+    """Further ranks that were started, and their runs, which end when they do."""
+
+    def __init__(self, tasks: Sequence[RankTask], actors: Sequence[Any]) -> None:
+        self._actors = list(actors)
+        self._rank_of_run = {actor.run.remote(task): task.tp_rank for task, actor in zip(tasks, actors, strict=True)}
+
+    def find_lost(self) -> str | None:
+        """The first run that has ended."""
+        ended, _ = ray.wait(list(self._rank_of_run), timeout=0)
+        if not ended:
+            return None
+        try:
+            result_of(ended[0], timeout_s=_RESULT_TIMEOUT_S)
+        except RayCallFailed as failed:
+            reason = str(failed).splitlines()[-1]
+        else:
+            reason = "it ended"
+        return f"rank {self._rank_of_run[ended[0]]}: {reason}"
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait for their end, then kill: an actor outlives its run."""
+        runs = list(self._rank_of_run)
+        _, running = ray.wait(runs, num_returns=len(runs), timeout=timeout_s)
+        if running:
+            logger.warning("ranks did not end by themselves", extra={"num_ranks": len(running)})
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors, self._rank_of_run = [], {}

@@ -1,0 +1,1 @@
+"""An engine's end of the sessions with ingresses: messages, server, encoding for other engines."""

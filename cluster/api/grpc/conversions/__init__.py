@@ -1,0 +1,1 @@
+"""Between protobuf messages and the values that raypd works with."""

@@ -1,0 +1,237 @@
+"""Between raypd.v1 messages and the values that Serving takes and gives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from typing import Final
+
+from actors.core.outputs import TokenLogprobs
+from actors.core.requests.request import FinishReason
+from actors.core.requests.sampling_params import StructuredOutputParams
+from cluster.api.protos.raypd.v1 import generate_pb2, model_pb2
+from cluster.parameters.generation import (
+    ChatMessage,
+    ChatPrompt,
+    EmbedsPrompt,
+    EngineReport,
+    GenerateChunk,
+    GenerateEnd,
+    GenerateRequest,
+    GenerateTimings,
+    ImageInput,
+    Prompt,
+    SamplingOptions,
+    TextPrompt,
+    TokenPrompt,
+)
+from kv_transfer.stats import TransferTimings
+
+_OPTIONAL_FIELDS: Final = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "logprobs",
+    "prompt_logprobs",
+    "skip_special_tokens",
+)
+_EMBEDS_DTYPES: Final = {
+    generate_pb2.EMBEDS_DTYPE_UNSPECIFIED: "unspecified",
+    generate_pb2.EMBEDS_DTYPE_FLOAT32: "float32",
+    generate_pb2.EMBEDS_DTYPE_BFLOAT16: "bfloat16",
+}
+_FINISH_REASONS: Final = {
+    FinishReason.STOP: generate_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generate_pb2.FINISH_REASON_LENGTH,
+}
+
+
+_SLICE_BYTES: Final = 65_536
+"""Of prompts that are read in one piece."""
+
+
+def request_from_proto(
+    request_id: str, message: generate_pb2.GenerateRequest, timeout_s: float | None
+) -> GenerateRequest:
+    """Read a client's request. timeout_s: how long the call may still take."""
+    return GenerateRequest(
+        request_id=request_id,
+        prompt=prompt_from_proto(message),
+        model=message.model,
+        lora_name=message.lora_name,
+        lora_digest=message.lora_digest,
+        sampling=_sampling(message.sampling_params),
+        priority=message.priority,
+        output_token_ids=tuple(message.output_token_ids),
+        model_version=message.model_version,
+        cache_salt=message.cache_salt,
+        truncate_prompt_tokens=message.truncate_prompt_tokens if message.HasField("truncate_prompt_tokens") else None,
+        add_special_tokens=message.add_special_tokens if message.HasField("add_special_tokens") else None,
+        images=tuple(_image(image) for image in message.images),
+        timeout_s=timeout_s,
+    )
+
+
+def response_to_proto(request_id: str, chunk: GenerateChunk) -> generate_pb2.GenerateResponse:
+    """Write one chunk."""
+    message = generate_pb2.GenerateResponse(
+        request_id=request_id,
+        text=chunk.text,
+        token_ids=chunk.token_ids,
+        first_position=chunk.first_position,
+        logprobs=_logprobs(chunk.logprobs or ()),
+        prompt_logprobs=_logprobs(chunk.prompt_logprobs or ()),
+        seed=chunk.seed,
+        model_version=chunk.model_version,
+        lora_digest=chunk.lora_digest,
+    )
+    if chunk.end is not None:
+        _set_end(message, chunk.end)
+    return message
+
+
+def prompt_from_proto(
+    message: generate_pb2.GenerateRequest | generate_pb2.Prompt | model_pb2.TokenizeRequest,
+) -> Prompt | None:
+    """Read a prompt; None if there is none."""
+    match message.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(message.text)
+        case "token_ids" if not isinstance(message, model_pb2.TokenizeRequest):
+            return TokenPrompt(list(message.token_ids.ids))
+        case "chat":
+            return ChatPrompt(
+                [
+                    ChatMessage(turn.role, turn.content, parts=tuple(_part(part) for part in turn.parts))
+                    for turn in message.chat.messages
+                ]
+            )
+        case "prompt_embeds" if not isinstance(message, model_pb2.TokenizeRequest):
+            embeds = message.prompt_embeds
+            dtype = _EMBEDS_DTYPES.get(embeds.dtype, str(embeds.dtype))
+            return EmbedsPrompt(embeds.data, embeds.num_tokens, embeds.hidden_size, dtype)
+        case _:
+            return None
+
+
+async def prompts_from_proto(messages: Iterable[generate_pb2.Prompt]) -> list[Prompt | None]:
+    """Read many prompts, in slices: together they can have 50 000 messages, or millions of tokens."""
+    prompts, num_bytes = [], 0
+    for message in messages:
+        prompts.append(prompt_from_proto(message))
+        num_bytes += message.ByteSize()
+        if num_bytes > _SLICE_BYTES:
+            num_bytes = 0
+            await asyncio.sleep(0)
+    return prompts
+
+
+def _part(message: generate_pb2.ContentPart) -> str | ImageInput:
+    return _image(message.image) if message.WhichOneof("part") == "image" else message.text
+
+
+def _image(message: generate_pb2.Image) -> ImageInput:
+    return ImageInput(message.data, message.data_uri)
+
+
+def _sampling(message: generate_pb2.SamplingParams) -> SamplingOptions:
+    given = {name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)}
+    return SamplingOptions(
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        logit_bias=dict(message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids) or None,
+        bad_words=tuple(message.bad_words),
+        structured_output=_structured_output(message),
+        **given,
+    )
+
+
+def _structured_output(message: generate_pb2.SamplingParams) -> StructuredOutputParams | None:
+    match message.WhichOneof("structured_output"):
+        case None:
+            return None
+        case "choice":
+            return StructuredOutputParams("choice", json.dumps(list(message.choice.choices), ensure_ascii=False))
+        case "json_object":
+            return StructuredOutputParams("json_object", "" if message.json_object else "false")
+        case kind:
+            return StructuredOutputParams(kind, getattr(message, kind))
+
+
+def _logprobs(logprobs: Iterable[TokenLogprobs]) -> list[generate_pb2.TokenLogprobs]:
+    return [
+        generate_pb2.TokenLogprobs(
+            token_id=position.token_ids[0],
+            logprob=position.logprobs[0],
+            rank=position.rank,
+            # The first entry is the sampled token's own.
+            top=[
+                generate_pb2.TopLogprob(token_id=token_id, logprob=logprob)
+                for token_id, logprob in zip(position.token_ids[1:], position.logprobs[1:], strict=True)
+            ],
+        )
+        for position in logprobs
+    ]
+
+
+def _set_end(message: generate_pb2.GenerateResponse, end: GenerateEnd) -> None:
+    message.finish_reason = _FINISH_REASONS[end.finish_reason]
+    if isinstance(end.stop_reason, str):
+        message.stop_string = end.stop_reason
+    elif end.stop_reason is not None:
+        message.stop_token_id = end.stop_reason
+    message.usage.prompt_tokens = end.usage.num_prompt_tokens
+    message.usage.output_tokens = end.usage.num_output_tokens
+    message.usage.cached_tokens = end.usage.num_cached_tokens
+    message.timings.CopyFrom(_timings(end.timings))
+
+
+def _timings(timings: GenerateTimings) -> generate_pb2.Timings:
+    prefill = timings.prefill.timings if timings.prefill is not None else None
+    prefill = prefill or timings.decode.timings
+    transfer = timings.decode.timings.transfer if timings.decode.timings is not None else None
+    return generate_pb2.Timings(
+        ttft_s=timings.ttft_s,
+        tpot_s=timings.tpot_s,
+        queued_s=prefill.queued_s if prefill is not None else None,
+        prefill_s=prefill.prefill_s if prefill is not None else None,
+        transfer=_transfer(transfer) if transfer is not None else None,
+        prefill_engine=_engine_timings(timings.prefill) if timings.prefill is not None else None,
+        decode_engine=_engine_timings(timings.decode),
+    )
+
+
+def _transfer(transfer: TransferTimings) -> generate_pb2.Transfer:
+    return generate_pb2.Transfer(
+        kv_bytes=transfer.num_bytes, transfer_s=transfer.transfer_s, exposed_s=transfer.exposed_s
+    )
+
+
+def _engine_timings(report: EngineReport) -> generate_pb2.EngineTimings:
+    timings = report.timings
+    if timings is None:
+        return generate_pb2.EngineTimings(engine_id=report.engine_id)
+    return generate_pb2.EngineTimings(
+        engine_id=report.engine_id,
+        queued_s=timings.queued_s,
+        prefill_s=timings.prefill_s,
+        computed_prompt_tokens=timings.num_prompt_tokens_computed,
+        cached_tokens=timings.num_cached_tokens,
+        preemptions=timings.num_preemptions,
+        fetched_images=timings.num_fetched_images,
+        status_changes=[
+            generate_pb2.StatusChange(status=f"REQUEST_STATUS_{change.status.name}", at_s=change.at_s)
+            for change in timings.status_changes
+        ],
+    )

@@ -1,0 +1,81 @@
+"""What is refused by its count alone, before it is read any further.
+
+A message of 16 MiB has room for eight million empty entries. To make Python's objects of them takes seconds, in which
+the event loop serves no other stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from cluster.api.protos.raypd.v1 import embed_pb2, generate_pb2, model_pb2
+from cluster.errors import FieldViolation, InvalidRequest
+from cluster.settings.input_limits import InputLimits
+
+MAX_IMAGES: Final = 1024
+"""However many are allowed."""
+MAX_TOKENS: Final = 262_144
+"""Of one prompt; or the context, if that is longer."""
+_MAX_CHATS: Final = 5
+"""So many of the longest conversations are read in one call."""
+
+_Prompt = generate_pb2.GenerateRequest | generate_pb2.Prompt | model_pb2.TokenizeRequest
+
+
+def check_generate(message: generate_pb2.GenerateRequest, limits: InputLimits, max_model_len: int) -> None:
+    """Raises InvalidRequest. max_model_len: the context, in tokens"""
+    _check_chats([message], limits, "chat", limits.max_chat_messages)
+    _require(len(message.images), MAX_IMAGES, "images", "images")
+    _check_tokens([message], "token_ids", max_model_len)
+    _require(len(message.output_token_ids), max(max_model_len, MAX_TOKENS), "output_token_ids", "tokens")
+    _require(len(message.sampling_params.choice.choices), limits.max_choices, "sampling_params.choice", "texts")
+
+
+def check_batch(message: generate_pb2.GenerateBatchRequest, limits: InputLimits, max_model_len: int) -> None:
+    """Raises InvalidRequest. max_model_len: the context, in tokens"""
+    check_generate(message.each, limits, max_model_len)
+    _require(len(message.prompts), limits.max_samples_per_call, "prompts", "samples")
+    _check_chats(message.prompts, limits, "prompts", _MAX_CHATS * limits.max_chat_messages)
+    _check_tokens(message.prompts, "prompts", max_model_len)
+
+
+def check_vectors(
+    message: embed_pb2.EmbedRequest | embed_pb2.ClassifyRequest | embed_pb2.ScoreRequest,
+    limits: InputLimits,
+    max_model_len: int,
+) -> None:
+    """Raises InvalidRequest. max_model_len: the context, in tokens"""
+    if isinstance(message, embed_pb2.ScoreRequest):
+        _check_chats([message.query], limits, "query", limits.max_chat_messages)
+        _check_tokens([message.query], "query", max_model_len)
+        name, prompts = "documents", message.documents
+    else:
+        name, prompts = "inputs", message.inputs
+    _require(len(prompts), limits.max_inputs, name, "of them")
+    _check_chats(prompts, limits, name, _MAX_CHATS * limits.max_chat_messages)
+    _check_tokens(prompts, name, max_model_len)
+
+
+def check_tokenize(message: model_pb2.TokenizeRequest, limits: InputLimits) -> None:
+    """Raises InvalidRequest."""
+    _check_chats([message], limits, "chat", limits.max_chat_messages)
+
+
+def _check_chats(prompts: Sequence[_Prompt], limits: InputLimits, field: str, most: int) -> None:
+    num_messages = sum(len(prompt.chat.messages) for prompt in prompts)
+    _require(num_messages, most, field, "messages")
+    num_parts = sum(len(turn.parts) for prompt in prompts for turn in prompt.chat.messages)
+    _require(num_parts, most, field, "parts of messages")
+
+
+def _check_tokens(
+    prompts: Sequence[generate_pb2.GenerateRequest | generate_pb2.Prompt], field: str, max_model_len: int
+) -> None:
+    longest = max((len(prompt.token_ids.ids) for prompt in prompts), default=0)
+    _require(longest, max(max_model_len, MAX_TOKENS), field, "tokens of a prompt")
+
+
+def _require(count: int, most: int, field: str, what: str) -> None:
+    if count > most:
+        raise InvalidRequest(FieldViolation(field, f"{count} {what}", f"at most {most} {what}"))

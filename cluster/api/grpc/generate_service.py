@@ -1,0 +1,55 @@
+"""raypd.v1.GenerateService on Serving.generate()."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import aclosing
+
+import grpc.aio
+
+from cluster.api.grpc.conversions.batch import batch_from_proto, sample_to_proto
+from cluster.api.grpc.conversions.generation import request_from_proto, response_to_proto
+from cluster.api.grpc.counts import check_batch, check_generate
+from cluster.api.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
+from cluster.requests.serving import Serving
+
+_Context = grpc.aio.ServicerContext[generate_pb2.GenerateRequest, generate_pb2.GenerateResponse]
+_BatchContext = grpc.aio.ServicerContext[generate_pb2.GenerateBatchRequest, generate_pb2.GenerateBatchResponse]
+
+
+class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
+    """A call is a request: a client that cancels, dies or runs out of time cancels its task, and so aborts.
+
+    Errors become statuses in interceptor.py.
+    """
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def Generate(self, request: generate_pb2.GenerateRequest, context: _Context) -> None:  # noqa: N802
+        """Stream a request's output."""
+        if not request.request_id:
+            request.request_id = uuid.uuid4().hex
+        request_id = request.request_id
+        processor = self._serving.newest_model().input_processor
+        check_generate(request, processor.limits, processor.model.max_model_len)
+        # Closing is what aborts: the generator must not be left to the garbage collector.
+        async with aclosing(
+            self._serving.generate(request_from_proto(request_id, request, context.time_remaining()))
+        ) as chunks:
+            async for chunk in chunks:
+                await context.write(response_to_proto(request_id, chunk))
+
+    async def GenerateBatch(  # noqa: N802
+        self, request: generate_pb2.GenerateBatchRequest, context: _BatchContext
+    ) -> None:
+        """Stream the samples of several prompts."""
+        if not request.each.request_id:
+            request.each.request_id = uuid.uuid4().hex
+        request_id = request.each.request_id
+        processor = self._serving.newest_model().input_processor
+        check_batch(request, processor.limits, processor.model.max_model_len)
+        batch = await batch_from_proto(request_id, request, context.time_remaining())
+        async with aclosing(self._serving.generate_many(batch)) as samples:
+            async for sample in samples:
+                await context.write(sample_to_proto(request_id, sample))

@@ -1,0 +1,182 @@
+"""What every call goes through, whichever service it is for: a service that is added later is covered too.
+
+In this order: who calls, and may they; then the request's message is received (receiving.py); is the ingress draining;
+then the service itself; what it raises becomes a status with its details. Watch over slow readers is kept of every
+stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, Final, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf import descriptor_pool
+
+from cluster.access.caller import current_caller, set_caller
+from cluster.access.control import AccessControl
+from cluster.api.grpc.conversions.statuses import ErrorStatus, internal_error, status_of
+from cluster.api.grpc.receiving import MAX_OPEN_AT_ONCE, OPEN_TIMEOUT_S, Receiving
+from cluster.api.grpc.slow_readers import SlowReaders
+from cluster.api.shared.gate import Gate
+from cluster.errors import ClusterError, InvalidRequest, PermissionDenied, Unauthenticated
+
+logger = logging.getLogger(__name__)
+
+ADMIN_SERVICE: Final = "raypd.v1.AdminService"
+_REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
+_OPEN_SERVICES: Final = ("grpc.health.v1.Health", _REFLECTION)
+"""Probes have no token, and what reflection tells is in the repository."""
+
+_LAST_WORD_S: Final = 1.0
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+_Receive = Callable[[_Context], Awaitable[Any]]
+_Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+
+
+class DoorInterceptor(grpc.aio.ServerInterceptor):
+    """One of each server. Belongs to one event loop."""
+
+    def __init__(self, access: AccessControl, gate: Gate, slow_readers: SlowReaders) -> None:
+        self._access = access
+        self._gate = gate
+        self._slow_readers = slow_readers
+        self._receiving = Receiving()
+        self._receiving_open = Receiving(MAX_OPEN_AT_ONCE, OPEN_TIMEOUT_S)
+        self._handlers: dict[str, Any] = {}
+
+    async def intercept_service(
+        self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """Return the method's handler, or one that refuses the call."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        service = method.rpartition("/")[0].removeprefix("/")
+        if service not in _OPEN_SERVICES:
+            try:
+                caller = self._access.authenticate(_authorization(handler_call_details))
+                if service == ADMIN_SERVICE:
+                    caller.check_administers()
+            except (Unauthenticated, PermissionDenied) as error:
+                return _refusing(status_of(error))
+            # gRPC has a task for each call, and this runs in it already.
+            set_caller(caller)
+        wrapped = self._handlers.get(method)
+        if wrapped is None:
+            wrapped = self._handlers[method] = self._wrap(handler, method, service)
+        return wrapped
+
+    def _wrap(self, handler: Any, method: str, service: str) -> Any:
+        """A handler that receives by itself, which for gRPC is one of streams."""
+        if service == _REFLECTION:
+            behavior = self._reflecting(handler)
+        else:
+            receive = self._open_receiver(handler) if service in _OPEN_SERVICES else self._receiver(handler, method)
+            # Who administers a cluster wants to see it drain, and so do probes.
+            is_always_in = service == ADMIN_SERVICE or service in _OPEN_SERVICES
+            inside: AbstractAsyncContextManager[Any] = nullcontext() if is_always_in else self._gate
+            behavior = handler.unary_stream if handler.response_streaming else handler.unary_unary
+            if handler.response_streaming and service not in _OPEN_SERVICES:
+                behavior = self._slow_readers.watching(behavior)
+            behavior = _answering(behavior, inside, receive)
+        kind = (
+            grpc.stream_stream_rpc_method_handler
+            if handler.response_streaming
+            else grpc.stream_unary_rpc_method_handler
+        )
+        return kind(behavior, None, handler.response_serializer)
+
+    def _receiver(self, handler: Any, method: str) -> _Receive:
+        descriptor = descriptor_pool.Default().FindMethodByName(method.removeprefix("/").replace("/", ".")).input_type
+
+        async def receive(context: _Context) -> Any:
+            # A connection's, where callers have no names.
+            sender = current_caller().name or context.peer()
+            return await self._receiving.receive(sender, context, descriptor, handler.request_deserializer)
+
+        return receive
+
+    def _open_receiver(self, handler: Any) -> _Receive:
+        async def receive(context: _Context) -> Any:
+            return await self._receiving_open.receive_small(_host(context), context, handler.request_deserializer)
+
+        return receive
+
+    def _reflecting(self, handler: Any) -> Callable[[Any, _Context], Awaitable[None]]:
+        async def reflect(requests: Any, context: _Context) -> None:
+            del requests
+            sender = f"reflection {_host(context)}"
+            messages = self._receiving_open.receive_all_small(sender, context, handler.request_deserializer)
+            try:
+                async for response in handler.stream_stream(messages, context):
+                    await context.write(response)
+            except InvalidRequest as error:
+                status = status_of(error)
+            else:
+                return
+            # Not within the except clause: what gRPC keeps would refer to the refusal, and that to the message.
+            await _abort(context, status)
+
+        return reflect
+
+
+def _answering(
+    behavior: Callable[[Any, _Context], Awaitable[Any]], inside: AbstractAsyncContextManager[Any], receive: _Receive
+) -> Callable[[Any, _Context], Awaitable[Any]]:
+    async def answer(requests: Any, context: _Context) -> Any:
+        del requests
+        request = None
+        try:
+            request = await receive(context)
+            async with inside:
+                return await behavior(request, context)
+        except ClusterError as error:
+            status = status_of(error)
+        except (grpc.aio.BaseError, grpc.RpcError):
+            raise  # The call itself is over: nobody is left to be told.
+        except Exception:
+            call_id = getattr(request, "request_id", "") or uuid.uuid4().hex
+            logger.exception("a call failed by a bug", extra={"request_id": call_id})
+            status = internal_error(call_id)
+        # gRPC's context keeps the exception of an abort, and with it this frame, until the next full collection.
+        request = None
+        return await _abort(context, status)
+
+    return answer
+
+
+def _refusing(status: ErrorStatus) -> Any:
+    """A handler that reads nothing."""
+
+    async def refuse(requests: Any, context: _Context) -> NoReturn:
+        del requests
+        await _abort(context, status)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _host(context: _Context) -> str:
+    """Of the other end, without its port."""
+    return context.peer().rpartition(":")[0]
+
+
+def _authorization(details: grpc.HandlerCallDetails) -> str | bytes | None:
+    return next((value for key, value in details.invocation_metadata if key == "authorization"), None)
+
+
+async def _abort(context: _Context, status: ErrorStatus) -> NoReturn:
+    try:
+        async with asyncio.timeout(_LAST_WORD_S):
+            await context.abort(status.code, status.message, status.trailing_metadata)
+    except TimeoutError:
+        # It is behind what the client has not read. gRPC keeps it until the client does, or hangs up.
+        raise asyncio.CancelledError from None
+    raise AssertionError("abort raises")

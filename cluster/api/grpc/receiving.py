@@ -1,0 +1,113 @@
+"""How messages of calls are received: after the token was looked at, few at a time, and not for ever.
+
+gRPC would receive the message of a call before anything of ours runs, and keep up to max_message_bytes of each of
+thousands of calls. Handlers of streams receive when they ask for a message; so every method has one, and what a call
+has not been asked for stays with its sender, but for HTTP/2's window of 64 KiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import grpc.aio
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import DecodeError
+
+from cluster.api.grpc.wire import MAX_UNCOUNTED_BYTES, check_entries
+from cluster.errors import FieldViolation, InvalidRequest
+
+MAX_AT_ONCE: Final = 8
+"""Messages that are received at once for one token, or for one connection where there are none."""
+TIMEOUT_S: Final = 30.0
+MAX_OPEN_AT_ONCE: Final = 4
+"""Messages of calls that need no token, of one host."""
+OPEN_TIMEOUT_S: Final = 5.0
+MAX_OPEN_MESSAGE_BYTES: Final = 4096
+"""What needs no token is asked for by a name."""
+
+Decode = Callable[[bytes], Any]
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Receiving:
+    """Of one server: who receives how much. Belongs to one event loop."""
+
+    def __init__(self, max_at_once: int = MAX_AT_ONCE, timeout_s: float = TIMEOUT_S) -> None:
+        """max_at_once: messages of each sender; timeout_s: for one, the wait for its turn not counted"""
+        self._max_at_once = max_at_once
+        self._timeout_s = timeout_s
+        self._turns: dict[str, _Turns] = {}
+
+    async def receive(self, sender: str, context: _Context, descriptor: Descriptor, decode: Decode) -> Any:
+        """Receive and decode the one message of a call. Raises InvalidRequest if it is none, or has too much in it."""
+        async with self._turn(sender):
+            data = await self._read(context)
+            if data is None:
+                raise _refusal("missing", "a message of the method's type")
+            await check_entries(descriptor, data)
+            message = _decoded(data, decode)
+            if len(data) > MAX_UNCOUNTED_BYTES:
+                await asyncio.sleep(0)  # What becomes of it is another piece of work.
+            return message
+
+    async def receive_small(self, sender: str, context: _Context, decode: Decode) -> Any:
+        """Receive and decode the one message of a call that needs no token. Raises InvalidRequest."""
+        async for message in self.receive_all_small(sender, context, decode):
+            return message
+        raise _refusal("missing", "a message of the method's type")
+
+    async def receive_all_small(self, sender: str, context: _Context, decode: Decode) -> AsyncIterator[Any]:
+        """Receive and decode the messages of a call that needs no token. Raises InvalidRequest."""
+        while True:
+            async with self._turn(sender):
+                data = await self._read(context)
+            if data is None:
+                return
+            if len(data) > MAX_OPEN_MESSAGE_BYTES:
+                raise _refusal(f"{len(data)} bytes", f"at most {MAX_OPEN_MESSAGE_BYTES} bytes")
+            yield _decoded(data, decode)
+
+    async def _read(self, context: _Context) -> bytes | None:
+        """None: no further message comes."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                data = await context.read()
+        except TimeoutError:
+            raise _refusal("incomplete", f"a message that arrives within {self._timeout_s:g} s") from None
+        return data if isinstance(data, bytes) else None
+
+    @asynccontextmanager
+    async def _turn(self, sender: str) -> AsyncIterator[None]:
+        turns = self._turns.get(sender)
+        if turns is None:
+            turns = self._turns[sender] = _Turns(self._max_at_once)
+        turns.num_users += 1
+        try:
+            async with turns.turn:
+                yield
+        finally:
+            turns.num_users -= 1
+            if not turns.num_users:
+                del self._turns[sender]
+
+
+class _Turns:
+    """One sender's."""
+
+    def __init__(self, max_at_once: int) -> None:
+        self.turn = asyncio.Semaphore(max_at_once)
+        self.num_users = 0
+
+
+def _decoded(data: bytes, decode: Decode) -> Any:
+    try:
+        return decode(data)
+    except DecodeError as error:
+        raise _refusal(f"{len(data)} bytes", f"a message of the method's type, UTF-8 ({error})") from error
+
+
+def _refusal(shown: str, allowed: str) -> InvalidRequest:
+    return InvalidRequest(FieldViolation("request", shown, allowed))

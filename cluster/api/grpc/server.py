@@ -1,0 +1,224 @@
+"""The gRPC server of an ingress.
+
+How it ends: health says NOT_SERVING, and new calls are refused. Half a second later those who are connected are told to
+go elsewhere (GOAWAY), while their streams go on. gRPC sends that when a server stops, which listens no more; so a
+successor listens at the same port, and refuses with the reason, until the last stream is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cluster.access.control import AccessControl
+from cluster.access.tls import ServerTls
+from cluster.api.grpc.admin_service import AdminService
+from cluster.api.grpc.embed_service import EmbedService
+from cluster.api.grpc.generate_service import GenerateService
+from cluster.api.grpc.health import IngressHealth, follow_engines, report_engines
+from cluster.api.grpc.interceptor import ADMIN_SERVICE, DoorInterceptor
+from cluster.api.grpc.model_service import ModelService
+from cluster.api.grpc.slow_readers import SlowReaders
+from cluster.api.protos.raypd.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    embed_pb2,
+    embed_pb2_grpc,
+    generate_pb2,
+    generate_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+)
+from cluster.api.shared.admin import ClusterAdmin
+from cluster.api.shared.gate import Gate
+from cluster.errors import AddressUnavailable, InvalidConfig
+from cluster.observability.status import ClusterView
+from cluster.requests.serving import Serving
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES: Final = 16 * 2**20
+"""Both ways. A prompt of a million token ids has about 3 MB."""
+SERVICES: Final = (
+    generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name,
+    embed_pb2.DESCRIPTOR.services_by_name["EmbedService"].full_name,
+    model_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
+    admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
+)
+_WITHOUT_ENGINES: Final = ("raypd.v1.ModelService", ADMIN_SERVICE)
+"""Services that work without any."""
+_LAST_WORDS_S = 1.0
+_NOTICE_S: Final = 0.5
+"""For clients to leave by themselves, by health or refusals: a call that crosses a GOAWAY is CANCELLED by gRPC."""
+_FOREVER_S: Final = 1e6
+_REBIND_INTERVAL_S: Final = 0.05
+_REBIND_TIMEOUT_S: Final = 5.0
+_MAX_PENDING_CALLS: Final = 16_384
+_MAX_STREAMS: Final = 2048
+"""Of one connection: clients keep further calls until others have ended."""
+_MAX_CONNECTIONS: Final = 4096
+"""Further ones are closed at once."""
+_OPTIONS: Final = (
+    # Two servers on one port would share its connections silently: a clash must fail.
+    ("grpc.so_reuseport", 0),
+    # Of calls that come at once gRPC cancels those above 1000, without a word. Serving refuses them with a delay.
+    ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
+    ("grpc.max_concurrent_streams", _MAX_STREAMS),
+    ("grpc.max_allowed_incoming_connections", _MAX_CONNECTIONS),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # What nobody has asked for yet stays with its sender: windows do not grow by how fast the network is.
+    ("grpc.http2.bdp_probe", 0),
+    # A message of 16 kB could become one of 16 MB, and the bound on messages is on what comes by the network.
+    ("grpc.per_message_decompression", 0),
+    # A stream can be silent for as long as a prompt is in the queue; clients that ping meanwhile must not be cut off.
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Notice clients that vanish without a word: their requests are aborted.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DoorSettings:
+    """How a server listens, and whom it lets in.
+
+    port, admin_port: 0 takes a free one; admin_port: None leaves AdminService on the port of the others
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    admin_port: int | None = None
+    access: AccessControl = field(default_factory=AccessControl)
+    tls: ServerTls | None = None
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    slow_reader_timeout_s: float = 60.0
+
+
+class IngressServer:
+    """raypd.v1, grpc.health.v1 and reflection. start() and drain() belong to one event loop."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        view: Callable[[], Awaitable[ClusterView]],
+        admin: ClusterAdmin,
+        settings: DoorSettings | None = None,
+    ) -> None:
+        """view: makes a view of the cluster as it is now; admin: the controller."""
+        self._serving = serving
+        self._admin_service = AdminService(view, admin)
+        self._settings = settings or DoorSettings()
+        self.admin_port: int | None = None
+        """Of AdminService, once it has started, if it is its own."""
+
+    async def start(self) -> int:
+        """Listen, and report who serves; returns the port. Raises AddressUnavailable."""
+        # Made here and not before: it belongs to the running event loop.
+        self._health = IngressHealth()
+        self._gate = Gate()
+        self._slow_readers = SlowReaders(self._settings.slow_reader_timeout_s)
+        settings = self._settings
+        server = self._make_main_server()
+        self._servers = [server]
+        port = self._port = self._listen(server, settings.port)
+        if settings.admin_port is not None:
+            admin_server = self._make_server()
+            admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin_service, admin_server)
+            self.admin_port = self._listen(admin_server, settings.admin_port)
+            self._servers.append(admin_server)
+        for each in self._servers:
+            await each.start()
+        needing_engines = [service for service in SERVICES if service not in _WITHOUT_ENGINES]
+        for service in (health.OVERALL_HEALTH, *_WITHOUT_ENGINES):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        await report_engines(self._health, self._serving, needing_engines)
+        self._tasks = [
+            asyncio.create_task(self._slow_readers.run()),
+            asyncio.create_task(follow_engines(self._health, self._serving, needing_engines)),
+        ]
+        return port
+
+    async def drain(self, grace_s: float) -> None:
+        """Report NOT_SERVING, refuse new calls, let running ones end for up to grace_s, abort the rest, close.
+
+        Nobody listens at the port once it is over.
+        """
+        end_s = asyncio.get_running_loop().time() + grace_s
+        await self._health.enter_graceful_shutdown()
+        is_empty = await self._gate.close(min(_NOTICE_S, grace_s))
+        if not is_empty and (left_s := end_s - asyncio.get_running_loop().time()) > 0:
+            is_empty = await self._send_away(left_s)
+        # The last answers, refusals among them, still have to get out.
+        await asyncio.gather(*(server.stop(_LAST_WORDS_S if is_empty else 0) for server in self._servers))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _send_away(self, grace_s: float) -> bool:
+        """Have clients leave their connections, and wait for calls that go on; returns whether all have ended."""
+        # Invariant: a server is being stopped once at a time. Of two whose time is up together, one has gRPC cancel the
+        # calls of a server that the other has freed. So this one's never is, and the next begins when it has ended.
+        async with asyncio.TaskGroup() as tasks:
+            stopping = tasks.create_task(self._servers[0].stop(_FOREVER_S))
+            succeeding = tasks.create_task(self._succeed())
+            is_empty = await self._gate.close(grace_s)
+            succeeding.cancel()
+            stopping.cancel()
+        return is_empty
+
+    async def _succeed(self) -> None:
+        """Listen where the main server has stopped to. The gate is closed: what needs to go in is refused."""
+        successor = self._make_main_server()
+        try:
+            async with asyncio.timeout(_REBIND_TIMEOUT_S):
+                while True:
+                    await asyncio.sleep(_REBIND_INTERVAL_S)  # gRPC does not say when it has closed its socket.
+                    with contextlib.suppress(AddressUnavailable):
+                        self._listen(successor, self._port)
+                        break
+        except (TimeoutError, InvalidConfig) as error:
+            logger.warning("nobody listens while an ingress drains", extra={"port": self._port, "error": str(error)})
+        finally:
+            # gRPC frees only what was started and stopped, whether it has come to listen or not.
+            self._servers.append(successor)
+            await successor.start()
+
+    def _make_main_server(self) -> grpc.aio.Server:
+        server = self._make_server()
+        generate_pb2_grpc.add_GenerateServiceServicer_to_server(GenerateService(self._serving), server)
+        embed_pb2_grpc.add_EmbedServiceServicer_to_server(EmbedService(self._serving), server)
+        model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving), server)
+        if self._settings.admin_port is None:
+            admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin_service, server)
+        return server
+
+    def _make_server(self) -> grpc.aio.Server:
+        settings = self._settings
+        sizes = tuple((f"grpc.max_{way}_message_length", settings.max_message_bytes) for way in ("receive", "send"))
+        interceptor = DoorInterceptor(settings.access, self._gate, self._slow_readers)
+        server = grpc.aio.server(options=(*_OPTIONS, *sizes), interceptors=[interceptor])
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        return server
+
+    def _listen(self, server: grpc.aio.Server, port: int) -> int:
+        address, tls = f"{self._settings.host}:{port}", self._settings.tls
+        try:
+            if tls is None:
+                return server.add_insecure_port(address)
+            return server.add_secure_port(address, tls.grpc_credentials())
+        except RuntimeError as exc:
+            raise AddressUnavailable(address, str(exc)) from exc

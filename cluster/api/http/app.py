@@ -1,0 +1,286 @@
+"""The ASGI application: routes, and what every call goes through before it is worked on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import reprlib
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from cluster.access.caller import Caller, calling_as
+from cluster.access.control import AccessControl
+from cluster.api.http.errors import HttpError, error_of, internal_error, refused
+from cluster.api.http.receiving.authentication import Authentication, EveryAnswer, caller_of
+from cluster.api.http.receiving.budget import BodyBudget, BodyShare
+from cluster.api.http.receiving.hosts import AllowedHosts, HostCheck
+from cluster.api.http.receiving.reading import BodyT, is_large, read_body
+from cluster.api.http.requests import MAX_TIMEOUT_S, TIMEOUT_HEADER
+from cluster.api.http.streams import ABORT, unless_client_leaves
+from cluster.api.shared.gate import Gate
+from cluster.errors import ClusterError, Draining, FieldViolation, InvalidRequest
+from cluster.settings.http import HttpConfig
+
+logger = logging.getLogger(__name__)
+
+_ERROR_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
+
+
+class Call:
+    """One HTTP call, received."""
+
+    def __init__(self, request: Request, body: list[bytes], door: Door, arrived_s: float) -> None:
+        """body: its parts; arrived_s: on the event loop's clock"""
+        self.request = request
+        self._body = body
+        self._door = door
+        self._arrived_s = arrived_s
+
+    async def read(self, kind: type[BodyT]) -> BodyT:
+        """Its body, once. Raises InvalidRequest."""
+        body, self._body = self._body, []
+        if not is_large(sum(map(len, body))):
+            return await read_body(kind, _joined(body))
+        # One large body at a time: what it is made of while it is read takes more than its bytes.
+        async with self._door.reading:
+            return await read_body(kind, _joined(body))
+
+    def time_left_s(self, timeout_s: float | None) -> float | None:
+        """What is left of the time that its client gives it, by its body or its header, whichever is less.
+
+        timeout_s: by its body. Raises InvalidRequest.
+        """
+        given = [one for one in (timeout_s, _timeout_in(self.request.headers)) if one is not None]
+        if not given:
+            return None
+        return max(0.0, self._arrived_s + min(given) - asyncio.get_running_loop().time())
+
+
+Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
+
+
+class Refused(Exception):
+    """A call that is over before it is understood."""
+
+    def __init__(self, error: HttpError) -> None:
+        super().__init__(error.detail.message)
+        self.error = error
+
+
+class Endpoint:
+    """An ASGI application around one handler. A client that hangs up cancels it, and so aborts its requests.
+
+    What a call's headers tell is looked at before its body is received: whether the ingress drains, the body's kind and
+    length, and what the caller may still ask for.
+    """
+
+    def __init__(self, handler: Handler, door: Door, *, has_body: bool = False, is_work: bool = True) -> None:
+        """has_body: whether calls have one, and are requests that count; is_work: refused, and waited for, when the
+        door closes
+        """
+        self._handler = handler
+        self._door = door
+        self._has_body = has_body
+        self._gate: AbstractAsyncContextManager[object] = door.gate if is_work else nullcontext()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one call."""
+        try:
+            await self._answered(Request(scope, receive), caller_of(scope), receive, send)
+        except asyncio.CancelledError:
+            if not self._door.gate.is_closed:
+                raise
+            # uvicorn ends like this what a drain has not waited for, and would log a traceback of each.
+            scope[ABORT]()
+            await asyncio.sleep(0)
+
+    async def _answered(self, request: Request, caller: Caller, receive: Receive, send: Send) -> None:
+        arrived_s = asyncio.get_running_loop().time()
+        with self._door.bodies.share(caller.name) as share:
+
+            def sent(message: Message) -> Awaitable[None]:
+                if message["type"] == "http.response.start":
+                    share.release()
+                return send(message)
+
+            try:
+                if self._has_body:
+                    caller = self._admitted(request, caller)
+                # What comes with other calls is not looked at.
+                body = await self._door.receive(request, share) if self._has_body else []
+            except ClientDisconnect:
+                return
+            except Refused as error:
+                await error.error.response()(request.scope, receive, sent)
+                return
+            except ClusterError as error:
+                await error_of(error).response()(request.scope, receive, sent)
+                return
+            call = Call(request, body, self._door, arrived_s)
+            del body  # The call lets go of it once it is read.
+
+            async def answer() -> None:
+                await self._answer(call, caller, receive, sent)
+
+            await unless_client_leaves(receive, answer)
+
+    def _admitted(self, request: Request, caller: Caller) -> Caller:
+        """The caller, who has paid for the call. Raises Refused, Draining, AllowanceSpent."""
+        if self._door.gate.is_closed:
+            raise Draining
+        self._door.check_headers(request.headers)
+        return replace(caller, allowance=caller.allowance.paid_ahead())
+
+    async def _answer(self, call: Call, caller: Caller, receive: Receive, send: Send) -> None:
+        request = call.request
+        try:
+            async with self._gate:
+                with calling_as(caller):
+                    response = await self._handled(call)
+                    await response(request.scope, receive, send)
+        except ClusterError as error:
+            await error_of(error).response()(request.scope, receive, send)
+
+    async def _handled(self, call: Call) -> Response:
+        try:
+            return await self._handler(call)
+        except ClusterError as error:
+            return error_of(error).response()
+        except Exception:
+            request_id = uuid.uuid4().hex
+            path = call.request.url.path
+            logger.exception("a request failed by a bug", extra={"request_id": request_id, "path": path})
+            return internal_error(request_id).response()
+
+
+class Door:
+    """What all endpoints share. Belongs to one event loop."""
+
+    def __init__(self, gate: Gate, config: HttpConfig) -> None:
+        self.gate = gate
+        self.config = config
+        self.bodies = BodyBudget(config.max_bodies_mib << 20)
+        self.reading = asyncio.Lock()
+
+    def check_headers(self, headers: Headers) -> None:
+        """Look at what a call's headers tell of its body. Raises Refused."""
+        kind = headers.get("content-type", "")
+        if not _is_json(kind):
+            shown = f"content-type is {kind!r:.100}" if kind else "there is no content-type"
+            message = f"{shown}; send JSON, and the header `content-type: application/json` (curl: -H)"
+            raise Refused(refused(415, message, "unsupported_media_type"))
+        if int(headers.get("content-length", 0)) > self.config.max_body_bytes:
+            raise Refused(self._too_large())
+
+    async def receive(self, request: Request, share: BodyShare) -> list[bytes]:
+        """A call's whole body, in the parts in which it came. Raises Refused, Overloaded, ClientDisconnect."""
+        # Joined at the end: buffers that grow side by side leave holes in memory.
+        parts, num_bytes = [], 0
+        try:
+            async with asyncio.timeout(self.config.receive_timeout_s):
+                async for data in request.stream():
+                    num_bytes += len(data)
+                    if num_bytes > self.config.max_body_bytes:
+                        raise Refused(self._too_large())
+                    share.add(len(data))
+                    parts.append(data)
+        except TimeoutError as error:
+            message = f"the body did not come within {self.config.receive_timeout_s:g} s"
+            raise Refused(refused(408, message, "timeout")) from error
+        return parts
+
+    def _too_large(self) -> HttpError:
+        return refused(413, f"the body has more than {self.config.max_body_bytes} bytes", "body_too_large")
+
+
+def _joined(parts: list[bytes]) -> bytes:
+    """The parts are let go of."""
+    whole = b"".join(parts)
+    parts.clear()
+    return whole
+
+
+def _is_json(content_type: str) -> bool:
+    """Whether it is JSON, or a kind of it, whatever its parameters are."""
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _timeout_in(headers: Headers) -> float | None:
+    """Raises InvalidRequest."""
+    text = headers.get(TIMEOUT_HEADER)
+    if text is None:
+        return None
+    with suppress(ValueError):
+        if 0 < (timeout_s := float(text)) <= MAX_TIMEOUT_S:
+            return timeout_s
+    allowed = f"seconds, more than 0 and at most {MAX_TIMEOUT_S:.0f}"
+    raise InvalidRequest(FieldViolation(TIMEOUT_HEADER, reprlib.repr(text), allowed))
+
+
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """What a call has to pass before it is routed.
+
+    open_paths:      that need no token
+    probed_paths:    that are answered whatever host a call is for
+    allowed_origins: of web pages whose browsers may call, and read the answers
+    """
+
+    access: AccessControl
+    hosts: AllowedHosts
+    open_paths: frozenset[str]
+    probed_paths: frozenset[str]
+    allowed_origins: Sequence[str] = ()
+
+
+def make_app(routes: list[Route], guards: Guards, on_answer: Callable[[str, int], None]) -> Starlette:
+    """The application. What is no call of the API is an error in its shape, too.
+
+    on_answer: told each answer's route and status
+    """
+    paths = frozenset(route.path for route in routes)
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        response = refused(error.status_code, message, _ERROR_CODES.get(error.status_code, "refused")).response()
+        response.headers.update(error.headers or {})
+        return response
+
+    def count(scope: Scope, status: int) -> None:
+        # The route, of which there are few: paths are what clients make them.
+        route, path = scope.get("route"), scope["path"]
+        on_answer(route.path if isinstance(route, Route) else path if path in paths else "", status)
+
+    middleware = [
+        Middleware(EveryAnswer, count),
+        Middleware(HostCheck, guards.hosts, guards.probed_paths),
+        *([_cors(guards.allowed_origins)] if guards.allowed_origins else []),
+        Middleware(Authentication, guards.access, guards.open_paths),
+    ]
+    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: on_http_error})
+
+
+def _cors(origins: Sequence[str]) -> Middleware:
+    return Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        # OpenAI's client adds some of its own, and more with every version.
+        allow_headers=("*",),
+        expose_headers=("x-request-id", "retry-after"),
+    )

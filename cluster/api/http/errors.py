@@ -1,0 +1,160 @@
+"""Errors as OpenAI's clients know them: the HTTP status, the body, when to try again."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from cluster.api.http.responses import ErrorBody, ErrorDetail
+from cluster.errors import (
+    AdapterNotFound,
+    AllowanceSpent,
+    ClusterError,
+    ControllerUnavailable,
+    DeadlineExceeded,
+    Draining,
+    EngineFailed,
+    EngineRefused,
+    FieldViolation,
+    InvalidRequest,
+    ModelNotFound,
+    NoEngineAvailable,
+    Overloaded,
+    PermissionDenied,
+    Unauthenticated,
+)
+
+_RETRY_DELAY_S: Final = 1.0
+"""For clients that come when nobody serves: engines take seconds to come back."""
+_MAX_MISTAKES: Final = 4
+_MAX_LISTED: Final = 64
+_FIELD: Final = re.compile("[a-z0-9_]+")
+_KINDS: Final = ("str", "int", "float", "bool")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """How a call ends that cannot be served."""
+
+    status: int
+    detail: ErrorDetail
+    retry_delay_s: float | None = None
+
+    @property
+    def body(self) -> bytes:
+        """JSON."""
+        return msgspec.json.encode(ErrorBody(self.detail))
+
+    def response(self) -> Response:
+        """The whole answer."""
+        headers = {} if self.status != 401 else {"www-authenticate": "Bearer"}
+        if self.status == 504:
+            # OpenAI's client tries again otherwise; who has no time has none for another attempt.
+            headers["x-should-retry"] = "false"
+        if self.retry_delay_s is not None:
+            # OpenAI's client reads the finer one, others the standard's.
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_delay_s)))
+            headers["retry-after-ms"] = str(max(1, math.ceil(self.retry_delay_s * 1000)))
+        return Response(self.body, self.status, headers, "application/json")
+
+
+def error_of(error: ClusterError) -> HttpError:
+    """What a client is told of an error. 429 and 503 are safe to retry unchanged."""
+    message = str(error)
+    match error:
+        case InvalidRequest():
+            param = error.violations[0].field if error.violations else None
+            return HttpError(400, ErrorDetail(message, "invalid_request_error", param, "invalid_value"))
+        case AdapterNotFound():
+            return HttpError(404, ErrorDetail(message, "invalid_request_error", "model", "adapter_not_found"))
+        case EngineRefused():
+            return HttpError(400, ErrorDetail(message, "invalid_request_error", None, "refused"))
+        case ModelNotFound():
+            return HttpError(404, ErrorDetail(message, "invalid_request_error", "model", "model_not_found"))
+        case Unauthenticated():
+            return HttpError(401, ErrorDetail(message, "invalid_request_error", None, "invalid_api_key"))
+        case PermissionDenied():
+            return HttpError(403, ErrorDetail(message, "permission_error", None, "permission_denied"))
+        case Overloaded():
+            code = "rate_limit_exceeded" if isinstance(error, AllowanceSpent) else "overloaded"
+            return HttpError(429, ErrorDetail(message, "rate_limit_error", None, code), error.retry_delay_s)
+        case NoEngineAvailable() | Draining() | ControllerUnavailable():
+            return HttpError(503, ErrorDetail(message, "server_error", None, "unavailable"), _RETRY_DELAY_S)
+        case DeadlineExceeded():
+            return HttpError(504, ErrorDetail(message, "server_error", None, "deadline_exceeded"))
+        case EngineFailed(can_resume=True, num_new_tokens=0):
+            return HttpError(503, ErrorDetail(message, "server_error", None, "engine_failed"), _RETRY_DELAY_S)
+        case EngineFailed():
+            return HttpError(500, ErrorDetail(message, "server_error", None, "engine_failed"))
+        case _:
+            return HttpError(500, ErrorDetail(message, "server_error", None, "internal_error"))
+
+
+def internal_error(request_id: str) -> HttpError:
+    """Of a bug of ours: what went wrong is in the log, under the request's id."""
+    message = f"{request_id}: internal error; the server's log has it by this id"
+    return HttpError(500, ErrorDetail(message, "server_error", None, "internal_error"))
+
+
+def refused(status: int, message: str, code: str) -> HttpError:
+    """Of a call that is none of the API's."""
+    return HttpError(status, ErrorDetail(message, "invalid_request_error", None, code))
+
+
+def malformed(error: ValidationError) -> InvalidRequest:
+    """What is wrong with a body."""
+    if (num_mistakes := error.error_count()) > _MAX_LISTED:
+        # To list them takes as long as there are many.
+        return InvalidRequest(FieldViolation("body", f"wrong in {num_mistakes} places", "what /openapi.json describes"))
+    violations = []
+    for mistake in error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_MISTAKES]:
+        field = _field_at(mistake["loc"]) or "body"
+        match mistake["type"]:
+            case "extra_forbidden":
+                violations.append(FieldViolation(field, "given", "no such parameter here; leave it out"))
+            case "missing":
+                violations.append(FieldViolation(field, "missing", "it is required"))
+            case "model_type":
+                violations.append(FieldViolation(field, "of another kind", "an object"))
+            case _:
+                violations.append(FieldViolation(field, "of another kind", mistake["msg"]))
+    # Of the kinds that a value could have been, the one that fits furthest is meant.
+    fields = [violation.field for violation in violations]
+    meant = [
+        one for one in violations if not any(field.startswith((f"{one.field}.", f"{one.field}[")) for field in fields)
+    ]
+    return InvalidRequest(*meant)
+
+
+def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """The same, by the names that fields have over HTTP. names: from their names at Serving, where they differ."""
+
+    def rename(violation: FieldViolation) -> FieldViolation:
+        field = violation.field.removeprefix("sampling_params.")
+        if field.startswith("chat."):
+            field = field.removeprefix("chat.").replace(".parts[", ".content[").replace("].image", "].image_url")
+        return FieldViolation(names.get(field, field), violation.value, violation.allowed)
+
+    return InvalidRequest(*map(rename, error.violations))
+
+
+def _field_at(location: tuple[int | str, ...]) -> str:
+    """As people write it: Pydantic also names the kinds that it has tried."""
+    if not location:
+        return ""
+    *before, last = location
+    steps = [*(part for part in before if isinstance(part, int) or _is_field(part)), last]
+    if len(steps) > 1 and isinstance(last, str) and not _is_field(last):
+        steps.pop()
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps).removeprefix(".")
+
+
+def _is_field(part: str) -> bool:
+    return part not in _KINDS and _FIELD.fullmatch(part) is not None

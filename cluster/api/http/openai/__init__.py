@@ -1,0 +1,1 @@
+"""OpenAI's operations: chat, completions, embeddings, scores, and the parts of their answers."""

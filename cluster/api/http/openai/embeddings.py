@@ -1,0 +1,54 @@
+"""/v1/embeddings: vectors for texts."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from cluster.api.http.openai.answers import AnswerHead
+from cluster.api.http.openai.completions import prompts_from
+from cluster.api.http.requests import EmbeddingRequest, VectorBody
+from cluster.api.http.responses import Embedding, EmbeddingList, EmbeddingUsage
+from cluster.vectors.requests import EmbedRequest, EmbedResult
+
+
+def embed_request(head: AnswerHead, body: EmbeddingRequest, timeout_s: float | None) -> EmbedRequest:
+    """What a call asks of Serving."""
+    return EmbedRequest(
+        inputs=prompts_from(body.input),
+        pooling=body.pooling,
+        normalize=body.normalize,
+        dimensions=body.dimensions,
+        **envelope(head, body, timeout_s),
+    )
+
+
+def envelope(head: AnswerHead, body: VectorBody, timeout_s: float | None) -> dict[str, Any]:
+    """The fields that all requests for vectors have."""
+    return {
+        "request_id": head.id,
+        "model": body.model,
+        "priority": body.priority or 0,
+        "cache_salt": body.cache_salt or "",
+        "truncate_prompt_tokens": body.truncate_prompt_tokens,
+        "timeout_s": timeout_s,
+    }
+
+
+def embedding_list(head: AnswerHead, result: EmbedResult, *, as_base64: bool) -> EmbeddingList:
+    """What its client gets."""
+    num_tokens = result.usage.num_prompt_tokens
+    return EmbeddingList(
+        data=[
+            Embedding(index, _packed(vector) if as_base64 else vector) for index, vector in enumerate(result.embeddings)
+        ],
+        model=head.model,
+        usage=EmbeddingUsage(num_tokens, num_tokens),
+    )
+
+
+def _packed(vector: Sequence[float]) -> str:
+    """As OpenAI's client asks for it by default: float32, the machine's order, which is little-endian."""
+    return base64.b64encode(array("f", vector).tobytes()).decode()

@@ -1,0 +1,66 @@
+"""Asks who calls, by a call's headers alone: before its body is received, and before it is told which paths exist."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cluster.access.caller import ANYBODY, Caller
+from cluster.access.control import AccessControl
+from cluster.api.http.errors import error_of
+from cluster.errors import ClusterError
+
+_CALLER: Final = "raypd.caller"
+IS_RECEIVED: Final = "raypd.is_received"
+"""Where a scope has what tells whether the whole request has come."""
+
+
+def caller_of(scope: Scope) -> Caller:
+    """Who makes a call; ANYBODY if its path needs no token."""
+    caller: Caller = scope.get(_CALLER, ANYBODY)
+    return caller
+
+
+class Authentication:
+    """Lets calls with a valid token through, and those for open paths."""
+
+    def __init__(self, app: ASGIApp, access: AccessControl, open_paths: frozenset[str]) -> None:
+        """open_paths: that need no token"""
+        self._app = app
+        self._access = access
+        self._open_paths = open_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one call."""
+        if scope["path"] not in self._open_paths:
+            try:
+                scope[_CALLER] = self._access.authenticate(Headers(scope=scope).get("authorization"))
+            except ClusterError as error:
+                await error_of(error).response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class EveryAnswer:
+    """Counts answers; and announces the end of a connection whose request is answered before all of it has come."""
+
+    def __init__(self, app: ASGIApp, on_answer: Callable[[Scope, int], None]) -> None:
+        """on_answer: told each call's scope, and the status of its answer"""
+        self._app = app
+        self._on_answer = on_answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one call."""
+
+        def sent(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                self._on_answer(scope, message["status"])
+                is_received: Callable[[], bool] | None = scope.get(IS_RECEIVED)
+                if is_received is not None and not is_received():
+                    message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            return send(message)
+
+        await self._app(scope, receive, sent)

@@ -1,0 +1,328 @@
+"""One connection of HTTP/1.1: what comes before its requests are looked at has bounds here.
+
+httptools and uvicorn collect whatever comes: headers, URLs, requests that are sent ahead. So bytes are given to them in
+pieces, and counted:
+
+- A request's headers, with its URL, have `max_header_bytes` and MAX_HEADERS; its URL has MAX_URL_BYTES.
+- What chunks have beside their content (sizes, extensions, trailers) has `max_header_bytes`, and a quarter of the
+  content.
+- A request that is sent ahead waits, unread, until the answer before it has ended; a piece has room for a few of them.
+- One callback of the event loop reads BYTES_PER_TURN. The rest waits for the next one, and the socket for that.
+
+A request that is refused here is answered at once, and nothing that follows is read. What is still on its way is thrown
+away for LINGER_S: to close the connection before that would be a reset, which can take the answer away from its client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, ClassVar, Final, cast
+
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from cluster.api.http.errors import HttpError, refused
+from cluster.api.http.receiving.authentication import IS_RECEIVED
+from cluster.api.http.receiving.connections import Connections
+from cluster.api.http.streams import ABORT
+
+MAX_HEADERS: Final = 256
+MAX_URL_BYTES: Final = 8192
+BYTES_PER_TURN: Final = 65_536
+LINGER_S: Final = 2.0
+_PIECE_BYTES: Final = 4096
+_MAX_WAITING_BYTES: Final = 65_536
+"""Above that nothing is read from the socket."""
+_MAX_THROWN_AWAY_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolLimits:
+    """The bounds of every connection of a server. receive_timeout_s: for the headers of a request"""
+
+    max_header_bytes: int
+    receive_timeout_s: float
+
+
+class _TooMuch(Exception):
+    """Ends the parser's work. httptools wraps it."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """A connection. Subclasses of a server have its limits and its connections."""
+
+    limits: ClassVar[ProtocolLimits]
+    all_connections: ClassVar[Connections]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for a request's headers, if there is room for one more connection."""
+        super().connection_made(transport)  # type: ignore[arg-type]  # as uvicorn's own
+        self.flow = self._flow = _Flow(self.transport)
+        self._waiting = b""
+        self._is_turn_due = self._is_over = self._in_headers = self._has_gone = False
+        self._refusal: HttpError | None = None
+        self._num_thrown_away = self._num_idle_bytes = 0
+        self._begin_request()
+        self._timer = self.loop.call_later(self.limits.receive_timeout_s, self.transport.abort)
+        if not self.all_connections.add(self):
+            self._answer(refused(503, "this ingress has as many connections as it may have", "overloaded"))
+            self.transport.close()
+
+    def end(self) -> None:
+        """End it at once: another connection needs its room."""
+        self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing comes any more."""
+        self._has_gone = True
+        self._waiting = b""
+        self._timer.cancel()
+        self.all_connections.discard(self)
+        self.pipeline.clear()
+        if self.cycle is not None:
+            # Ends a circle of references: garbage is collected seldom.
+            self.cycle.transport = self.transport
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read what comes, a turn's worth at once."""
+        if self._is_over:
+            self._throw_away(data)
+            return
+        self._waiting = self._waiting + data if self._waiting else data
+        if len(self._waiting) > _MAX_WAITING_BYTES:
+            self._flow.hold()
+        if not self._is_turn_due:
+            self._read_a_turn()
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._begin_request()
+        self._num_idle_bytes = 0
+        self._in_headers = True
+        extended: dict[str, Any] = self.scope  # type: ignore[assignment]  # a TypedDict of what the standard knows
+        extended[ABORT] = self.transport.abort
+        self._restart_timer()
+
+    def on_url(self, url: bytes) -> None:
+        """More of a request's URL."""
+        super().on_url(url)
+        if len(self.url) > MAX_URL_BYTES:
+            self._refusal = refused(414, f"the URL has more than {MAX_URL_BYTES} bytes", "uri_too_long")
+            raise _TooMuch
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer: nobody asks for these."""
+        if not self._in_headers:
+            return
+        self._num_headers += 1
+        self._num_header_bytes += len(name) + len(value) + 4
+        self._check_headers()
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """A request can be worked on."""
+        self._in_headers = False
+        self._timer.cancel()
+        self.all_connections.set_busy(self)
+        super().on_headers_complete()
+        cycle = weakref.ref(self.cycle)
+
+        def is_received() -> bool:
+            return (known := cycle()) is None or not known.more_body
+
+        extended: dict[str, Any] = self.scope  # type: ignore[assignment]  # as above
+        extended[IS_RECEIVED] = is_received
+        self.cycle.transport = cast(asyncio.Transport, _AnswerTransport(self, self.transport, is_received))
+
+    def on_body(self, body: bytes) -> None:
+        """More of a request's body."""
+        self._num_body_bytes += len(body)
+        super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        """Read the next request, which may be here already."""
+        super().on_response_complete()
+        if not self.pipeline and not self._in_headers:
+            self.all_connections.set_spare(self)
+        self._take_turn_soon()
+
+    def send_400_response(self, msg: str) -> None:
+        """What has come is no HTTP, or too much of it."""
+        self._refuse(self._refusal or refused(400, msg, "no_http"))
+
+    def close_after_answer(self) -> None:
+        """Close it in such a way that the client gets the answer, whatever it still sends."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._waiting = b""
+        self._timer.cancel()
+        if self.transport.is_closing():
+            return
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._flow.release()
+        self.flow.resume_reading()
+        self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _begin_request(self) -> None:
+        self._num_headers = self._num_header_bytes = self._num_unparsed_bytes = 0
+        self._num_body_bytes = self._num_bytes_of_body = 0
+
+    def _restart_timer(self) -> None:
+        self._timer.cancel()
+        self._timer = self.loop.call_later(self.limits.receive_timeout_s, self.transport.abort)
+
+    def _read_a_turn(self) -> None:
+        """Give the parser as much as one callback may read."""
+        self._is_turn_due = False
+        num_left = BYTES_PER_TURN
+        while self._waiting and num_left > 0 and not self._has_to_wait():
+            piece, self._waiting = self._waiting[:_PIECE_BYTES], self._waiting[_PIECE_BYTES:]
+            num_left -= len(piece)
+            self._read(piece)
+        if not self._has_to_wait():
+            self._take_turn_soon()
+        if len(self._waiting) <= _MAX_WAITING_BYTES and not self._has_gone:
+            self._flow.release()
+
+    def _take_turn_soon(self) -> None:
+        if self._waiting and not self._is_turn_due:
+            self._is_turn_due = True
+            self.loop.call_soon(self._read_a_turn)
+
+    def _has_to_wait(self) -> bool:
+        """Whether what comes now belongs to a request after one that is not answered."""
+        if self._has_gone or self._is_over or self.transport.is_closing():
+            self._waiting = b""
+            return True
+        cycle = self.cycle
+        return bool(self.pipeline) or (cycle is not None and not cycle.response_complete and not cycle.more_body)
+
+    def _read(self, piece: bytes) -> None:
+        was_spare = not self._in_headers and (self.cycle is None or self.cycle.response_complete)
+        if was_spare and self._timer.cancelled():
+            # Empty lines may come before a request, for as long as its headers may take.
+            self._restart_timer()
+        num_headers = self._num_headers
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            pass  # Nothing is spoken here but HTTP/1.1: the request is answered as any other.
+        except httptools.HttpParserError:
+            self.send_400_response("what was sent is no HTTP/1.1")
+        if self._is_over or self._has_gone:
+            return
+        if was_spare and not self._in_headers and (self.cycle is None or self.cycle.response_complete):
+            self._num_idle_bytes += len(piece)
+            if self._num_idle_bytes > self.limits.max_header_bytes:
+                self.transport.abort()
+        elif self._in_headers:
+            # The parser keeps a header that has not ended, of which it says nothing.
+            has_ended = self._num_headers > num_headers
+            self._num_unparsed_bytes = 0 if has_ended else self._num_unparsed_bytes + len(piece)
+            try:
+                self._check_headers()
+            except _TooMuch:
+                self.send_400_response("")
+        elif not was_spare and self.cycle is not None and self.cycle.more_body:
+            self._num_bytes_of_body += len(piece)
+            self._check_chunks()
+
+    def _check_headers(self) -> None:
+        """Raises _TooMuch."""
+        most = self.limits.max_header_bytes
+        num_bytes = self._num_header_bytes + len(self.url) + self._num_unparsed_bytes
+        if num_bytes > most or self._num_headers > MAX_HEADERS:
+            message = f"the headers have more than {most} bytes, or are more than {MAX_HEADERS}"
+            self._refusal = refused(431, message, "headers_too_large")
+            raise _TooMuch
+
+    def _check_chunks(self) -> None:
+        num_others = self._num_bytes_of_body - self._num_body_bytes
+        if num_others > self.limits.max_header_bytes + self._num_body_bytes // 4:
+            self._refuse(refused(400, "the chunks of the body have more bytes beside their content", "no_http"))
+
+    def _refuse(self, error: HttpError) -> None:
+        """Answer, and read no more. An answer that is under way cannot be followed by another one: it is cut off."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            is_begun = cycle.response_started or bool(self.pipeline)
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if is_begun or not cycle.more_body:
+                self.transport.abort()
+                return
+        self._answer(error)
+        self.close_after_answer()
+
+    def _answer(self, error: HttpError) -> None:
+        head = [
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+            "content-type: application/json",
+            f"content-length: {len(error.body)}",
+            "connection: close",
+        ]
+        self.transport.write("\r\n".join([*head, "", ""]).encode() + error.body)
+
+    def _throw_away(self, data: bytes) -> None:
+        self._num_thrown_away += len(data)
+        if self._num_thrown_away > _MAX_THROWN_AWAY_BYTES:
+            self.transport.abort()
+
+
+class _Flow(FlowControl):
+    """Reads from the socket while both want to: whoever takes bodies, and the connection, which has bytes waiting."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._is_held = False
+        self._is_paused = False
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        if not self._is_held:
+            super().resume_reading()
+
+    def hold(self) -> None:
+        """Read nothing before release(), whoever wants to."""
+        self._is_held = True
+        super().pause_reading()
+
+    def release(self) -> None:
+        """Read again, if the other wants to."""
+        self._is_held = False
+        if not self._is_paused:
+            super().resume_reading()
+
+
+class _AnswerTransport:
+    """What uvicorn writes an answer to. To close it before all of the request has come does so gently."""
+
+    def __init__(
+        self, connection: BoundedProtocol, transport: asyncio.Transport, is_received: Callable[[], bool]
+    ) -> None:
+        self._connection = connection
+        self._transport = transport
+        self._is_received = is_received
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._is_received():
+            self._transport.close()
+        else:
+            self._connection.close_after_answer()

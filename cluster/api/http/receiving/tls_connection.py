@@ -1,0 +1,82 @@
+"""TLS around a connection, from its first byte on: it counts, it has to shake hands in time, and it leaves nothing.
+
+asyncio's own way from a listening socket to TLS counts nothing before the handshake is over, gives it a minute, and
+leaves 300 KB of each connection that ends before: an exception and the frames that it went through refer to each other
+until the next full collection, which an ingress makes seldom. So the server accepts plain connections, each of which
+has asyncio's TLS as its protocol, and that has the protocol of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from cluster.api.http.receiving.connections import Connections
+
+_BUFFER_BYTES: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """context: of the server; handshake_timeout_s: for all of a handshake; all_connections: those that count"""
+
+    context: ssl.SSLContext
+    handshake_timeout_s: float
+    all_connections: Connections
+
+
+class TlsConnection(SSLProtocol):
+    """A connection with TLS. While its handshake lasts it counts as one that has no request."""
+
+    max_size: ClassVar[int] = _BUFFER_BYTES
+
+    def __init__(self, make_inner: Callable[[], asyncio.Protocol], settings: TlsSettings) -> None:
+        """make_inner: makes what speaks within TLS, and counts as a connection from the end of the handshake on"""
+        super().__init__(
+            asyncio.get_running_loop(),
+            asyncio.Protocol(),
+            settings.context,
+            None,  # type: ignore[arg-type]  # nobody waits for the handshake
+            server_side=True,
+            ssl_handshake_timeout=settings.handshake_timeout_s,  # type: ignore[arg-type]  # typeshed wants an int
+        )
+        self._make_inner = make_inner
+        self._all_connections = settings.all_connections
+        self._plain_transport: asyncio.BaseTransport | None = None
+
+    def end(self) -> None:
+        """End it at once: another connection needs its room."""
+        if isinstance(self._plain_transport, asyncio.WriteTransport):
+            self._plain_transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for a handshake, if there is room for one more connection."""
+        self._plain_transport = transport
+        if not self._all_connections.add(self):
+            self.end()
+            return
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Let go of all that is large, whoever still refers to this connection."""
+        self._all_connections.discard(self)
+        self._plain_transport = None
+        super().connection_lost(exc)
+        self._extra: dict[str, Any] = {}
+        self._sslobj: Any = None
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._ssl_buffer = bytearray()
+        self._ssl_buffer_view = memoryview(self._ssl_buffer)
+
+    def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
+        # From here on the connection within counts in its place.
+        self._all_connections.discard(self)
+        if handshake_exc is None:
+            self._set_app_protocol(self._make_inner())
+        super()._on_handshake_complete(handshake_exc)
+        if isinstance(handshake_exc, BaseException):
+            handshake_exc.__traceback__ = None

@@ -1,0 +1,182 @@
+"""uvicorn in a process that has an event loop, signal handlers and a log of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+import resource
+import socket
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Final
+
+import uvicorn
+
+from cluster.access.control import AccessControl
+from cluster.api.http.gateway import Gateway
+from cluster.api.http.receiving.connections import Connections
+from cluster.api.http.receiving.hosts import AllowedHosts
+from cluster.api.http.receiving.protocol import BoundedProtocol, ProtocolLimits
+from cluster.api.http.receiving.tls_connection import TlsConnection, TlsSettings
+from cluster.api.shared.gate import Gate
+from cluster.errors import AddressUnavailable
+from cluster.observability.status import ClusterView
+from cluster.requests.serving import Serving
+from cluster.settings.http import HttpConfig
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG: Final = 2048
+_LAST_WORDS_S: Final = 1
+_ENDING_S: Final = 5.0
+_KEEP_ALIVE_IDLE_S: Final = 30
+_KEEP_ALIVE_INTERVAL_S: Final = 10
+
+
+class GatewayServer:
+    """The HTTP door on its port. start() and drain() belong to one event loop."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        view: Callable[[], Awaitable[ClusterView]],
+        config: HttpConfig,
+        host: str = "127.0.0.1",
+        access: AccessControl | None = None,
+        tls: ssl.SSLContext | None = None,
+        slow_reader_timeout_s: float = 60.0,
+        allowed_hosts: Sequence[str] | None = None,
+    ) -> None:
+        """view: makes a view of the cluster as it is now; allowed_hosts: see ingress.allowed_hosts"""
+        self._slow_reader_timeout_s = slow_reader_timeout_s
+        self._config = config
+        self._host = host
+        self._tls = tls
+        self._gate = Gate()
+        gateway = Gateway(serving, view, config, slow_reader_timeout_s)
+        self._streams = gateway.streams
+        access = access or AccessControl()
+        hosts = AllowedHosts.of_server(host, allowed_hosts, asks_for_tokens=access.asks_for_tokens)
+        self._app = gateway.app(access, self._gate, hosts)
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Listen; returns the port. Raises AddressUnavailable."""
+        listener = _listen(self._host, self._config.port, self._slow_reader_timeout_s)
+        port: int = listener.getsockname()[1]
+        config = uvicorn.Config(
+            self._app,
+            http=_connection_factory(self._config, self._tls),  # type: ignore[arg-type]  # it is called as a class is
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
+        )
+        config.load()
+        self._server = _Server(config)
+        self._running = asyncio.create_task(self._serve(listener))
+        await self._server.has_started.wait()
+        return port
+
+    async def _serve(self, listener: socket.socket) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            looking = tasks.create_task(self._streams.run())
+            await self._server.serve(sockets=[listener])
+            looking.cancel()
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new calls, let running ones end for up to grace_s, abort the rest, close.
+
+        Where that takes longer than it may, because the process gets no time, connections are cut off.
+        """
+        if self._running is None:
+            return
+        await self._gate.close(grace_s)
+        self._server.should_exit = True
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S + _ENDING_S):
+                await self._running
+        except TimeoutError:
+            logger.warning("the HTTP door did not close in time: what is left of it is cut off")
+            self._server.cut()
+            self._running = None
+
+
+class _Server(uvicorn.Server):
+    """Tells when it listens, and leaves the process's signals alone."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.has_started = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.has_started.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def cut(self) -> None:
+        """Close what serve() has left open when it was cancelled."""
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+def _connection_factory(config: HttpConfig, tls: ssl.SSLContext | None) -> Callable[..., asyncio.BaseProtocol]:
+    """Make connections that speak HTTP/1.1 within this server's bounds."""
+    connections = Connections(_max_connections(config), time.monotonic)
+
+    class Protocol(BoundedProtocol):
+        limits = ProtocolLimits(config.max_header_bytes, config.receive_timeout_s)
+        all_connections = connections
+
+    if tls is None:
+        return Protocol
+    settings = TlsSettings(tls, config.receive_timeout_s, connections)
+    return lambda **options: TlsConnection(functools.partial(Protocol, **options), settings)
+
+
+def _max_connections(config: HttpConfig) -> int:
+    """As many as are configured, where the process may have twice as many files open: it has others, too."""
+    num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if num_files == resource.RLIM_INFINITY or num_files // 2 >= config.max_connections:
+        return config.max_connections
+    logger.warning(
+        "fewer HTTP connections than max_connections are taken: the process may have too few files open (ulimit -n)",
+        extra={"max_connections": config.max_connections, "taken": num_files // 2},
+    )
+    return max(1, num_files // 2)
+
+
+def _listen(host: str, port: int, slow_reader_timeout_s: float) -> socket.socket:
+    """A listening socket; those that it accepts send at once, and notice peers that vanish without a word."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # asyncio does so only for sockets whose protocol was named. Without it whatever an answer's head is followed by
+        # waits until the client has acknowledged the head, often 40 ms.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_IDLE_S)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_INTERVAL_S)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 1)
+        timeout_ms = math.ceil(slow_reader_timeout_s * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+        listener.bind((host.strip("[]"), port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise AddressUnavailable(f"{host}:{port}", error.strerror or str(error)) from error
+    listener.setblocking(False)
+    return listener

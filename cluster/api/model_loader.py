@@ -1,0 +1,111 @@
+"""Makes an ingress ready for the model versions that its cluster serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
+from actors.checkpoint.generation_defaults import (
+    NO_DEFAULTS,
+    GenerationDefaults,
+    InvalidGenerationConfig,
+    read_generation_file,
+)
+from actors.core.requests.block_hash import BlockHashKey
+from cluster.config import ClusterConfig
+from cluster.errors import TokenizerUnusable
+from cluster.images.opening import open_image_door
+from cluster.requests.model_versions import ModelVersion, ModelVersions
+from cluster.routing.base import Router
+from cluster.routing.least_loaded import LeastLoadedPair
+from cluster.routing.prefix_aware import PrefixAwarePair
+from cluster.sessions.membership import ServedModel
+from cluster.text.adapters import AdapterDirectory
+from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.model_tokenizer import ModelTokenizer
+
+logger = logging.getLogger(__name__)
+
+
+class ModelLoader:
+    """Loads tokenizers off the event loop that it lives on."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        versions: ModelVersions,
+        adapters: AdapterDirectory | None = None,
+        *,
+        hash_key: BlockHashKey,
+    ) -> None:
+        """versions: what is loaded goes there; adapters: for all of them; hash_key: of block hashes, the cluster's."""
+        self._config = config
+        self._hash_key = hash_key
+        self._versions = versions
+        self._adapters = adapters
+        self._loaded: dict[int, ServedModel] = {}
+        self.errors: dict[int, str] = {}
+        """Why a version could not be loaded when it was last tried."""
+        self._lock = asyncio.Lock()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was loaded yet."""
+        return not self._loaded
+
+    async def load(self, model: ServedModel) -> None:
+        """Be ready for requests of this version. Raises TokenizerUnusable."""
+        async with self._lock:
+            known, loaded = self._loaded.get(model.version), self._versions.get(model.version)
+            if known == model and loaded is not None:
+                return
+            self.errors.pop(model.version, None)
+            if known is not None and loaded is not None and known.directory == model.directory:
+                tokenizer, images = loaded.input_processor.tokenizer, loaded.input_processor.images
+                router = loaded.router
+            else:
+                tokenizer = await asyncio.to_thread(self._load_tokenizer, model)
+                limits = self._config.ingress.images
+                images = await asyncio.to_thread(open_image_door, Path(model.directory), limits)
+                router = self._make_router(model)
+            defaults = await asyncio.to_thread(self._read_defaults, model)
+            description = ModelDescription.of(self._config.model_name, model.facts, defaults)
+            processor = InputProcessor(
+                description, tokenizer, self._config.ingress.limits, adapters=self._adapters, images=images
+            )
+            self._versions.put(ModelVersion(model.version, processor, router))
+            self._loaded[model.version] = model
+
+    async def load_all(self, models: Iterable[ServedModel]) -> None:
+        """Be ready for all of them. One that cannot be loaded gets no requests; the others do."""
+        for model in models:
+            try:
+                await self.load(model)
+            except TokenizerUnusable as error:
+                self.errors[model.version] = str(error)
+                logger.error("a model version gets no requests", extra={"version": model.version, "error": str(error)})
+
+    def _read_defaults(self, model: ServedModel) -> GenerationDefaults:
+        if self._config.model.generation_config == "ignore":
+            return NO_DEFAULTS
+        try:
+            return read_generation_file(Path(model.directory)).defaults
+        except InvalidGenerationConfig as error:
+            raise TokenizerUnusable(str(error)) from error
+
+    def _load_tokenizer(self, model: ServedModel) -> ModelTokenizer:
+        use_fastokens = self._config.ingress.use_fastokens
+        tokenizer = ModelTokenizer.from_directory(Path(model.directory), use_fastokens=use_fastokens)
+        if use_fastokens and tokenizer.why_not_fast:
+            logger.info(
+                "prompts are encoded by Hugging Face's tokenizers",
+                extra={"version": model.version, "reason": tokenizer.why_not_fast},
+            )
+        return tokenizer
+
+    def _make_router(self, model: ServedModel) -> Router:
+        if self._config.ingress.router == "prefix_aware":
+            return PrefixAwarePair(model.facts.layout.block_size, hash_key=self._hash_key)
+        return LeastLoadedPair()

@@ -1,0 +1,200 @@
+"""One ingress as a process serves it: sessions with the engines, the serving logic, the gRPC and the HTTP door."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from actors.config import ModelFacts
+from actors.core.requests.block_hash import BlockHashKey
+from actors.process.loop_watch import LoopWatch
+from cluster.access.control import AccessControl
+from cluster.access.tls import ServerTls
+from cluster.access.tokens import Tokens
+from cluster.api.grpc.server import DoorSettings, IngressServer
+from cluster.api.http.server import GatewayServer
+from cluster.api.model_loader import ModelLoader
+from cluster.api.shared.admin import ClusterAdmin
+from cluster.api.shared.ports import IngressPorts
+from cluster.config import ClusterConfig
+from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
+from cluster.observability.status import ClusterView, ControllerView, ModelView, RequestView, merge_engines
+from cluster.requests.model_versions import ModelVersions
+from cluster.requests.moves import Moves
+from cluster.requests.recovery import RecoveryPolicy
+from cluster.requests.serving import Serving
+from cluster.routing.engine_connection import EngineDescriptor
+from cluster.routing.pairing import refused_pairs
+from cluster.sessions.canary import run_canary
+from cluster.sessions.membership import Membership, ServedModel
+from cluster.sessions.session import EngineSession
+from cluster.sessions.session_pool import SessionPool
+from cluster.settings.ingress import IngressConfig
+from cluster.text.adapters import AdapterDirectory
+from kv_transfer.trust.membership import Member
+
+_CANARY_TIMEOUT_S = 60.0
+_CONTROLLER_TIMEOUT_S = 2.0
+
+
+class IngressProcess:
+    """Lives on one event loop. prepare(), prove() and update_membership() work before start() opens the door."""
+
+    def __init__(self, config: ClusterConfig, admin: ClusterAdmin, member: Member) -> None:
+        """admin: the controller; member: this ingress, as it proves itself to engines."""
+        self._config = config
+        self._member = member
+        self._admin = admin
+        self._versions = ModelVersions()
+        self._adapters = AdapterDirectory(config.lora)
+        self._loader = ModelLoader(
+            config, self._versions, self._adapters, hash_key=BlockHashKey(member.trust.block_hash_key)
+        )
+        self.loop_watch = LoopWatch()
+        self._pool: SessionPool | None = None
+        self._server: IngressServer | None = None
+        self._gateway: GatewayServer | None = None
+        self._serving: Serving | None = None
+
+    async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
+        """Send a canary request through sessions of its own. Raises CanaryFailed."""
+        sessions = [EngineSession(engine, self._member) for engine in (prefill, decode) if engine is not None]
+        try:
+            for session in sessions:
+                await session.open()
+            await run_canary(sessions[0] if prefill is not None else None, sessions[-1], facts, _CANARY_TIMEOUT_S)
+        except EngineLost as error:
+            raise CanaryFailed(str(error)) from error
+        finally:
+            await asyncio.gather(*(session.close() for session in sessions))
+
+    async def prepare(self, model: ServedModel) -> None:
+        """Load what requests of this model need, before its first engine serves. Raises TokenizerUnusable."""
+        await self._loader.load(model)
+
+    async def update_membership(self, membership: Membership) -> None:
+        """Follow a newer snapshot, once requests of every model version in it can be understood."""
+        if membership.version <= self.membership_version:
+            return
+        await self._loader.load_all(membership.models)
+        if membership.version > self.membership_version:
+            self._adapters.register(membership.adapters)
+        if membership.models and membership.version > self.membership_version:
+            # Before engines are let go: their requests are to find that no others of their model will come.
+            self._versions.keep({model.version for model in membership.models})
+        await self._sessions().update(membership)
+
+    @property
+    def membership_version(self) -> int:
+        """Of the snapshot that is in force. May be read from any thread."""
+        return 0 if self._pool is None else self._pool.membership.version
+
+    @property
+    def num_requests_in_flight(self) -> int:
+        """Requests that this ingress works on. May be read from any thread."""
+        return 0 if self._serving is None else self._serving.num_requests_in_flight
+
+    async def start(self, facts: ModelFacts) -> IngressPorts:
+        """Open the doors; returns their ports. Raises TokenizerUnusable, AddressUnavailable or InvalidConfig.
+
+        facts: of the configured model, which is served if no snapshot has named any
+        """
+        config = self._config
+        self.loop_watch.start()
+        if self._loader.is_empty:
+            await self._loader.load(ServedModel(1, config.model.model, facts))
+        serving = self._serving = Serving(
+            self._versions,
+            self._sessions(),
+            max_requests_in_flight=config.ingress.max_requests_in_flight,
+            max_waiting_tokens=config.ingress.max_waiting_tokens,
+            max_image_bytes_in_flight=config.ingress.images.max_input_in_flight_mib << 20,
+            recovery_policy=RecoveryPolicy(config.ingress.max_attempts, config.ingress.recovery_timeout_s),
+            moves=Moves(self._sessions().stats) if config.ingress.move_preempted else None,
+        )
+        serving.metrics.refused_messages = self._sessions().refused_messages
+        view = functools.partial(self._view, serving)
+        settings = _door_settings(config.ingress)
+        if (tls := settings.tls) is not None:
+            serving.metrics.certificate_ends_at_s = lambda: tls.ends_at_s
+        self._server = IngressServer(serving, view, self._admin, settings)
+        port = await self._server.start()
+        if config.ingress.http is None:
+            return IngressPorts(port)
+        self._gateway = GatewayServer(
+            serving,
+            view,
+            config.ingress.http,
+            host=config.ingress.host,
+            access=settings.access,
+            tls=None if settings.tls is None else settings.tls.ssl_context(),
+            slow_reader_timeout_s=config.ingress.slow_reader_timeout_s,
+            allowed_hosts=config.ingress.allowed_hosts,
+        )
+        return IngressPorts(port, await self._gateway.start())
+
+    async def _view(self, serving: Serving) -> ClusterView:
+        """The cluster as it is now; what the controller does not say in time is left out."""
+        try:
+            async with asyncio.timeout(_CONTROLLER_TIMEOUT_S):
+                controller = await self._admin.status()
+        except (ControllerUnavailable, TimeoutError) as error:
+            controller = ControllerView(error=str(error) or f"no answer within {_CONTROLLER_TIMEOUT_S:g} s")
+        membership, epoch_s = self._sessions().membership, time.time() - time.monotonic()
+        stats = {key: (newest, epoch_s + at_s) for key, (newest, at_s) in self._sessions().stats().items()}
+        requests = serving.requests_in_flight()
+        return ClusterView(
+            model=self._config.model_name,
+            now_s=time.time(),
+            membership_version=membership.version,
+            engines=merge_engines(controller.engines, membership.engines, stats),
+            requests=requests,
+            controller=controller,
+            refused_pairs=refused_pairs(membership.engines),
+            models=self._model_views(requests),
+            num_moves=serving.num_moves,
+            event_loop_lag_s=self.loop_watch.longest_lag_s,
+        )
+
+    def _model_views(self, requests: Iterable[RequestView]) -> tuple[ModelView, ...]:
+        num_engines = Counter(engine.descriptor.model_version for engine in self._sessions().snapshot())
+        num_requests = Counter(request.model_version for request in requests)
+        return tuple(
+            ModelView(
+                version=model.version,
+                directory=model.directory,
+                num_engines=num_engines[model.version],
+                num_requests=num_requests[model.version],
+                last_error=self._loader.errors.get(model.version, ""),
+            )
+            for model in self._sessions().membership.models
+        )
+
+    async def drain(self, grace_s: float) -> None:
+        """Close the doors; what runs gets grace_s to end, then it is aborted. Then hang up on the engines."""
+        doors = [door for door in (self._server, self._gateway) if door is not None]
+        await asyncio.gather(*(door.drain(grace_s) for door in doors))
+        self._versions.close()
+        if self._pool is not None:
+            await self._pool.close()
+
+    def _sessions(self) -> SessionPool:
+        if self._pool is None:
+            # Made here and not before: it belongs to the running event loop.
+            self._pool = SessionPool(self._member, self._config.ingress.engine_timeout_s)
+        return self._pool
+
+
+def _door_settings(config: IngressConfig) -> DoorSettings:
+    return DoorSettings(
+        host=config.host,
+        port=config.port,
+        admin_port=config.admin_port,
+        access=AccessControl(Tokens(config.tokens) if config.tokens is not None else None),
+        tls=ServerTls(config.tls) if config.tls is not None else None,
+        max_message_bytes=config.max_message_bytes,
+        slow_reader_timeout_s=config.slow_reader_timeout_s,
+    )

@@ -1,0 +1,59 @@
+"""What an operator can ask of a cluster, as the doors see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from actors.engine_profile import EngineProfile
+from cluster.observability.status import ControllerView
+from cluster.routing.engine_connection import EngineRole
+
+
+class ClusterAdmin(Protocol):
+    """The controller, wherever it is. Every call raises ControllerUnavailable if it does not answer."""
+
+    async def status(self) -> ControllerView:
+        """What the controller knows."""
+
+    async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
+        """Want so many engines of these roles from now on; returns the ids of all that are wanted then."""
+
+    async def drain(self, engine_id: str, *, for_good: bool) -> None:
+        """Take an engine out of service once its work is done. Raises UnknownEngine."""
+
+    async def set_role(self, engine_id: str, role: EngineRole) -> None:
+        """Let an engine serve in another role from now on. Raises UnknownEngine."""
+
+    async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
+        """Let this engine, or every one if it is "", forget its cached blocks; returns who could.
+
+        preempt: whether requests that run start over for it. Raises UnknownEngine, EngineRefused.
+        """
+
+    async def profile(self, engine_id: str, duration_s: float, *, with_trace: bool) -> EngineProfile:
+        """Profile an engine for so long. Raises UnknownEngine, EngineRefused."""
+
+    async def rotate_secret(self) -> bool:
+        """Replace the cluster's secret; returns whether the older one is refused by now. Raises SecretIsInFile."""
+
+    async def drain_node(self, node: str) -> list[str]:
+        """Take everything on a node out of service, and start nothing there any more; returns the engines' ids.
+
+        node: its address, hostname or id. Raises UnknownNode.
+        """
+
+    async def update(self, directory: str) -> int:
+        """Replace the engines, group by group, by ones that serve this checkpoint; returns its version's number.
+
+        Raises InvalidConfig.
+        """
+
+    async def load_adapter(self, name: str, directory: str) -> str:
+        """Let requests name a LoRA adapter, or have new weights by its name; returns its digest.
+
+        Raises InvalidConfig with why it cannot be served.
+        """
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let no new request name an adapter that was loaded. Raises AdapterNotFound."""

@@ -1,0 +1,42 @@
+"""Where an ingress listens. It keeps its ports over its lives: clients find the next one where the last one was."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from cluster.settings.ingress import IngressConfig
+
+
+@dataclass(frozen=True, slots=True)
+class IngressPorts:
+    """Of one ingress. 0: one that is free when it starts. http: None if it has no HTTP door"""
+
+    grpc: int
+    http: int | None = None
+
+    @classmethod
+    def of(cls, config: IngressConfig) -> IngressPorts:
+        """As they are configured."""
+        return cls(config.port, None if config.http is None else config.http.port)
+
+    def beside(self, others: Collection[IngressPorts]) -> IngressPorts:
+        """These, or the next ones after them, where others have them on the same node already."""
+        http = None if self.http is None else _next(self.http, [other.http for other in others])
+        return IngressPorts(_next(self.grpc, [other.grpc for other in others]), http)
+
+    def applied_to(self, config: IngressConfig) -> IngressConfig:
+        """The settings of the ingress that has them."""
+        http = config.http
+        if http is not None and self.http is not None:
+            http = http.model_copy(update={"port": self.http})
+        admin_port = config.admin_port
+        if admin_port and self.grpc:
+            admin_port += self.grpc - config.port
+        return config.model_copy(update={"port": self.grpc, "admin_port": admin_port, "http": http})
+
+
+def _next(first: int, taken: Collection[int | None]) -> int:
+    if first == 0:
+        return 0
+    return next(port for port in range(first, first + len(taken) + 1) if port not in taken)

@@ -1,0 +1,1 @@
+"""What can be known before anything starts: models, settings, files, ports, certificates."""

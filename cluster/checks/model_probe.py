@@ -1,0 +1,121 @@
+"""What transformers' configs, and a checkpoint's tokenizer, say of a model: `python -m cluster.model_probe`.
+
+A program of its own for processes that do not have transformers yet: it imports transformers without torch, which takes
+a second, and half of what it would take with torch. It reads {"model": ModelConfig, "sizes": {setting: ranks},
+"drafts": {setting: directory}} from its standard input and prints a list of mistakes, both JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actors.config import ModelConfig
+from cluster.text.torch_free import without_torch
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def find_config_mistakes(
+    model: ModelConfig, tensor_parallel_sizes: Mapping[str, int], draft_models: Mapping[str, str]
+) -> list[str]:
+    """Why no engine would serve this model; empty if nothing that is known without its weights speaks against it.
+
+    draft_models: directories of the models that guess for it, by the setting's name
+    """
+    from actors.model.config.config_rules import architecture_name, read_config, reason_on_ranks
+    from actors.model.errors import ModelError
+
+    try:
+        config = read_config(Path(model.model), trust_remote_code=False)
+        if reason := _reason_on_one_rank(config, model.max_model_len):
+            return [f"model.model: {architecture_name(config)} cannot be served: {reason}"]
+    except ModelError as error:
+        return [f"model.model: {str(error).removeprefix('model: ')}"]
+    reasons = {name: reason_on_ranks(config, size) for name, size in tensor_parallel_sizes.items()}
+    name_of_model = architecture_name(config)
+    mistakes = [
+        f"{name} = {tensor_parallel_sizes[name]}: {name_of_model} cannot be served so: {reason}"
+        for name, reason in reasons.items()
+        if reason
+    ]
+    drafts = [f"{name}: {why}" for name, draft in draft_models.items() if (why := _why_no_draft(Path(draft), config))]
+    return [*mistakes, *drafts, *_tokenizer_mistakes(Path(model.model))]
+
+
+def _reason_on_one_rank(config: PretrainedConfig, max_model_len: int | None) -> str | None:
+    """Raises ModelError if no sequence can be so long. max_model_len: None for the model's own limit"""
+    from actors.model.config.config_rules import reason_in_config, reason_on_trial
+    from actors.model.config.limits import derive_max_model_len
+
+    return reason_in_config(config) or reason_on_trial(config, derive_max_model_len(config, max_model_len))
+
+
+def _why_no_draft(directory: Path, target: PretrainedConfig) -> str:
+    """Why a model cannot guess for another one; empty if its config does not speak against it."""
+    from actors.model.config.config_rules import architecture_name, read_config
+    from actors.model.config.model_kind import kind_of
+    from actors.model.errors import ModelError
+
+    try:
+        config = read_config(directory, trust_remote_code=False)
+        name = architecture_name(config)
+        if reason := _reason_on_one_rank(config, None):
+            return f"{name} cannot guess: {reason}"
+        if not kind_of(config).generates:
+            return f"{name} cannot guess: it gives no tokens"
+    except ModelError as error:
+        return str(error).removeprefix("model: ")
+    own, wanted = (text.get_text_config(decoder=True).vocab_size for text in (config, target))
+    if own == wanted:
+        return ""
+    return f"{name} cannot guess: it has {own} tokens and the model that it is to guess for has {wanted}"
+
+
+def _tokenizer_mistakes(directory: Path) -> list[str]:
+    """Whether there is one, and its file is whole: to load it takes long, and ingresses do before engines are ready."""
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        return [f"model.model: {str(directory)!r} has no tokenizer: there is no {_TOKENIZER_FILES[0]} in it"]
+    path = directory / _TOKENIZER_FILES[0]
+    if path.is_file() and not _is_json_object(path):
+        return [f"model.model: {str(path)!r} is no JSON object, or was cut short: download the checkpoint again"]
+    return []
+
+
+def _is_json_object(path: Path) -> bool:
+    """By its ends: all of it has tens of MB, and what lies between is for the ingresses to read."""
+    with path.open("rb") as file:
+        first = file.read(64).lstrip()
+        file.seek(max(0, path.stat().st_size - 64))
+        last = file.read().rstrip()
+    return len(first) > 0 and first[:1] == b"{" and len(last) > 1 and last[-1:] == b"}"
+
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "spm.model",
+    "tekken.json",
+)
+"""Those of which transformers makes a tokenizer of the tokenizers library."""
+
+
+def main() -> None:
+    """Answer the question on standard input."""
+    question = json.load(sys.stdin)
+    with without_torch():
+        model = ModelConfig.model_validate(question["model"])
+        mistakes = find_config_mistakes(model, question["sizes"], question.get("drafts", {}))
+    sys.stdout.write(json.dumps(mistakes) + "\n")
+
+
+if __name__ == "__main__":
+    main()

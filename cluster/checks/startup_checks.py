@@ -1,0 +1,160 @@
+"""Checks of what an ingress and the engines need of a machine, made before any model is loaded.
+
+A taken port, a missing certificate, a broken token file or too little memory would otherwise be found minutes later,
+when the engines have loaded. The checks read files and bind sockets for a moment; they change nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import math
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from actors.model.cache.host_memory import free_host_memory_bytes
+from cluster.access.certificate_dates import find_certificate_warnings
+from cluster.access.tls import ServerTls, TlsConfig
+from cluster.access.tokens import read_token_file
+from cluster.checks.internal_files import InternalFiles
+from cluster.config import ClusterConfig
+from cluster.errors import AddressUnavailable, InvalidConfig
+from cluster.routing.engine_connection import EngineRole
+from cluster.settings.ingress import IngressConfig
+
+logger = logging.getLogger(__name__)
+
+_GIB: Final = 1 << 30
+_LOOK_AGAIN_S: Final = 0.2
+
+
+def refuse_bad_start(config: ClusterConfig) -> None:
+    """Check what a cluster that is wholly on this machine needs of it. Raises InvalidConfig with every mistake."""
+    num_ingresses = 1 if config.ingress.per_node else config.ingress.count
+    mistakes = [
+        *find_ingress_mistakes(config.ingress, num_ingresses),
+        *InternalFiles.of(config).find_mistakes(),
+        *find_memory_mistakes(config),
+    ]
+    if mistakes:
+        raise InvalidConfig("this machine", mistakes)
+
+
+def refuse_bad_files(config: ClusterConfig) -> None:
+    """Check the files that every node of a Ray cluster needs, on this one. Raises InvalidConfig with every mistake."""
+    if mistakes := InternalFiles.of(config).find_mistakes():
+        raise InvalidConfig("this node", mistakes)
+
+
+async def refuse_bad_node(ingress: IngressConfig, patience_s: float = 5.0) -> None:
+    """Check what one ingress needs of the node that it is on, and log what its certificates' dates give reason for.
+
+    patience_s: an ingress that was replaced may hold its ports for a moment longer
+    Raises InvalidConfig with every mistake.
+    """
+    give_up_s = time.monotonic() + patience_s
+    while mistakes := await asyncio.to_thread(find_ingress_mistakes, ingress):
+        if time.monotonic() >= give_up_s:
+            raise InvalidConfig(f"node {socket.gethostname()}", mistakes)
+        await asyncio.sleep(_LOOK_AGAIN_S)
+    for warning in await asyncio.to_thread(find_certificate_warnings, ingress.tls):
+        logger.warning("a certificate's dates are not good", extra={"reason": warning})
+
+
+def find_ingress_mistakes(ingress: IngressConfig, num_ingresses: int = 1) -> list[str]:
+    """Return why ingresses with these settings could not start on this machine; empty if nothing stands against it.
+
+    num_ingresses: how many are to be on it; each takes the next ports
+    """
+    taken = [str(AddressUnavailable(address, reason)) for address, reason in _taken(ingress, num_ingresses)]
+    return [*taken, *find_ingress_file_mistakes(ingress)]
+
+
+def find_ingress_file_mistakes(ingress: IngressConfig) -> list[str]:
+    """Return why an ingress could not use its certificates and tokens here; empty if it can, or has none."""
+    mistakes = [] if ingress.tls is None else _tls_mistakes(ingress.tls)
+    if ingress.tokens is not None:
+        mistakes += _token_mistakes(ingress.tokens)
+    return mistakes
+
+
+def find_memory_mistakes(config: ClusterConfig, free_bytes: int | None = None) -> list[str]:
+    """Return why the KV caches that engines without GPUs are to have do not fit into this machine together.
+
+    free_bytes: default: what this machine has free, within this container's limit
+    Counted is what cache.kv_cache_memory_gib asks for, for each rank of each engine; weights come on top.
+    """
+    parts, needed_gib = [], 0.0
+    for role in EngineRole:
+        group, engine = config.group(role), config.engine_config(role)
+        each_gib = engine.cache.kv_cache_memory_gib
+        if each_gib is None or engine.cache.num_blocks is not None or group.num_gpus or not group.count:
+            continue
+        num_caches = group.count * config.num_ranks(role)
+        parts.append(f"{num_caches} x {each_gib:g} GiB for {role.value} engines")
+        needed_gib += num_caches * each_gib
+    free_gib = (free_host_memory_bytes() if free_bytes is None else free_bytes) / _GIB
+    if needed_gib <= free_gib:
+        return []
+    return [
+        (
+            f"cache.kv_cache_memory_gib: the KV caches need {needed_gib:g} GiB ({', '.join(parts)}), and "
+            f"{math.floor(free_gib * 10) / 10:g} GiB are free: lower it, or start fewer engines"
+        )
+    ]
+
+
+def why_not_listen(host: str, port: int) -> str | None:
+    """Return why nobody can listen at this address here, or None if somebody could. Port 0 is always free."""
+    if not port:
+        return None
+    host = host.strip("[]")
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            return None
+    except OSError as error:
+        return "somebody listens there already" if error.errno == errno.EADDRINUSE else str(error.strerror)
+
+
+def _taken(ingress: IngressConfig, num_ingresses: int) -> Iterable[tuple[str, str]]:
+    """Yield each address that cannot be listened at, with the reason."""
+    for port in ingress.ports:
+        for number in range(num_ingresses if port else 0):
+            if (reason := why_not_listen(ingress.host, port + number)) is not None:
+                yield f"{ingress.host}:{port + number}", reason
+
+
+def _tls_mistakes(tls: TlsConfig) -> list[str]:
+    files = {"certificate": tls.certificate, "key": tls.key, "client_ca": tls.client_ca}
+    mistakes = [
+        f"ingress.tls.{name}: {path} cannot be read: {reason}"
+        for name, path in files.items()
+        if path is not None and (reason := _why_not_read(path))
+    ]
+    if mistakes:
+        return mistakes
+    try:
+        ServerTls(tls)
+    except InvalidConfig as error:
+        return [f"ingress.tls: {mistake}" for mistake in error.mistakes]
+    return []
+
+
+def _token_mistakes(path: Path) -> list[str]:
+    try:
+        read_token_file(path)
+    except InvalidConfig as error:
+        return [f"ingress.tokens: {path}: {mistake}" for mistake in error.mistakes]
+    return []
+
+
+def _why_not_read(path: Path) -> str:
+    try:
+        with path.open("rb"):
+            return ""
+    except OSError as error:
+        return str(error.strerror)

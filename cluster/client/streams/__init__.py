@@ -1,0 +1,1 @@
+"""Calls that go on at another ingress: attempts, progress, batches."""

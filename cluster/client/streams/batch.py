@@ -1,0 +1,94 @@
+"""Batches of output that outlive the ingress that they come from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from cluster.api.protos.raypd.v1 import generate_pb2
+from cluster.client.errors import CallFailed
+from cluster.client.ingresses import Ingress, Ingresses
+from cluster.client.patience import Patience
+from cluster.client.streams.attempts import Attempts
+from cluster.client.streams.batch_progress import BatchProgress, Rest
+from cluster.client.streams.calls import responses_of
+from cluster.client.streams.progress import StreamProgress
+from cluster.client.streams.stream import stream_on
+from cluster.requests.side_by_side import side_by_side
+
+_Responses = AsyncGenerator[generate_pb2.GenerateBatchResponse, None]
+
+
+def batch_once(ingress: Ingress, request: generate_pb2.GenerateBatchRequest, timeout_s: float | None) -> _Responses:
+    """Stream one call's responses. Closing it cancels the call. Raises CallFailed."""
+    return responses_of(ingress, ingress.generate.GenerateBatch, request, timeout_s)
+
+
+async def batch_resuming(
+    ingresses: Ingresses,
+    request: generate_pb2.GenerateBatchRequest,
+    timeout_s: float | None,
+    patience: Patience,
+    *,
+    is_under_way: bool = False,
+) -> _Responses:
+    """Stream a batch, over further calls where one is cut. Closing it cancels those that run.
+
+    Until something has come it is as stream_resuming() has it; after that, see batch_progress.py.
+    is_under_way: an ingress had taken it on
+    Raises CallFailed; then all other samples are aborted.
+    """
+    progress = BatchProgress(request)
+    attempts = Attempts(ingresses, timeout_s, patience, is_under_way=is_under_way)
+    ingress = await attempts.first()
+    while True:
+        was_connected = ingress.is_connected
+        try:
+            async with aclosing(batch_once(ingress, progress.next_request(), attempts.left_s())) as responses:
+                async for response in responses:
+                    for part in progress.take(response):
+                        yield part
+            return
+        except CallFailed as failure:
+            if progress.has_ended:
+                return
+            if not failure.is_passing:
+                raise
+            is_cut = was_connected and not ingress.is_connected
+            attempts.note_failure(ingress, failure, is_under_way=progress.has_begun or is_cut)
+            if progress.has_begun:
+                break
+            ingress = await attempts.next_ingress(failure)
+    async with aclosing(_go_on(progress, ingresses, attempts.left_s(), patience)) as parts:
+        async for part in parts:
+            yield part
+
+
+async def _go_on(
+    progress: BatchProgress, ingresses: Ingresses, timeout_s: float | None, patience: Patience
+) -> _Responses:
+    """Stream the rest of a batch whose call was cut."""
+
+    async def sample(place: tuple[int, int], one: StreamProgress) -> _Responses:
+        attempts = Attempts(ingresses, timeout_s, patience, is_under_way=True)
+        async with aclosing(stream_on(one, attempts)) as responses:
+            async for response in responses:
+                yield progress.take_of(place, response)
+
+    rest = progress.rest()
+    streams = [sample(place, one) for place, one in rest.samples.items()]
+    if rest.batch is not None:
+        smaller = batch_resuming(ingresses, rest.batch, timeout_s, patience, is_under_way=True)
+        streams.append(_renumbered(smaller, rest, progress))
+    async with aclosing(side_by_side(streams)) as parts:
+        async for _, part in parts:
+            yield part
+
+
+async def _renumbered(smaller: _Responses, rest: Rest, progress: BatchProgress) -> _Responses:
+    """A smaller batch as part of the larger one."""
+    async with aclosing(smaller) as parts:
+        async for part in parts:
+            part.prompt_index = rest.prompt_indices[part.prompt_index]
+            part.response.request_id = progress.request_id
+            yield part

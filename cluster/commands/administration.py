@@ -1,0 +1,190 @@
+"""`raypd scale`, `drain`, `set-role`, `load-adapter` and `update`: changes to a running cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from rich.console import Console
+
+from cluster.api.protos.raypd.v1 import admin_pb2
+from cluster.client import CallFailed, GenerateClient
+from cluster.commands.update_progress import UpdateProgress
+from cluster.errors import NotDoneInTime
+
+_POLL_INTERVAL_S = 0.5
+
+
+async def scale(address: str, console: Console, counts: Mapping[str, int | None], *, timeout_s: float) -> None:
+    """Ask for other numbers of engines, by role, and say which ones are wanted then. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        engine_ids = await client.scale(**counts, timeout_s=timeout_s)
+    console.print(f"wanted from now on: {', '.join(engine_ids) or 'nothing'}")
+
+
+async def drain(
+    address: str, console: Console, engine_id: str, *, for_good: bool, wait_s: float | None, timeout_s: float
+) -> None:
+    """Take an engine out of service. wait_s: how long to wait until it has left. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        lives = await _lives_of(client, {engine_id}, timeout_s)
+        await client.drain(engine_id, for_good=for_good, timeout_s=timeout_s)
+        console.print(f"{engine_id} gets no new requests; `raypd status` shows when it has left")
+        if wait_s is not None:
+            await _wait_until_gone(client, lives, wait_s, timeout_s)
+            console.print("done")
+
+
+async def drain_node(address: str, console: Console, node: str, *, wait_s: float | None, timeout_s: float) -> None:
+    """Take everything on a node out of service. wait_s: as for drain(), its ingresses included. Raises ClusterError.
+
+    node: its address; by another name of it, its ingresses are drained too, but not waited for
+    """
+    async with GenerateClient(address) as client:
+        status = await client.status(timeout_s)
+        ingresses = [ingress.address for ingress in status.ingresses if ingress.node == node and ingress.address]
+        engine_ids = await client.drain_node(node, timeout_s)
+        lives = await _lives_of(client, engine_ids, timeout_s, state="draining") if engine_ids else set()
+        console.print(f"{node} gets nothing new; it had: {', '.join((*engine_ids, *ingresses)) or 'nothing'}")
+        if wait_s is None:
+            return
+        # The client's own ingress may be the one that leaves, and the last to do so.
+        closing = [_wait_until_closed(ingress, wait_s) for ingress in ingresses]
+        if lives:
+            closing.append(_wait_until_gone(client, lives, wait_s, timeout_s))
+        await asyncio.gather(*closing)
+        console.print("done")
+
+
+async def set_role(address: str, console: Console, engine_id: str, role: str, *, timeout_s: float) -> None:
+    """Let an engine serve in another role. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        await client.set_role(engine_id, role, timeout_s)
+    console.print(f"{engine_id} serves as {role}")
+
+
+async def load_adapter(address: str, console: Console, name: str, directory: str, *, timeout_s: float) -> None:
+    """Let requests name a LoRA adapter. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        digest = await client.load_adapter(name, directory, timeout_s)
+    console.print(f"{name} is loaded; its digest is {digest}")
+
+
+async def unload_adapter(address: str, console: Console, name: str, *, timeout_s: float) -> None:
+    """Let no new request name a LoRA adapter. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        await client.unload_adapter(name, timeout_s)
+    console.print(f"{name} is no longer there for new requests")
+
+
+async def reset_prefix_cache(
+    address: str, console: Console, engine_id: str, *, preempt: bool, timeout_s: float
+) -> None:
+    """Let an engine, or every one if it is "", forget its cached prompts, and say who did. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        answers = await client.reset_prefix_cache(engine_id, preempt=preempt, timeout_s=timeout_s)
+    for name, is_reset in answers.items():
+        console.print(f"{name} has forgotten all" if is_reset else f"{name} is busy: requests or transfers hold blocks")
+
+
+async def profile(
+    address: str, console: Console, engine_id: str, duration_s: float, *, trace: Path | None, timeout_s: float
+) -> None:
+    """Show what an engine does for so long. trace: where its trace goes. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        with console.status(f"profiling {engine_id} for {duration_s:g} s"):
+            timeout_s += duration_s
+            answer = await client.profile(engine_id, duration_s, with_trace=trace is not None, timeout_s=timeout_s)
+    console.print(answer.summary, highlight=False, markup=False, soft_wrap=True)
+    if trace is not None and answer.trace:
+        await asyncio.to_thread(trace.write_bytes, answer.trace)
+        console.print(f"the trace is in {trace}: open it in https://ui.perfetto.dev")
+    elif trace is not None:
+        console.print("the trace is too large to be sent: profile for a shorter time")
+
+
+async def update(address: str, console: Console, model: str, *, wait_s: float | None, timeout_s: float) -> None:
+    """Replace the engines by ones that serve another checkpoint. wait_s: until all have been. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        version = await client.update(model, timeout_s)
+        console.print(f"{model} is model version {version}; engines are replaced one after the other")
+        if wait_s is None:
+            return
+
+        progress = UpdateProgress(version, console.print)
+        what = f"the update to version {version}"
+        await _wait_until(client, progress.is_done, what, wait_s, timeout_s, progress.what_is_missing)
+    missing = progress.what_is_missing()
+    console.print(f"done, but for what has no place to serve: {missing}" if missing else "done", soft_wrap=True)
+
+
+async def rotate_secret(address: str, console: Console, *, timeout_s: float) -> None:
+    """Replace the cluster's secret, and say how far that has come. Raises ClusterError."""
+    async with GenerateClient(address) as client:
+        is_old_refused = await client.rotate_secret(timeout_s)
+    if is_old_refused:
+        console.print("every process has the new secret, and the older one is refused")
+    else:
+        console.print("the new secret is accepted; the older one is, too, until every process has the new one")
+
+
+async def _lives_of(
+    client: GenerateClient, engine_ids: Collection[str], timeout_s: float, state: str = "ready"
+) -> set[tuple[str, int]]:
+    engines = (await client.status(timeout_s)).engines
+    return {(e.engine_id, e.incarnation) for e in engines if e.engine_id in engine_ids and e.state == state}
+
+
+async def _wait_until_gone(
+    client: GenerateClient, lives: set[tuple[str, int]], wait_s: float, timeout_s: float
+) -> None:
+    def is_done(status: admin_pb2.GetStatusResponse) -> bool:
+        there = {(e.engine_id, e.incarnation) for e in status.engines if e.state in {"ready", "draining", "drained"}}
+        return not lives & there
+
+    await _wait_until(client, is_done, "the drain", wait_s, timeout_s)
+
+
+async def _wait_until_closed(address: str, wait_s: float) -> None:
+    """Until nobody listens there: an ingress closes its door after its last request."""
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(wait_s):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+                except OSError:
+                    return
+                writer.close()
+                await asyncio.sleep(_POLL_INTERVAL_S)
+    except TimeoutError:
+        raise NotDoneInTime(f"the drain of the ingress at {address}", wait_s) from None
+
+
+async def _wait_until(
+    client: GenerateClient,
+    is_done: Callable[[admin_pb2.GetStatusResponse], bool],
+    what: str,
+    wait_s: float,
+    timeout_s: float,
+    what_is_missing: Callable[[], str] = str,
+) -> None:
+    """Ask for the status until it is done. Raises NotDoneInTime, with what is missing, in words."""
+    try:
+        async with asyncio.timeout(wait_s):
+            while True:
+                try:
+                    status = await client.status(timeout_s)
+                except CallFailed as error:
+                    if not error.is_passing:
+                        raise
+                    # The ingress is replaced where it was; what was asked for goes on meanwhile.
+                    await asyncio.sleep(_POLL_INTERVAL_S)
+                    continue
+                # Without the controller's word nothing is known to have gone.
+                if not status.controller_error and is_done(status):
+                    return
+                await asyncio.sleep(_POLL_INTERVAL_S)
+    except TimeoutError:
+        raise NotDoneInTime(what, wait_s, what_is_missing()) from None

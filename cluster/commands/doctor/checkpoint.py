@@ -1,0 +1,96 @@
+"""What a checkpoint's files say of the model, and whether they are whole, without reading a weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cluster.checks.checkpoint_files import UnreadableCheckpoint, Weight, read_config_file, read_weights
+from cluster.commands.doctor.findings import Finding, failure, gib, ok, warning
+
+_DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint says of itself. text_config: of the decoder, where config.json nests it."""
+
+    directory: Path
+    text_config: dict[str, Any]
+    weights: tuple[Weight, ...]
+
+    def dtype(self, wanted: str) -> str:
+        """The dtype that it is loaded in. wanted: model.dtype of the settings."""
+        own = self.text_config.get("dtype") or self.text_config.get("torch_dtype") or "float32"
+        return str(own) if wanted == "auto" else wanted
+
+    def dtype_bytes(self, wanted: str) -> int:
+        """Of one number."""
+        return _DTYPE_BYTES.get(self.dtype(wanted), 4)
+
+    def number(self, *names: str) -> int:
+        """The first of these settings that there is; 0 if there is none."""
+        return next((int(value) for name in names if (value := self.text_config.get(name))), 0)
+
+    @property
+    def num_heads(self) -> int:
+        """Attention heads of a layer."""
+        return self.number("num_attention_heads", "n_head")
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads that KV is kept of."""
+        return self.number("num_key_value_heads") or self.num_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a key."""
+        return self.number("head_dim") or self.number("hidden_size", "n_embd") // max(self.num_heads, 1)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that own KV."""
+        return self.number("num_hidden_layers", "n_layer")
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest sequence that it was made for; 0 if it does not say."""
+        return self.number("max_position_embeddings", "n_positions")
+
+
+def read_checkpoint(directory: Path) -> tuple[Checkpoint | None, list[Finding]]:
+    """Everything that can be known without loading it; None if it cannot be loaded."""
+    check = "model files"
+    try:
+        config, weights = read_config_file(directory), read_weights(directory)
+    except UnreadableCheckpoint as error:
+        advice = "give a directory in Hugging Face format that is whole, at the same path on every node"
+        return None, [failure(check, str(error), advice)]
+    checkpoint = Checkpoint(directory, config.get("text_config") or config, weights)
+    num_parameters = sum(weight.num_elements for weight in weights)
+    found = f"{directory.name}: {num_parameters / 1e6:,.0f} million parameters, {checkpoint.dtype('auto')}"
+    return checkpoint, [ok(check, f"{found}, {gib(_size_bytes(directory))} in files, all whole")]
+
+
+def check_tokenizer(directory: Path, *, use_fastokens: bool = True) -> Finding:
+    """Whether an ingress could use it. use_fastokens: as in ModelTokenizer"""
+    # transformers takes seconds to import, and only this check needs it.
+    from cluster.errors import TokenizerUnusable
+    from cluster.text.model_tokenizer import ModelTokenizer
+
+    check = "tokenizer"
+    try:
+        tokenizer = ModelTokenizer.from_directory(directory, use_fastokens=use_fastokens)
+    except TokenizerUnusable as error:
+        return failure(check, str(error), "add tokenizer.json and tokenizer_config.json of the model")
+    encoder = f"Hugging Face's tokenizers ({tokenizer.why_not_fast})" if tokenizer.why_not_fast else "fastokens"
+    found = f"{tokenizer.backend.get_vocab_size()} tokens, prompts are encoded by {encoder}"
+    if not tokenizer.has_chat_template:
+        advice = "conversations will be refused; add chat_template to tokenizer_config.json"
+        return warning(check, f"{found}, no chat template", advice)
+    return ok(check, f"{found}, with a chat template")
+
+
+def _size_bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))

@@ -1,0 +1,175 @@
+"""`raypd doctor`: this node, or every node of a Ray cluster, and whether the model fits there."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from rich.console import Console
+from rich.markup import escape
+
+from cluster.access.certificate_dates import find_certificate_warnings
+from cluster.checks.internal_files import InternalFiles
+from cluster.checks.model_check import find_adapter_mistakes, find_model_mistakes
+from cluster.checks.startup_checks import find_ingress_file_mistakes, find_memory_mistakes
+from cluster.commands.doctor.budget import GPU_MEMORY_GIB, check_budget
+from cluster.commands.doctor.checkpoint import Checkpoint, check_tokenizer, read_checkpoint
+from cluster.commands.doctor.findings import GIB, Finding, Verdict, failure, warning
+from cluster.commands.doctor.node import NodeFacts, judge_node, look_at_node
+from cluster.config import ClusterConfig
+from cluster.errors import InvalidConfig
+from cluster.routing.engine_connection import EngineRole
+from cluster.start import local_ray
+
+_COLOURS: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILURE: "red"}
+
+
+def examine(config: ClusterConfig, console: Console, *, gpu: str | None, as_json: bool) -> bool:
+    """Print the findings; returns whether nothing stands in the way.
+
+    gpu: of what kind the engines' GPUs would be, where this machine is not where they are; then only the model is
+    looked at
+    Raises InvalidConfig.
+    """
+    if gpu is not None and gpu not in GPU_MEMORY_GIB:
+        raise InvalidConfig("--gpu", [f"{gpu!r} is not known; these are: {', '.join(GPU_MEMORY_GIB)}"])
+    checkpoint, model_findings = _look_at_model(config)
+    findings: list[Finding] = []
+    for found in (model_findings, _look_around(config, checkpoint, gpu)):
+        for finding in found:
+            findings.append(finding)
+            if not as_json:
+                # At once: what there is to say of the model is known long before torch has been asked for devices.
+                _print(finding, console)
+    if as_json:
+        rows = [dataclasses.asdict(finding) | {"verdict": finding.verdict.value} for finding in findings]
+        console.print_json(json.dumps(rows))
+    return all(finding.verdict is not Verdict.FAILURE for finding in findings)
+
+
+def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, Iterator[Finding]]:
+    """Return the checkpoint, None if no engine would serve it, and what there is to say of it."""
+    directory = Path(config.model.model)
+    checkpoint, findings = read_checkpoint(directory)
+    mistakes: list[str] = []
+    if checkpoint is not None:
+        mistakes = find_model_mistakes(config.model, config.tensor_parallel_sizes, config.draft_models)
+        advice = "see docs/models.md for what is served, or change the setting that is named"
+        findings += [failure("model", mistake, advice) for mistake in mistakes]
+    without = find_adapter_mistakes(config.lora)
+    findings += [failure("LoRA adapters", mistake, "leave it out, or see docs/lora.md") for mistake in without]
+
+    def say() -> Iterator[Finding]:
+        yield from findings
+        if checkpoint is not None:
+            yield check_tokenizer(directory, use_fastokens=config.ingress.use_fastokens)
+
+    # What no engine serves needs no memory, and its sizes may make no sense.
+    return (None if mistakes else checkpoint), say()
+
+
+def _look_around(config: ClusterConfig, checkpoint: Checkpoint | None, gpu: str | None) -> Iterator[Finding]:
+    """What there is to say of the machines. gpu: see examine()"""
+    if gpu is not None:
+        room = {role: (int(GPU_MEMORY_GIB[gpu] * GIB), True) for role in EngineRole}
+        yield from _budgets(config, checkpoint, room)
+    elif local_ray.address_of(config) is not None:
+        yield from _look_at_cluster(config, checkpoint)
+    else:
+        facts = look_at_node(config.ingress.host, config.ingress.ports, InternalFiles.of(config))
+        yield from judge_node(facts, _num_gpus(config))
+        yield from _look_at_ingress_files(config)
+        yield from (failure("memory", mistake, "see docs/deploy.md") for mistake in find_memory_mistakes(config))
+        yield from _budgets(config, checkpoint, {role: _room_of(config, role, [facts]) for role in EngineRole})
+
+
+def _look_at_ingress_files(config: ClusterConfig) -> Iterator[Finding]:
+    advice = "`raypd serve` refuses it: see docs/security.md for what the file has to be"
+    yield from (failure("files", mistake, advice) for mistake in find_ingress_file_mistakes(config.ingress))
+    for reason in find_certificate_warnings(config.ingress.tls):
+        yield warning("certificate", reason, "renew it; it is read again when the file changes")
+
+
+def _look_at_cluster(config: ClusterConfig, checkpoint: Checkpoint | None) -> list[Finding]:
+    local_ray.connect(config)
+    # Ray reads its authentication when it is imported, so connecting comes first.
+    from cluster.commands.doctor.cluster import (
+        clock_offsets,
+        judge_clocks,
+        judge_ingress_room,
+        judge_room,
+        judge_versions,
+        look_at_nodes,
+    )
+    from cluster.pool.placement import alive_nodes
+
+    try:
+        nodes = asyncio.run(alive_nodes())
+        looks = look_at_nodes(nodes, config.ingress.host, config.ingress.ports, InternalFiles.of(config))
+        findings = [judge_clocks(clock_offsets(nodes), {node.node_id: node.address for node in nodes})]
+        findings += [judge_versions(looks), *judge_room(config, nodes), judge_ingress_room(config, nodes)]
+        facts_by_role: dict[EngineRole, list[NodeFacts]] = {role: [] for role in EngineRole}
+        for look in looks:
+            if look.facts is None:
+                advice = "raypd and its dependencies have to be on every node; see this node's Ray logs"
+                findings.append(replace(failure("node", look.error, advice), node=look.node.address))
+                continue
+            roles = [role for role in EngineRole if config.group(role).count and look.node.can_hold(config, role)]
+            for role in roles:
+                facts_by_role[role].append(look.facts)
+            num_gpus = max((_num_gpus_of(config, role) for role in roles), default=0)
+            findings += [replace(found, node=look.node.address) for found in judge_node(look.facts, num_gpus)]
+        room = {role: _room_of(config, role, facts) for role, facts in facts_by_role.items() if facts}
+        findings += _budgets(config, checkpoint, room)
+    finally:
+        local_ray.disconnect()
+    return findings
+
+
+_Room: TypeAlias = tuple[int, bool]
+"""Free bytes of a rank, and whether they are a GPU's."""
+
+
+def _budgets(config: ClusterConfig, checkpoint: Checkpoint | None, room: dict[EngineRole, _Room]) -> list[Finding]:
+    if checkpoint is None:
+        return []
+    return [
+        check_budget(role.value, checkpoint, config.engine_config(role), free_bytes, is_gpu=is_gpu)
+        for role, (free_bytes, is_gpu) in room.items()
+        if config.group(role).count
+    ]
+
+
+def _room_of(config: ClusterConfig, role: EngineRole, nodes: list[NodeFacts]) -> _Room:
+    """What a rank has at least, on these nodes: its GPU, or an equal part of the host's memory."""
+    gpus = [gpu.free_bytes for facts in nodes for gpu in facts.gpus] if _num_gpus_of(config, role) else []
+    if gpus:
+        return min(gpus), True
+    return min(facts.free_memory_bytes for facts in nodes) // config.num_ranks(role), False
+
+
+def _num_gpus(config: ClusterConfig) -> int:
+    return max(_num_gpus_of(config, role) for role in EngineRole if config.group(role).count)
+
+
+def _num_gpus_of(config: ClusterConfig, role: EngineRole) -> int:
+    """That an engine needs on one node."""
+    group = config.group(role)
+    if config.model.device == "cpu":
+        return 0
+    wanted = group.num_gpus or (1.0 if config.model.device == "cuda" else 0.0)
+    return -int(-wanted * config.num_ranks(role) // 1)
+
+
+def _print(finding: Finding, console: Console) -> None:
+    colour = _COLOURS[finding.verdict]
+    where = f"{finding.node} " if finding.node else ""
+    line = f"[{colour}]{finding.verdict.value:8}[/] {escape(where + finding.check)}: {escape(finding.found)}"
+    console.print(line, highlight=False, soft_wrap=True)
+    if finding.advice:
+        console.print(f"         -> {escape(finding.advice)}", highlight=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Metrics, the status of a cluster, and the times of a request."""

@@ -1,0 +1,277 @@
+"""Every metric of an ingress, by its name, in Prometheus' terms.
+
+Both doors feed the same: Serving counts requests where they end, whichever door they came through. What engines say of
+themselves is read when somebody asks; every ingress tells it, so an engine's own are to be aggregated by `max`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from actors.core.stats import SchedulerStats
+from cluster.errors import (
+    ClusterError,
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    NoEngineAvailable,
+    Overloaded,
+    PermissionDenied,
+)
+from cluster.observability.status import ClusterView, EngineView
+from kv_transfer.links.refused_messages import RefusedMessages
+from kv_transfer.stats import TransferStats
+
+_TTFT_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_ITL_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_E2E_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+
+
+class Histogram:
+    """How often values were how large. It belongs to one thread, so it takes a third of a microsecond a value."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """bounds: the largest value of each bucket but the last, in their order"""
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def family(self, name: str, documentation: str) -> Metric:
+        """As Prometheus has it: buckets that add up."""
+        buckets, total = [], 0
+        for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        return HistogramMetricFamily(name, documentation, buckets=buckets, sum_value=self._sum)
+
+
+class ServingMetrics:
+    """What Serving counts. One for an ingress."""
+
+    def __init__(self) -> None:
+        self._outcomes: Counter[str] = Counter()
+        self._http: Counter[tuple[str, str]] = Counter()
+        self._num_prompt_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_output_tokens = 0
+        self.ttft_s = Histogram(_TTFT_BUCKETS_S)
+        self.itl_s = Histogram(_ITL_BUCKETS_S)
+        self.e2e_s = Histogram(_E2E_BUCKETS_S)
+        self.certificate_ends_at_s: Callable[[], float] | None = None
+        """Gives the Unix time at which the server's certificate expires; None without TLS."""
+        self.refused_messages = RefusedMessages()
+        """Counts what engines say to this ingress that is no message."""
+
+    def on_first_tokens(self, num_tokens: int, ttft_s: float) -> None:
+        """A request's first tokens have come, so long after it."""
+        self._num_output_tokens += num_tokens
+        self.ttft_s.observe(ttft_s)
+
+    def on_next_tokens(self, num_tokens: int, gap_s: float) -> None:
+        """A request's next tokens have come, so long after the ones before. They share the time, as if one by one."""
+        self._num_output_tokens += num_tokens
+        for _ in range(num_tokens):
+            self.itl_s.observe(gap_s / num_tokens)
+
+    def on_prompt(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """A request has ended whose prompt was this long, and came from a prefix cache that far."""
+        self._num_prompt_tokens += num_prompt_tokens
+        self._num_cached_tokens += num_cached_tokens
+
+    def on_end(self, outcome: str, e2e_s: float) -> None:
+        """A request has ended. outcome: its finish reason, "done" without one, or outcome_of() what it failed with"""
+        self._outcomes[outcome] += 1
+        self.e2e_s.observe(e2e_s)
+
+    def on_http(self, path: str, status: int) -> None:
+        """An HTTP call was answered."""
+        self._http[path, str(status)] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Everything."""
+        requests = CounterMetricFamily("raypd_requests", "Requests that have ended, by outcome.", labels=["outcome"])
+        for outcome, count in self._outcomes.items():
+            requests.add_metric([outcome], count)
+        yield requests
+        http = CounterMetricFamily("raypd_http_responses", "Answers of the HTTP door.", labels=["path", "status"])
+        for key, count in self._http.items():
+            http.add_metric(list(key), count)
+        yield http
+        yield CounterMetricFamily("raypd_prompt_tokens", "Prompt tokens of ended requests.", self._num_prompt_tokens)
+        documentation = "Of these, tokens that came from a prefix cache."
+        yield CounterMetricFamily("raypd_cached_prompt_tokens", documentation, self._num_cached_tokens)
+        yield CounterMetricFamily("raypd_output_tokens", "Tokens that clients were sent.", self._num_output_tokens)
+        yield self.ttft_s.family("raypd_time_to_first_token_seconds", "From a request's arrival to its first token.")
+        yield self.itl_s.family("raypd_inter_token_latency_seconds", "Between tokens of a request.")
+        documentation = "What engines have said to this ingress that is no message; it ended the session."
+        refused = CounterMetricFamily("raypd_refused_messages", documentation, labels=["kind"])
+        for kind, count in self.refused_messages.counts().items():
+            refused.add_metric([kind], count)
+        yield refused
+        if self.certificate_ends_at_s is not None:
+            name, documentation = (
+                "raypd_certificate_not_after_timestamp_seconds",
+                "When the certificate in use expires.",
+            )
+            yield GaugeMetricFamily(name, documentation, self.certificate_ends_at_s())
+        yield self.e2e_s.family("raypd_request_duration_seconds", "From a request's arrival to its end.")
+
+
+def outcome_of(error: BaseException) -> str:
+    """How a request ended that ended with this."""
+    match error:
+        case asyncio.CancelledError() | GeneratorExit():
+            return "cancelled"
+        case InvalidRequest() | ModelNotFound() | PermissionDenied():
+            return "invalid"
+        case Overloaded():
+            return "overloaded"
+        case DeadlineExceeded():
+            return "deadline"
+        case NoEngineAvailable():
+            return "unavailable"
+        case ClusterError():
+            return "failed"
+        case _:
+            return "internal"
+
+
+def exposition(metrics: ServingMetrics, view: ClusterView) -> bytes:
+    """Everything that an ingress knows, in Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families([*metrics.collect(), *_of_cluster(view)]))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _of_cluster(view: ClusterView) -> Iterator[Metric]:
+    in_flight = GaugeMetricFamily("raypd_requests_in_flight", "Requests that this ingress works on.", labels=["phase"])
+    phases = Counter(request.phase for request in view.requests)
+    for phase in ("admitted", "prefill", "decode"):
+        in_flight.add_metric([phase], phases[phase])
+    yield in_flight
+    yield CounterMetricFamily("raypd_moves", "Preempted requests that another decode engine took over.", view.num_moves)
+    documentation = "By how much this ingress's event loop was late at most, within the last minute."
+    yield GaugeMetricFamily("raypd_event_loop_lag_seconds", documentation, view.event_loop_lag_s)
+    engines = GaugeMetricFamily("raypd_engines", "Engines, by role and state.", labels=["role", "state"])
+    for (role, state), count in Counter((engine.role, engine.state) for engine in view.engines).items():
+        engines.add_metric([role, state], count)
+    yield engines
+    yield GaugeMetricFamily("raypd_controller_up", "Whether the controller answers.", float(not view.controller.error))
+    yield from _of_engines([engine for engine in view.engines if engine.stats is not None], view.now_s)
+
+
+_ENGINE_LABELS: Final = ["engine", "role"]
+
+
+def _of_engines(engines: Sequence[EngineView], now_s: float) -> Iterator[Metric]:
+    requests = GaugeMetricFamily("raypd_engine_requests", "Requests.", labels=[*_ENGINE_LABELS, "state"])
+    usage = _gauge("raypd_engine_kv_cache_usage_ratio", "Of the KV cache's blocks, those that requests hold.")
+    blocks = _gauge("raypd_engine_kv_cache_blocks", "Blocks of the KV cache.")
+    prompt = _counter("raypd_engine_prompt_tokens", "Prompt tokens computed.")
+    output = _counter("raypd_engine_output_tokens", "Tokens generated.")
+    preempted = _counter("raypd_engine_preemptions", "Requests that lost their blocks to others.")
+    queried = _counter("raypd_engine_prefix_queried_tokens", "Prompt tokens looked up in the prefix cache.")
+    cached = _counter("raypd_engine_prefix_cached_tokens", "Of these, found there.")
+    refused = _counter("raypd_engine_refused_connections", "Connections without a proof of the cluster's secret.")
+    messages = CounterMetricFamily(
+        "raypd_engine_refused_messages",
+        "Messages of other processes of the cluster that were refused or dropped.",
+        labels=[*_ENGINE_LABELS, "kind"],
+    )
+    for engine in engines:
+        stats, labels = engine.stats, [engine.engine_id, engine.role]
+        assert stats is not None, "those without were left out"
+        for kind, count in sorted(stats.all_refused_messages.items()):
+            messages.add_metric([*labels, kind], count)
+        for state, count in _requests_of(stats).items():
+            requests.add_metric([*labels, state], count)
+        usage.add_metric(labels, stats.kv_cache_usage)
+        blocks.add_metric(labels, stats.num_blocks)
+        prompt.add_metric(labels, stats.num_prompt_tokens_computed)
+        output.add_metric(labels, stats.num_output_tokens)
+        preempted.add_metric(labels, stats.num_preemptions)
+        queried.add_metric(labels, stats.prefix_cache_stats.queries)
+        cached.add_metric(labels, stats.prefix_cache_stats.hits)
+        refused.add_metric(labels, stats.num_refused_connections)
+    yield from (requests, usage, blocks, prompt, output, preempted, queried, cached, refused, messages)
+    yield from _of_transfers(engines, now_s)
+
+
+def _of_transfers(engines: Sequence[EngineView], now_s: float) -> Iterator[Metric]:
+    transfers = CounterMetricFamily("raypd_transfers", "KV transfers.", labels=[*_ENGINE_LABELS, "outcome"])
+    size = CounterMetricFamily("raypd_transfer_bytes", "KV bytes.", labels=[*_ENGINE_LABELS, "direction"])
+    active = _gauge("raypd_transfers_active", "KV transfers under way.")
+    pinned = _gauge("raypd_transfer_pinned_blocks", "Blocks that a transfer keeps from being freed.")
+    seconds = _counter("raypd_transfer_seconds", "Time of handoffs' transfers.")
+    exposed = _counter("raypd_transfer_exposed_seconds", "Of that, what was not hidden behind prefill.")
+    timed = _counter("raypd_timed_transfers", "Transfers that these times are of.")
+    lost = _counter("raypd_links_lost", "Links that ended with transfers on them.")
+    stalls = _counter("raypd_transfer_stalls", "Chunks that did not move before their deadline.")
+    corrupt = _counter("raypd_transfer_corrupt_chunks", "Chunks whose checksum was another than the producer's.")
+    oldest = _gauge("raypd_transfer_oldest_pin_seconds", "Since when the oldest of these transfers has kept blocks.")
+    for engine in engines:
+        stats = None if engine.stats is None else engine.stats.transfer_stats
+        labels = [engine.engine_id, engine.role]
+        if stats is None:
+            continue
+        for outcome, count in _outcomes_of(stats).items():
+            transfers.add_metric([*labels, outcome], count)
+        size.add_metric([*labels, "sent"], stats.num_sent_bytes)
+        size.add_metric([*labels, "received"], stats.num_received_bytes)
+        active.add_metric(labels, stats.num_active_transfers)
+        pinned.add_metric(labels, stats.num_pinned_blocks)
+        seconds.add_metric(labels, stats.transfer_s)
+        exposed.add_metric(labels, stats.exposed_s)
+        timed.add_metric(labels, stats.num_timed_transfers)
+        lost.add_metric(labels, stats.num_links_lost)
+        stalls.add_metric(labels, stats.num_stalls)
+        corrupt.add_metric(labels, stats.num_corrupt_chunks)
+        oldest.add_metric(labels, now_s - stats.oldest_pin_at_s if stats.oldest_pin_at_s is not None else 0.0)
+    yield from (transfers, size, active, pinned, seconds, exposed, timed, lost, stalls, corrupt, oldest)
+
+
+def _requests_of(stats: SchedulerStats) -> dict[str, int]:
+    return {
+        "running": stats.num_running_reqs,
+        "waiting": stats.num_waiting_reqs,
+        "waiting_for_remote_kvs": stats.num_waiting_for_remote_kvs,
+        "held": stats.num_held_reqs,
+    }
+
+
+def _outcomes_of(stats: TransferStats) -> dict[str, int]:
+    return {
+        "completed": stats.num_transfers_completed,
+        "failed": stats.num_transfers_failed,
+        "cancelled": stats.num_transfers_cancelled,
+    }
+
+
+def _gauge(name: str, documentation: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, documentation, labels=_ENGINE_LABELS)
+
+
+def _counter(name: str, documentation: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, documentation, labels=_ENGINE_LABELS)

@@ -1,0 +1,69 @@
+"""Times a request's tokens as they leave Serving, and tells the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cluster.observability.metrics import ServingMetrics, outcome_of
+from cluster.parameters.generation import GenerateEnd
+
+
+class Stopwatch:
+    """Of one request; it runs from when it is made."""
+
+    def __init__(self, clock: Callable[[], float], metrics: ServingMetrics) -> None:
+        self._clock = clock
+        self._metrics = metrics
+        self._started_s = clock()
+        self._first_token_s: float | None = None
+        self._last_token_s = 0.0
+        self._num_tokens = 0
+        self._outcome: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """That have come so far."""
+        return self._num_tokens
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From the request's arrival to its first token; None before it."""
+        return None if self._first_token_s is None else self._first_token_s - self._started_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean gap between tokens after the first; None below two."""
+        if self._first_token_s is None or self._num_tokens < 2:
+            return None
+        return (self._last_token_s - self._first_token_s) / (self._num_tokens - 1)
+
+    def count(self, num_tokens: int) -> None:
+        """So many tokens have come."""
+        if num_tokens == 0:
+            return
+        now_s = self._clock()
+        if self._first_token_s is None:
+            self._first_token_s = now_s
+            self._metrics.on_first_tokens(num_tokens, now_s - self._started_s)
+        else:
+            self._metrics.on_next_tokens(num_tokens, now_s - self._last_token_s)
+        self._last_token_s = now_s
+        self._num_tokens += num_tokens
+
+    def end(self, end: GenerateEnd) -> None:
+        """The request has ended so."""
+        self._outcome = end.finish_reason.name.lower()
+        self._metrics.on_prompt(end.usage.num_prompt_tokens, end.usage.num_cached_tokens)
+
+    @contextmanager
+    def counting_the_end(self) -> Iterator[None]:
+        """Inside, the request is worked on; what it is left with is its outcome, unless it had ended before."""
+        outcome = "done"
+        try:
+            yield
+        except BaseException as error:
+            outcome = outcome_of(error)
+            raise
+        finally:
+            self._metrics.on_end(self._outcome or outcome, self._clock() - self._started_s)

@@ -1,0 +1,82 @@
+"""The rules for what an output may be asked to be. Whether a grammar compiles, an engine finds out."""
+
+from __future__ import annotations
+
+import functools
+import json
+import reprlib
+from itertools import islice
+from typing import Final
+
+from actors.core.requests.sampling_params import StructuredOutputParams
+from cluster.errors import FieldViolation, InvalidRequest
+from cluster.parameters.generation import SamplingOptions
+from cluster.parameters.json_schema_rules import find_unsupported
+from cluster.parameters.json_types import JSON
+from cluster.parameters.sampling_rules import Violations
+from cluster.settings.input_limits import InputLimits
+
+_MAX_PROBLEMS: Final = 8
+_MAX_REMEMBERED_SCHEMAS: Final = 64
+"""As texts of at most max_grammar_chars each."""
+
+
+def check_structured_output(
+    options: SamplingOptions, *, has_end: bool, limits: InputLimits, violations: Violations
+) -> None:
+    """Check what the output has to be. has_end: whether the model has an end-of-sequence token"""
+    params = options.structured_output
+    if params is None:
+        return
+    field = field_of(params)
+    violations.require(has_end, field, params.value, "none, for a model that has no end-of-sequence token")
+    allowed = f"not together with {params.kind}: the output ends when it is complete"
+    violations.require(not options.ignore_eos, "sampling_params.ignore_eos", options.ignore_eos, allowed)
+    violations.require(not options.min_tokens, "sampling_params.min_tokens", options.min_tokens, allowed)
+    if len(params.value) > limits.max_grammar_chars:
+        violations.add(field, f"{len(params.value)} characters long", f"at most {limits.max_grammar_chars} characters")
+        return
+    match params.kind:
+        case "json_schema":
+            _check_schema(field, params.value, limits.max_schema_depth, violations)
+        case "json_object":
+            violations.require(params.value == "", field, False, "true, or not given")
+        case "choice":
+            choices: list[str] = json.loads(params.value)
+            is_allowed = 1 <= len(choices) <= limits.max_choices and all(choices)
+            violations.require(is_allowed, field, choices, f"1 to {limits.max_choices} texts, none of them empty")
+        case "regex" | "grammar":
+            violations.require(params.value != "", field, params.value, "at least one character")
+
+
+def field_of(params: StructuredOutputParams) -> str:
+    """The field of a request that has it."""
+    return f"sampling_params.{params.kind}"
+
+
+def refused_by_compiler(params: StructuredOutputParams, reason: str) -> InvalidRequest:
+    """What a client is told whose grammar no engine can compile, or go on with. reason: the engine's words"""
+    return InvalidRequest(
+        FieldViolation(field_of(params), reprlib.repr(params.value), f"what engines can follow: {reason}")
+    )
+
+
+def _check_schema(field: str, text: str, max_depth: int, violations: Violations) -> None:
+    for problem in _schema_problems(text, max_depth):
+        violations.add(field, reprlib.repr(text), problem)
+
+
+@functools.lru_cache(maxsize=_MAX_REMEMBERED_SCHEMAS)
+def _schema_problems(text: str, max_depth: int) -> tuple[str, ...]:
+    """What is wrong with a schema. All samples of a call have the same one, and many clients one for all calls."""
+    try:
+        schema: JSON = json.loads(text, parse_constant=_refuse_constant)
+        if not isinstance(schema, dict):
+            return ("a JSON schema, which is an object",)
+        return tuple(map(str, islice(find_unsupported(schema, max_depth), _MAX_PROBLEMS)))
+    except (ValueError, RecursionError) as error:
+        return (f"a JSON schema as JSON text: {error}",)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")

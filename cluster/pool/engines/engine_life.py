@@ -1,0 +1,327 @@
+"""One life of one engine: its placement, its actor, how it comes up and how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from actors.core.requests.adapter import Adapter
+from actors.engine_actor import EngineActor, EngineHealth, EngineReady, RankResources
+from actors.engine_profile import EngineProfile
+from actors.process.ray_calls import FailureKind, RayCallFailed, call
+from cluster.config import ClusterConfig
+from cluster.errors import CannotStart, EngineRefused
+from cluster.observability.status import EngineView
+from cluster.pool.cluster_trust import ClusterTrust
+from cluster.pool.names import engine_actor_name, placement_group_name
+from cluster.pool.placement import EnginePlacement
+from cluster.pool.ray_calls import HeadProbe, call_if_alive, end_actor, find_by_name, remote_class
+from cluster.pool.slots import EngineState, Slot
+from cluster.pool.trust_calls import give_trust
+from cluster.routing.engine_connection import EngineDescriptor, EngineKey, EngineRole
+
+logger = logging.getLogger(__name__)
+
+_PROGRESS_INTERVAL_S = 1.0
+_STOP_TIMEOUT_S = 30.0
+_REASK_DELAY_S = 0.5
+_ANSWER_TIMEOUT_S = 3.0
+_LOAD_ADAPTER_TIMEOUT_S = 25.0
+_ENDING_WAIT_S = 60.0
+"""Bounds how long the call of a controller that has died keeps its place among the engine's control calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEngine:
+    """What a later controller has to know of one life of one engine. ready: once it has loaded."""
+
+    slot: Slot
+    incarnation: int
+    role: EngineRole
+    state: EngineState
+    model_version: int
+    ready: EngineReady | None
+    descriptor: EngineDescriptor | None
+
+
+class EngineLife:
+    """state goes from PENDING to STARTING, then as the controller says. role: the one that it serves in now.
+
+    Its actor and its placement outlive the controller: whoever comes after finds them by their names.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        slot: Slot,
+        incarnation: int,
+        role: EngineRole,
+        model_version: int,
+        trust: ClusterTrust,
+    ) -> None:
+        """config: with the model of that version; trust: gives the engine the cluster's secret."""
+        self._config = config
+        self._trust = trust
+        self.slot = slot
+        self.incarnation = incarnation
+        self.role = role
+        self.model_version = model_version
+        self.state = EngineState.PENDING
+        self.descriptor: EngineDescriptor | None = None
+        self.ready: EngineReady | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._begun_at_s = asyncio.get_running_loop().time()
+        self.drain_until_s: float | None = None
+        """On the event loop's clock, while it drains."""
+        self._health: EngineHealth | None = None
+        self._health_at_s = 0.0
+        self._first_silent_s: float | None = None
+        self._wished_node_id = ""
+        self._ending: asyncio.Future[str] | None = None
+        self._placement: EnginePlacement | None = None
+        self._actor: Any = None  # Ray's handle: its methods come into being at run time.
+
+    @property
+    def engine_id(self) -> str:
+        """The engine's name."""
+        return self.slot.engine_id
+
+    @property
+    def key(self) -> EngineKey:
+        """This life of it."""
+        return self.engine_id, self.incarnation
+
+    @property
+    def actor(self) -> Any:
+        """Ray's handle; None before it has one."""
+        return self._actor
+
+    @property
+    def node_id(self) -> str:
+        """Ray's id of the node where it is, or, before it has loaded, where it would best be."""
+        return self._wished_node_id if self.ready is None else self.ready.node_id
+
+    @property
+    def finds_no_room(self) -> bool:
+        """Whether it has waited for its resources for long."""
+        waited_s = asyncio.get_running_loop().time() - self._begun_at_s
+        return self.state is EngineState.PENDING and waited_s >= self._config.place_timeout_s
+
+    async def bring_up(self, node_id: str | None, avoided: Iterable[str], say: Callable[[str], None]) -> None:
+        """Reserve resources, start the actor, load the model. Raises CannotStart.
+
+        node_id: where it would best be
+        avoided: ids of nodes where it must not be
+        """
+        self._wished_node_id = node_id or ""
+        config, group = self._config, self._config.group(self.slot.role)
+        name = placement_group_name(config.ray.namespace, self.key)
+        self._placement = await EnginePlacement.reserve(config, self.slot.role, name, node_id, avoided)
+        say(f"{self.engine_id}: waiting for resources")
+        await self._placement.ready()
+        self.state = EngineState.STARTING
+        say(f"{self.engine_id}: starting")
+        resources = RankResources(group.num_cpus, group.num_gpus, dict(group.resources))
+        actor = remote_class(EngineActor, concurrency_groups={"control": 32}).options(
+            name=engine_actor_name(self.key),
+            lifetime="detached",
+            num_cpus=group.num_cpus,
+            num_gpus=group.num_gpus,
+            resources=group.resources or None,
+            scheduling_strategy=self._placement.strategy(),
+        )
+        self._actor = actor.remote(config.engine_config(self.slot.role), self.engine_id, self.incarnation, resources)
+        await self.wait_loaded(say)
+
+    async def reset_prefix_cache(self, *, preempt: bool) -> bool:
+        """Let it forget all cached blocks; returns whether that was possible. Raises EngineRefused."""
+        is_reset: bool = await self._ask_for(self._actor.reset_prefix_cache, preempt, timeout_s=_STOP_TIMEOUT_S)
+        return is_reset
+
+    async def profile(self, duration_s: float, *, with_trace: bool) -> EngineProfile:
+        """Profile it for so long. Raises EngineRefused."""
+        timeout_s = duration_s + _STOP_TIMEOUT_S
+        profile: EngineProfile = await self._ask_for(self._actor.profile, duration_s, with_trace, timeout_s=timeout_s)
+        return profile
+
+    async def _ask_for(self, method: Any, *arguments: Any, timeout_s: float) -> Any:
+        try:
+            return await call(method, *arguments, timeout_s=timeout_s)
+        except RayCallFailed as failed:
+            raise EngineRefused(self.engine_id, str(failed)) from failed
+
+    async def wait_loaded(self, say: Callable[[str], None]) -> None:
+        """Until its actor has loaded the model. Raises CannotStart."""
+        watch = asyncio.create_task(self._report_progress(say))
+        timeout_s = self._config.start_timeout_s
+        try:
+            await call(self._actor.use_trust, await self._trust.material(), timeout_s=timeout_s)
+            ready: EngineReady = await call(self._actor.start, self._config.engine_host, timeout_s=timeout_s)
+        except RayCallFailed as failed:
+            is_late = failed.kind is FailureKind.TIMED_OUT
+            why = f"it has not loaded within {timeout_s:g} s" if is_late else str(failed)
+            raise CannotStart(f"{self.engine_id}: {why}") from failed
+        finally:
+            watch.cancel()
+        self.ready = ready
+        address, facts = ready.address, ready.facts
+        self.descriptor = EngineDescriptor(
+            self.engine_id,
+            self.incarnation,
+            self.role,
+            address,
+            facts.further_rank_addresses,
+            facts.pairing,
+            self.model_version,
+        )
+        say(f"{self.engine_id}: loaded, {facts.layout.num_blocks} KV blocks, at {address}")
+
+    async def find(self, saved: SavedEngine) -> bool:
+        """Go on with what an earlier controller has begun; False if its actor is gone."""
+        self._actor = await find_by_name(ray.get_actor, engine_actor_name(self.key))
+        name = placement_group_name(self._config.ray.namespace, self.key)
+        self._placement = await EnginePlacement.find(self._config, self.slot.role, name)
+        if self._actor is None or self._placement is None:
+            return False
+        self.state, self.ready, self.descriptor = saved.state, saved.ready, saved.descriptor
+        return True
+
+    def saved(self) -> SavedEngine:
+        """For a later controller."""
+        return SavedEngine(
+            self.slot, self.incarnation, self.role, self.state, self.model_version, self.ready, self.descriptor
+        )
+
+    async def _report_progress(self, say: Callable[[str], None]) -> None:
+        last = "starting"
+        while True:
+            await asyncio.sleep(_PROGRESS_INTERVAL_S)
+            try:
+                now: str = await call(self._actor.progress, timeout_s=_ANSWER_TIMEOUT_S)
+            except RayCallFailed:
+                # Whoever waits for the start is told what has become of the actor.
+                continue
+            if now != last:
+                say(f"{self.engine_id}: {now}")
+            last = now
+
+    async def look(self, head: HeadProbe) -> str | None:
+        """Wait for its end, or for the next look at it; returns why it has to be given up, if it has to."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(_ending_of(self._actor))
+        done, _ = await asyncio.wait({self._ending}, timeout=self._config.heartbeat_interval_s)
+        if done:
+            return self._ending.result()
+        return await self._ask(head)
+
+    async def _ask(self, head: HeadProbe) -> str | None:
+        loop = asyncio.get_running_loop()
+        timeout_s = self._config.heartbeat_timeout_s
+        asked_at_s = loop.time()
+        try:
+            health: EngineHealth = await call(self._actor.health, timeout_s=timeout_s)
+        except RayCallFailed as failed:
+            if not failed.is_silence:
+                return str(failed)
+            self._first_silent_s = asked_at_s if self._first_silent_s is None else self._first_silent_s
+            silent_s = head.silence_s(self._first_silent_s)
+            logger.warning("an engine is slow to answer", extra={"engine_id": self.engine_id, "silent_s": silent_s})
+            return f"it has not answered for {silent_s:.0f} s" if silent_s >= timeout_s else None
+        self._health, self._health_at_s, self._first_silent_s = health, time.time(), None
+        if health.error is not None:
+            return health.error
+        if health.trust_generation < self._trust.generation:
+            await give_trust(self._actor, self._trust)
+        deadline_s = self._config.step_deadline_s
+        if health.seconds_in_step > deadline_s:
+            return f"a step has taken {health.seconds_in_step:.0f} s (step_deadline_s is {deadline_s:g})"
+        if health.loop_busy_s > deadline_s:
+            return f"its event loop has been busy for {health.loop_busy_s:.0f} s (step_deadline_s is {deadline_s:g})"
+        return None
+
+    async def load_adapter(self, adapter: Adapter) -> str | None:
+        """Let it load an adapter; returns why it cannot. One that dies meanwhile refuses nothing."""
+        try:
+            failure: str | None = await call(self._actor.load_adapter, adapter, timeout_s=_LOAD_ADAPTER_TIMEOUT_S)
+        except RayCallFailed as failed:
+            if failed.kind is FailureKind.TIMED_OUT:
+                return f"it was not loaded within {_LOAD_ADAPTER_TIMEOUT_S:g} s"
+            logger.warning("an adapter was not loaded", extra={"engine_id": self.engine_id, "error": str(failed)})
+            return None
+        return failure
+
+    async def answers(self) -> bool:
+        """Whether it says that it is well, now."""
+        try:
+            health: EngineHealth = await call(self._actor.health, timeout_s=_ANSWER_TIMEOUT_S)
+        except RayCallFailed:
+            return False
+        return health.error is None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has not answered since it was last asked."""
+        return self._first_silent_s is not None
+
+    @property
+    def is_asked_to_end(self) -> bool:
+        """Whether its process has been told to end (SIGTERM), by whoever runs its node."""
+        return self._health is not None and self._health.is_asked_to_end
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it had no request when it was last asked, and has answered."""
+        return self._health is not None and self._health.is_idle and not self.is_silent
+
+    def missing(self) -> str:
+        """What keeps a pending engine from its place, in words."""
+        return "its place is being asked for" if self._placement is None else self._placement.missing()
+
+    async def stop(self) -> None:
+        """Let it abort what runs, close its links and end."""
+        if self._actor is not None:
+            await call_if_alive(self._actor.stop, timeout_s=_STOP_TIMEOUT_S)
+
+    async def kill(self) -> None:
+        """Nothing of it is left afterwards."""
+        for task in (self.task, self._ending):
+            if task is not None:
+                task.cancel()
+        if self._actor is not None:
+            await end_actor(self._actor)
+        if self._placement is not None:
+            await self._placement.release()
+
+    def view(self, last_error: str, missing: str = "") -> EngineView:
+        """For people. missing: see there."""
+        last_error = "; ".join(part for part in (last_error, missing) if part)
+        return EngineView(
+            engine_id=self.engine_id,
+            incarnation=self.incarnation,
+            role=self.role.value,
+            state=self.state.value,
+            address=self.descriptor.address if self.descriptor else "",
+            last_error=last_error,
+            kv_transport=self.ready.facts.kv_transport if self.ready else "",
+            node=self.ready.node_address if self.ready else "",
+            model_version=self.model_version,
+            stats=self._health.stats if self._health else None,
+            stats_at_s=self._health_at_s,
+        )
+
+
+async def _ending_of(actor: Any) -> str:
+    """Wait until the actor has died, which Ray tells who waits for an answer; returns why."""
+    while True:
+        try:
+            await call(actor.wait_for_end, _ENDING_WAIT_S, timeout_s=2 * _ENDING_WAIT_S)
+        except RayCallFailed as failed:
+            if not failed.is_silence:
+                return str(failed)
+            await asyncio.sleep(_REASK_DELAY_S)

@@ -1,0 +1,42 @@
+"""What people see of the engines, and of the places where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from actors.process.ray_calls import RayCallFailed, ask_head
+from cluster.observability.status import EngineView
+from cluster.pool.engines.engine_life import EngineLife
+from cluster.pool.engines.fleet import Fleet
+from cluster.pool.slots import EngineState, RestartPolicy, Slot
+
+_MISSING_TIMEOUT_S: Final = 1.0
+
+
+async def engine_views(
+    fleet: Fleet, wanted: Sequence[Slot], policy: RestartPolicy, now_s: float
+) -> tuple[EngineView, ...]:
+    """Every engine as of the last look at it, then every slot that is wanted and has none. now_s: Unix time"""
+    views = [engine.view(fleet.history(engine.slot).last_error, await _missing(engine)) for engine in fleet]
+    filled = {engine.slot for engine in fleet}
+    for slot in wanted:
+        if slot in filled:
+            continue
+        history = fleet.history(slot)
+        state = "quarantined" if history.is_quarantined(now_s, policy) else "waiting"
+        incarnation = history.last_incarnation
+        views.append(EngineView(slot.engine_id, incarnation, slot.role.value, state, "", history.last_error))
+    return tuple(views)
+
+
+async def _missing(engine: EngineLife) -> str:
+    """What a pending engine lacks."""
+    if engine.state is not EngineState.PENDING:
+        return ""
+    try:
+        async with asyncio.timeout(_MISSING_TIMEOUT_S):
+            return await ask_head(engine.missing)
+    except (TimeoutError, RayCallFailed):
+        return "Ray's head does not answer"

@@ -1,0 +1,377 @@
+"""The engines: what becomes of each from its start to its end, as the reconciler decides.
+
+An engine enters the membership once a canary request has proven it, and leaves it when it is drained or dies. Every
+change of what a later controller has to know is saved before it is acted on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from actors.config import ModelFacts
+from actors.core.requests.adapter import Adapter
+from cluster.config import ClusterConfig
+from cluster.errors import CannotStart, UnknownEngine
+from cluster.pool.cluster_trust import ClusterTrust
+from cluster.pool.engines.engine_life import EngineLife, SavedEngine
+from cluster.pool.engines.progress import ProgressLog
+from cluster.pool.engines.reconciler import DrainEngine, RemoveEngine, StartEngine
+from cluster.pool.ingresses.ingresses import Ingresses
+from cluster.pool.journal import Journal
+from cluster.pool.models import Models
+from cluster.pool.placement import alive_nodes, choose_node
+from cluster.pool.ray_calls import HeadProbe, one_line
+from cluster.pool.slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.routing.pairing import find_refusal
+from cluster.sessions.membership import Membership, ServedModel
+
+logger = logging.getLogger(__name__)
+
+Pair = tuple[EngineDescriptor | None, EngineDescriptor]
+_SILENT_NODE_S: Final = 90.0
+"""Longer than Ray takes by default (65 s) to miss a node."""
+_NUM_IDLE_LOOKS: Final = 2
+"""Of an engine that drains, one after the other: what an ingress had sent before it knew may arrive after the first."""
+_WATCHED: Final = frozenset({EngineState.READY, EngineState.DRAINING})
+
+
+class Fleet:
+    """Lives on the controller's event loop. membership is the newest; on_change is called after anything changed."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        models: Models,
+        ingresses: Ingresses,
+        journal: Journal,
+        policy: RestartPolicy,
+        head: HeadProbe,
+        save: Callable[[], Awaitable[None]],
+        on_change: Callable[[], None],
+        trust: ClusterTrust,
+    ) -> None:
+        """save: keeps for a later controller what it has to know; trust: the cluster's secret."""
+        self._config = config
+        self._trust = trust
+        self._models = models
+        self._ingresses = ingresses
+        self._journal = journal
+        self._policy = policy
+        self._head = head
+        self._save = save
+        self._on_change = on_change
+        self._engines: dict[Slot, EngineLife] = {}
+        self._watches: set[asyncio.Task[None]] = set()
+        self._endings: set[asyncio.Task[None]] = set()
+        self._silent_until_s: dict[str, float] = {}
+        """Of nodes where an engine fell silent: until when others are preferred, on the event loop's clock."""
+        self.histories: dict[Slot, SlotHistory] = {}
+        self.roles: dict[Slot, EngineRole] = {}
+        """Of slots whose engines serve in another role than the one that they began in."""
+        self.cordoned: set[str] = set()
+        """Ids of nodes where no engine is to start."""
+        self.membership = Membership(0, ())
+        self.progress = ProgressLog()
+        self.may_prove = asyncio.Event()
+        """Not before the first engines are there: they are proven in pairs."""
+
+    def __iter__(self) -> Iterator[EngineLife]:
+        return iter(list(self._engines.values()))
+
+    def observed(self) -> list[ObservedEngine]:
+        """What the reconciler is told."""
+        return [ObservedEngine(e.slot, e.incarnation, e.state, e.model_version, e.finds_no_room) for e in self]
+
+    def actors(self) -> list[Any]:
+        """Ray's handle of every engine that has one."""
+        return [engine.actor for engine in self if engine.actor is not None]
+
+    def history(self, slot: Slot) -> SlotHistory:
+        """What became of a slot's engines."""
+        return self.histories.get(slot, SlotHistory())
+
+    def serving(self, engine_id: str) -> EngineLife:
+        """The engine of that name. Raises UnknownEngine if none serves."""
+        for engine in self:
+            if engine.engine_id == engine_id and engine.state is EngineState.READY:
+                return engine
+        raise UnknownEngine(engine_id, sorted(e.engine_id for e in self if e.state is EngineState.READY))
+
+    async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
+        """Let this engine, or every one that serves if it is "", forget its cached blocks; returns who could.
+
+        Raises UnknownEngine, EngineRefused.
+        """
+        serving = [engine for engine in self if engine.state is EngineState.READY]
+        engines = [self.serving(engine_id)] if engine_id else serving
+        answers = await asyncio.gather(*(engine.reset_prefix_cache(preempt=preempt) for engine in engines))
+        return {engine.engine_id: is_reset for engine, is_reset in zip(engines, answers, strict=True)}
+
+    # -- what the reconciler asks for ----------------------------------------------------------------------------
+
+    async def act(self, action: StartEngine | DrainEngine | RemoveEngine) -> None:
+        """Begin with it; an engine that starts does so in a task of its own."""
+        match action:
+            case StartEngine():
+                await self._begin(action)
+            case DrainEngine(slot):
+                if action.updates_to:
+                    self.histories.setdefault(slot, SlotHistory()).updated_to = action.updates_to
+                await self.drain(self._engines[slot], action.reason)
+            case RemoveEngine():
+                await self._remove(action)
+
+    async def _begin(self, action: StartEngine) -> None:
+        slot, incarnation = action.slot, action.incarnation
+        role, version = self.roles.get(slot, slot.role), self._models.newest
+        config = self._models.config(version)
+        engine = self._engines[slot] = EngineLife(config, slot, incarnation, role, version, self._trust)
+        self.histories.setdefault(slot, SlotHistory()).last_incarnation = incarnation
+        self._journal.add(f"start {slot.engine_id}, incarnation {incarnation}: {action.reason}")
+        # First of all: a later controller must not give this incarnation to another engine.
+        await self._save()
+        engine.task = asyncio.create_task(self._bring_in(engine, self._bring_up(engine)))
+
+    async def _bring_up(self, engine: EngineLife) -> None:
+        """Where it fits and is least crowded; a node that has just fallen silent comes last, whatever Ray says."""
+        nodes = [node for node in await alive_nodes() if node.node_id not in self.cordoned]
+        fitting = [node.node_id for node in nodes if node.can_hold(self._config, engine.slot.role)]
+        now_s = asyncio.get_running_loop().time()
+        answering = [node for node in fitting if now_s >= self._silent_until_s.get(node, 0.0)]
+        # Nothing is awaited from here on: of engines that start at the same time each sees where those before it go.
+        crowd: dict[str, list[EngineRole]] = {}
+        for other in self:
+            crowd.setdefault(other.node_id, []).append(other.role)
+        node_id = choose_node(engine.role, answering or fitting, crowd)
+        await engine.bring_up(node_id, self.cordoned, self.progress.say)
+
+    async def _bring_in(self, engine: EngineLife, bring_up: Awaitable[None]) -> None:
+        """Wait for an engine, prove it, then let it serve; if it fails, its slot is tried again, later each time."""
+        try:
+            await bring_up
+            await self._save()
+            self._on_change()
+            await self.may_prove.wait()
+            async with asyncio.timeout(self._config.start_timeout_s):
+                await self._prove(engine)
+                await self._ingresses.prepare(self._served_model(engine))
+            await self._admit(engine)
+        except Exception as error:
+            # Whatever it is: an engine that did not come up is given up, and nobody waits for it.
+            logger.debug("an engine did not come up", exc_info=True)
+            self._mark_dead(engine, one_line(error))
+
+    async def drain(self, engine: EngineLife, reason: str) -> None:
+        """Give it no new requests; once it is idle, or out of time, it is removed."""
+        engine.state = EngineState.DRAINING
+        engine.drain_until_s = asyncio.get_running_loop().time() + self._config.drain_timeout_s
+        self._journal.add(f"drain {engine.engine_id}, incarnation {engine.incarnation}: {reason}")
+        await self.publish(self.membership.with_draining(*engine.key))
+
+    async def set_role(self, engine: EngineLife, role: EngineRole) -> None:
+        """Let it serve in another role from now on; what it has begun it ends."""
+        assert engine.descriptor is not None
+        self.roles[engine.slot] = engine.role = role
+        engine.descriptor = replace(engine.descriptor, role=role)
+        self._journal.add(f"let {engine.engine_id} serve as {role.value}: asked for")
+        await self.publish(self.membership.with_role(*engine.key, role))
+
+    async def load_adapter(self, adapter: Adapter) -> list[str]:
+        """Let every engine that serves load an adapter; returns why some cannot, by their words.
+
+        An engine that starts later, or has no room for it, loads it when a request needs it.
+        """
+        serving = [engine for engine in self if engine.state is EngineState.READY]
+        refusals = await asyncio.gather(*(engine.load_adapter(adapter) for engine in serving))
+        return [
+            f"{engine.engine_id}: {refusal}"
+            for engine, refusal in zip(serving, refusals, strict=True)
+            if refusal is not None
+        ]
+
+    async def _remove(self, action: RemoveEngine) -> None:
+        engine = self._engines.pop(action.slot)
+        self._journal.add(f"remove {engine.engine_id}, incarnation {engine.incarnation}: {action.reason}")
+        await self.publish(self.membership.without_engine(*engine.key))
+        # Its slot need not wait for that: Ray keeps the resources until they are given back.
+        ending = asyncio.create_task(_end(engine))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+        # Its slot is free: the next round need not wait for its time.
+        self._on_change()
+
+    def _mark_dead(self, engine: EngineLife, error: str) -> None:
+        if engine.state is EngineState.DEAD:
+            return
+        logger.error("an engine died", extra={"engine_id": engine.engine_id, "error": error})
+        engine.state = EngineState.DEAD
+        history, now_s = self.history(engine.slot), time.time()
+        history.add_death(now_s, error, self._policy)
+        if engine.is_silent:
+            self._silent_until_s[engine.node_id] = asyncio.get_running_loop().time() + _SILENT_NODE_S
+        self._journal.add(f"give up {engine.engine_id}, incarnation {engine.incarnation}: {error}")
+        if history.is_quarantined(now_s, self._policy):
+            self._journal.add(f"quarantine {engine.engine_id}: it died {len(history.deaths_s)} times, last of: {error}")
+        self._on_change()
+
+    # -- who serves ----------------------------------------------------------------------------------------------
+
+    async def _prove(self, engine: EngineLife) -> None:
+        """In a real pair if there can be one. A partner that dies meanwhile says nothing about this engine."""
+        while True:
+            partner = self._partner_of(engine)
+            prefill, decode = _pair(engine, partner)
+            names = decode.engine_id if prefill is None else f"{prefill.engine_id} -> {decode.engine_id}"
+            self.progress.say(f"{names}: canary request")
+            try:
+                facts = self.facts(engine.model_version)
+                return await self._ingresses.prove(prefill, decode, facts, time.time())
+            except CannotStart as error:
+                if partner is None or await partner.answers():
+                    raise
+                self._mark_dead(partner, one_line(error))
+
+    def _partner_of(self, engine: EngineLife) -> EngineLife | None:
+        """The one of the same number, going round; None if the engine has none, or needs none."""
+        assert engine.descriptor is not None, "it is proven once it has loaded"
+        wanted = EngineRole.DECODE if engine.role is EngineRole.PREFILL else EngineRole.PREFILL
+        partners = [
+            other
+            for other in self
+            if other.role is wanted
+            and other.descriptor is not None
+            and other.state is not EngineState.DEAD
+            and find_refusal(other.descriptor, engine.descriptor) is None
+        ]
+        if engine.role in (EngineRole.BOTH, EngineRole.ENCODE) or not partners:
+            return None
+        return partners[engine.slot.number % len(partners)]
+
+    async def _admit(self, engine: EngineLife) -> None:
+        assert engine.descriptor is not None
+        engine.state = EngineState.READY
+        self._journal.add(f"let {engine.engine_id}, incarnation {engine.incarnation} serve: its canary was right")
+        self._watch(engine)
+        await self.publish(self.membership.with_model(self._served_model(engine)).with_engine(engine.descriptor))
+        self._on_change()
+
+    def _served_model(self, engine: EngineLife) -> ServedModel:
+        version = engine.model_version
+        return ServedModel(version, self._models.directories[version], self.facts(version))
+
+    async def catch_up_with(self, version: int) -> None:
+        """An ingress follows a newer snapshot than is known here: an earlier controller did not get to save it."""
+        if version > self.membership.version:
+            await self.publish(replace(self.membership, version=version + 1))
+
+    async def publish(self, membership: Membership) -> None:
+        """From now on this is the membership, here and at the ingresses."""
+        self.membership = membership
+        await self._save()
+        await self._ingresses.publish(membership)
+
+    def facts(self, model_version: int) -> ModelFacts:
+        """A model's facts; the longest request is one that every engine's KV cache can hold."""
+        facts = [e.ready.facts for e in self if e.ready is not None and e.model_version == model_version]
+        longest = min(min(f.max_model_len, f.layout.num_blocks * f.layout.block_size) for f in facts)
+        return replace(facts[0], max_model_len=longest)
+
+    # -- how they are --------------------------------------------------------------------------------------------
+
+    def _watch(self, engine: EngineLife) -> None:
+        task = asyncio.create_task(self._keep_looking(engine))
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+
+    async def _keep_looking(self, engine: EngineLife) -> None:
+        try:
+            await self._look_until_gone(engine)
+        except Exception as error:
+            # A bug of ours. An engine that nobody looks after would be worse than a new one.
+            logger.exception("an engine could not be looked after", extra={"engine_id": engine.engine_id})
+            self._mark_dead(engine, f"it could not be looked after: {one_line(error)}")
+
+    async def _look_until_gone(self, engine: EngineLife) -> None:
+        num_idle_looks = 0
+        while engine.state in _WATCHED:
+            fault = await engine.look(self._head)
+            if engine.state not in _WATCHED:
+                return
+            if fault is not None:
+                self._mark_dead(engine, fault)
+            elif engine.state is EngineState.READY and engine.is_asked_to_end:
+                await self.drain(engine, "its process was asked to end")
+            elif engine.drain_until_s is not None:
+                is_late = asyncio.get_running_loop().time() >= engine.drain_until_s
+                num_idle_looks = num_idle_looks + 1 if engine.is_idle else 0
+                if num_idle_looks == _NUM_IDLE_LOOKS or is_late:
+                    engine.state = EngineState.DRAINED
+                    self._on_change()
+
+    # -- from one controller to the next -------------------------------------------------------------------------
+
+    def saved(self) -> tuple[SavedEngine, ...]:
+        """For a later controller."""
+        return tuple(engine.saved() for engine in self)
+
+    async def restore(
+        self,
+        saved: Iterable[SavedEngine],
+        histories: Mapping[Slot, SlotHistory],
+        roles: Mapping[Slot, EngineRole],
+        membership: Membership,
+    ) -> None:
+        """Go on with the engines of an earlier controller that are there, and with what it knew."""
+        self.histories, self.roles, self.membership = dict(histories), dict(roles), membership
+        for one in saved:
+            engine = EngineLife(
+                self._models.config(one.model_version),
+                one.slot,
+                one.incarnation,
+                one.role,
+                one.model_version,
+                self._trust,
+            )
+            if one.state not in {EngineState.STARTING, EngineState.PENDING, *_WATCHED} or not await engine.find(one):
+                self.membership = self.membership.without_engine(*engine.key)
+                continue
+            self._engines[one.slot] = engine
+            self._journal.add(f"go on with {engine.engine_id}, incarnation {engine.incarnation}: it was {one.state}")
+            if one.state is EngineState.DRAINING:
+                engine.drain_until_s = asyncio.get_running_loop().time() + self._config.drain_timeout_s
+            if one.state in _WATCHED:
+                self._watch(engine)
+            else:
+                engine.state = EngineState.STARTING
+                engine.task = asyncio.create_task(self._bring_in(engine, engine.wait_loaded(self.progress.say)))
+
+    async def stop(self) -> None:
+        """End all of them, and give their resources back."""
+        for task in list(self._watches):
+            task.cancel()
+        engines, self._engines = list(self), {}
+        for engine in engines:
+            if engine.task is not None:
+                engine.task.cancel()
+        await asyncio.gather(*(_end(engine) for engine in engines), *self._endings)
+
+
+async def _end(engine: EngineLife) -> None:
+    if engine.state in {EngineState.DRAINED, *_WATCHED}:
+        await engine.stop()
+    await engine.kill()
+
+
+def _pair(engine: EngineLife, partner: EngineLife | None) -> Pair:
+    assert engine.descriptor is not None
+    if partner is None:
+        return None, engine.descriptor
+    assert partner.descriptor is not None
+    is_prefill = engine.role is EngineRole.PREFILL
+    return (engine.descriptor, partner.descriptor) if is_prefill else (partner.descriptor, engine.descriptor)

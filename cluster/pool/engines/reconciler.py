@@ -1,0 +1,111 @@
+"""What is wanted and what is there, in; what to do about it and why, out. Pure: the clock is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cluster.pool.engines.rolling_update import find_update
+from cluster.pool.slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
+from cluster.routing.engine_connection import EngineRole
+
+
+@dataclass(frozen=True, slots=True)
+class StartEngine:
+    """Start an engine in this slot."""
+
+    slot: Slot
+    incarnation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainEngine:
+    """Give the engine no new work, and let what it has end. updates_to: the model version that comes; 0: the same."""
+
+    slot: Slot
+    incarnation: int
+    reason: str
+    updates_to: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveEngine:
+    """Take the engine out of the membership and release its actor."""
+
+    slot: Slot
+    incarnation: int
+    reason: str
+
+
+Action = StartEngine | DrainEngine | RemoveEngine
+
+
+def wanted_slots(counts: Mapping[EngineRole, int]) -> list[Slot]:
+    """Every slot of a cluster with so many engines of each role."""
+    return [Slot(role, number) for role, count in counts.items() for number in range(count)]
+
+
+def scaled_slots(wanted: Iterable[Slot], counts: Mapping[EngineRole, int]) -> list[Slot]:
+    """The slots for so many engines of these roles; those of other roles stay.
+
+    The lowest free numbers come first, the highest ones go first.
+    """
+    slots = sorted(wanted)
+    scaled = [slot for slot in slots if slot.role not in counts]
+    for role, count in counts.items():
+        kept = [slot for slot in slots if slot.role is role][:count]
+        free = (Slot(role, number) for number in range(len(slots) + count) if Slot(role, number) not in kept)
+        scaled += kept + [slot for slot, _ in zip(free, range(count - len(kept)), strict=False)]
+    return sorted(scaled)
+
+
+def reconcile(
+    wanted: Iterable[Slot],
+    observed: Iterable[ObservedEngine],
+    histories: Mapping[Slot, SlotHistory],
+    policy: RestartPolicy,
+    now_s: float,
+    model_version: int = 1,
+) -> list[Action]:
+    """The actions that bring what is observed closer to what is wanted.
+
+    A slot is filled by a later round than the one that removed its last engine: once nothing is left of it.
+    model_version: the one that engines are to serve. Those of another one are replaced, one after the other; see
+    rolling_update.py.
+    """
+    wanted_set, observed_list = set(wanted), list(observed)
+    occupied = {engine.slot for engine in observed_list}
+    actions: list[Action] = []
+    for engine in observed_list:
+        if engine.state is EngineState.DEAD:
+            actions.append(RemoveEngine(engine.slot, engine.incarnation, "it is dead"))
+        elif engine.state is EngineState.DRAINED:
+            actions.append(RemoveEngine(engine.slot, engine.incarnation, "it is drained"))
+        elif engine.state is EngineState.PENDING and engine.model_version != model_version:
+            reason = f"it has no room yet, and model version {model_version} replaces version {engine.model_version}"
+            actions.append(RemoveEngine(engine.slot, engine.incarnation, reason))
+        elif engine.slot in wanted_set or engine.state is EngineState.DRAINING:
+            continue
+        elif engine.state is EngineState.READY:
+            actions.append(DrainEngine(engine.slot, engine.incarnation, "it is not wanted any more"))
+        else:
+            actions.append(RemoveEngine(engine.slot, engine.incarnation, "it is not wanted any more"))
+    for slot in sorted(wanted_set - occupied):
+        history = histories.get(slot, SlotHistory())
+        if now_s >= history.not_before_s(now_s, policy):
+            actions.append(StartEngine(slot, history.last_incarnation + 1, _start_reason(history)))
+    if not actions:
+        update = find_update(wanted_set, observed_list, histories, policy, now_s, model_version)
+        if update is not None and (outdated := update.next) is not None:
+            reason = f"model version {model_version} replaces version {outdated.model_version}"
+            actions.append(DrainEngine(outdated.slot, outdated.incarnation, reason, model_version))
+    return actions
+
+
+def _start_reason(history: SlotHistory) -> str:
+    if not history.last_incarnation:
+        return "it is wanted"
+    if history.last_error:
+        return f"incarnation {history.last_incarnation} ended: {history.last_error}"
+    return f"incarnation {history.last_incarnation} has left"

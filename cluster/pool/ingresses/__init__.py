@@ -1,0 +1,1 @@
+"""The controller's ingresses: where they run, and starting them anew."""

@@ -1,0 +1,347 @@
+"""One submission of a request to the engines of a route: submit, listen, abort.
+
+Who may end it: a finished output of the decode engine; one of the prefill engine, if its first token ended the request.
+What the prefill engine's failure does not end: the decode engine goes on by its own recovery policy (it prefills
+itself), so its outputs are waited for. What the decode engine's failure always ends: the attempt.
+A preempted request may move: its decode engine and a second one, its successor, then have it both, and the one that
+gives the next token first keeps it. So the first one's blocks stay cached until the successor has fetched them, and
+nothing is lost if the successor cannot have it after all.
+Invariant: when the attempt is closed, each engine has said its last word on the request, or has been told to abort it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from actors.core.outputs import EngineCoreOutput, RequestTimings
+from actors.core.requests.request import EngineCoreRequest, FinishReason
+from cluster.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    EngineLost,
+    FieldViolation,
+    InvalidRequest,
+    OutputsDiverged,
+)
+from cluster.parameters.generation import EngineReport
+from cluster.parameters.structured_output_rules import refused_by_compiler
+from cluster.requests.output_order import Diverged, OutputOrder
+from cluster.routing.base import Route
+from cluster.routing.engine_connection import EngineConnection, EngineKey
+from kv_transfer.params import HandoffRanks, KVTransferParams, TransferRole
+
+logger = logging.getLogger(__name__)
+
+
+class EngineStream:
+    """What one engine says about the request, from submit on."""
+
+    def __init__(self, connection: EngineConnection, request: EngineCoreRequest) -> None:
+        self.connection = connection
+        self._request_id = request.request_id
+        self._attempt = request.attempt
+        self._structured_output = request.sampling_params.structured_output
+        self._lora = request.lora
+        self._outputs = connection.submit(request)
+        self.engine_id = connection.descriptor.engine_id
+        self.is_open = True
+        self.failure: str | None = None
+        self.can_resume = False
+        self.is_stranded = False
+        self.has_died = False
+        self.has_given_tokens = False
+        self.timings: RequestTimings | None = None
+
+    async def next_output(self) -> EngineCoreOutput | None:
+        """The next output; None if the engine has failed, or has nothing more to say. Then failure says why, if so.
+
+        Raises InvalidRequest if its grammar does not compile or its adapter cannot be served: no engine can do better.
+        """
+        try:
+            while (output := await anext(self._outputs, None)) is not None:
+                if output.attempt == self._attempt:
+                    break
+        except EngineLost as exc:
+            self.is_open, self.can_resume, self.failure = False, True, str(exc)
+            # A host that is cut off takes all its engines out of sight at once: that is no request's doing. And where
+            # a host has died, the request may be sent to a second engine of it before that one's end is noticed.
+            self.has_died = exc.had_request and not (exc.has_left or exc.is_silent)
+            return None
+        if output is None or output.finished:
+            self.is_open = False
+        if output is None:
+            return None
+        self.timings = output.timings or self.timings
+        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            reason = output.error or f"it ended with reason {output.finish_reason}"
+            if output.is_requests_fault and self._structured_output is not None:
+                raise refused_by_compiler(self._structured_output, reason)
+            if output.is_adapters_fault and self._lora is not None:
+                allowed = f"an adapter that can be served: {reason}"
+                raise InvalidRequest(FieldViolation("lora_name", repr(self._lora.name), allowed))
+            self.failure = f"engine {self.engine_id} gave the request up: {reason}"
+            self.can_resume = self.is_stranded = output.is_stranded
+            return None
+        self.has_given_tokens |= bool(output.new_token_ids)
+        return output
+
+    def abort(self) -> None:
+        """Let the engine free what the request holds there, unless it has already said its last word."""
+        if self.is_open:
+            self.is_open = False
+            self.connection.abort(self._request_id)
+
+    @property
+    def report(self) -> EngineReport:
+        """What is known of the request's life in this engine."""
+        return EngineReport(self.engine_id, self.timings)
+
+
+class Attempt:
+    """An async context manager: submitted inside, over or aborted after."""
+
+    def __init__(self, route: Route[EngineConnection], request: EngineCoreRequest, deadline_s: float | None) -> None:
+        """deadline_s: on the event loop's clock."""
+        self._route = route
+        self._request = request
+        self._deadline_s = deadline_s
+        self._order = OutputOrder(request.output_token_ids)
+        self._ready: deque[EngineCoreOutput] = deque()
+        self._prefill: EngineStream | None = None
+        self._successor: EngineStream | None = None
+        self._predecessors: list[EngineStream] = []
+        self._lost_targets: list[EngineStream] = []
+        # Reads of both engines at once; empty as soon as the prefill engine is through.
+        self._reads: dict[EngineStream, asyncio.Task[EngineCoreOutput | None]] = {}
+
+    async def __aenter__(self) -> Self:
+        """Submit to both engines; the consumer first, whose reservation lets the producer start."""
+        prefill, decode = self._route.prefill, self._route.decode
+        if prefill is None:
+            self._decode = EngineStream(decode, replace(self._request, prefix_source=self._route.prefix_source))
+        else:
+            self._decode = EngineStream(decode, self._with_ticket(TransferRole.CONSUMER, prefill))
+            try:
+                self._prefill = EngineStream(prefill, self._with_ticket(TransferRole.PRODUCER, decode))
+            except BaseException:
+                self._decode.abort()
+                raise
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Abort on every engine that still has the request. Nothing here waits for an engine."""
+        for stream in self._streams:
+            stream.abort()
+        reads = list(self._reads.values())
+        for read in reads:
+            read.cancel()
+        await asyncio.gather(*reads, return_exceptions=True)
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Every output token so far, those included that the request came with."""
+        return self._order.token_ids
+
+    @property
+    def route(self) -> Route[EngineConnection]:
+        """The engines that have it now."""
+        return replace(self._route, decode=self._decode.connection)
+
+    @property
+    def num_moves(self) -> int:
+        """How often another decode engine has taken it over."""
+        return len(self._predecessors)
+
+    @property
+    def can_move(self) -> bool:
+        """Whether its output so far comes without a gap from an engine that has it alone."""
+        is_alone = self._successor is None and not self._is_prefilling
+        return is_alone and self._decode.is_open and not self._order.has_gap
+
+    def move(self, decode: EngineConnection, request: EngineCoreRequest) -> None:
+        """Let another decode engine have it too. request: what goes on from token_ids there, under an id of its own."""
+        assert self.can_move, "two engines at most decode it"
+        self._successor = EngineStream(decode, request)
+
+    @property
+    def lost_engines(self) -> set[EngineKey]:
+        """The engines that are thought to have died while they had the request, since the decode engine went on."""
+        # Also both engines of a handoff: where the prefill engine dies, the decode engine computes the prompt itself.
+        others = [*self._streams, *self._predecessors, *self._lost_targets]
+        suspects = [self._decode] if self.has_decoded else others
+        return {stream.connection.descriptor.key for stream in suspects if stream.has_died}
+
+    @property
+    def has_decoded(self) -> bool:
+        """Whether the decode engine has given tokens: it has lived with the request for at least a step."""
+        return self._decode.has_given_tokens
+
+    @property
+    def is_stranded_on_the_way(self) -> bool:
+        """Whether its decode engine has lost it to others' blocks after new tokens: that is no engine's failure."""
+        return self._decode.is_stranded and self.num_new_tokens > 0
+
+    @property
+    def prefill_report(self) -> EngineReport | None:
+        """The prefill engine's part; None if the decode engine does all of it."""
+        return None if self._prefill is None else self._prefill.report
+
+    @property
+    def decode_report(self) -> EngineReport:
+        """The decode engine's part."""
+        return self._decode.report
+
+    @property
+    def prefill_timings(self) -> RequestTimings | None:
+        """Of the engine that computed the prompt, if it has reported."""
+        # What a successor found was put there by its predecessor.
+        decode = self._predecessors[0] if self._predecessors else self._decode
+        return (self._prefill and self._prefill.timings) or decode.timings
+
+    def __aiter__(self) -> Self:
+        """Outputs in order, every position once; the last of the request has a finish_reason."""
+        return self
+
+    async def __anext__(self) -> EngineCoreOutput:
+        """Wait for the next output.
+
+        Raises EngineFailed if no engine can go on, OutputsDiverged, DeadlineExceeded, or InvalidRequest if none could.
+        """
+        while not self._ready:
+            self._fail_if_nothing_can_follow()
+            stream, output = await self._next_in_time()
+            if stream is not self._decode and stream not in self._streams:
+                continue  # Another one was quicker.
+            if output is None:
+                self._on_silent_end(stream)
+            elif output.preemption is None:
+                self._settle_move(stream)
+                self._settle_prefill(stream, output)
+                self._ready.extend(self._in_order(output))
+            elif self.can_move:
+                self._ready.append(output)
+        return self._ready.popleft()
+
+    async def _next_in_time(self) -> tuple[EngineStream, EngineCoreOutput | None]:
+        """As _next_of_any(). Raises DeadlineExceeded."""
+        if self._deadline_s is None:
+            return await self._next_of_any()  # Without a timer's price, for each token.
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                return await self._next_of_any()
+        except TimeoutError:
+            raise DeadlineExceeded(self._request.request_id) from None
+
+    async def _next_of_any(self) -> tuple[EngineStream, EngineCoreOutput | None]:
+        """The next word of any engine, None for "no more"."""
+        listening = [stream for stream in self._streams if stream.is_open or stream in self._reads]
+        if listening == [self._decode] and not self._reads:
+            return self._decode, await self._decode.next_output()
+        for stream in listening:
+            if stream not in self._reads:
+                self._reads[stream] = asyncio.create_task(stream.next_output())
+        await asyncio.wait(self._reads.values(), return_when=asyncio.FIRST_COMPLETED)
+        stream = next(stream for stream, read in self._reads.items() if read.done())
+        return stream, self._reads.pop(stream).result()
+
+    def _in_order(self, output: EngineCoreOutput) -> list[EngineCoreOutput]:
+        try:
+            return self._order.push(output)
+        except Diverged as exc:
+            request_id, num_new_tokens = self._request.request_id, self.num_new_tokens
+            raise OutputsDiverged(request_id, str(exc), num_new_tokens=num_new_tokens, can_resume=True) from exc
+
+    def _on_silent_end(self, stream: EngineStream) -> None:
+        if stream is self._successor:
+            self._successor = None
+            if stream.has_died:
+                # Only what the decode engine gives from now on clears the request of this death.
+                self._lost_targets.append(stream)
+                self._decode.has_given_tokens = False
+            logger.info("a move has failed, the request stays", extra=self._fields(stream))
+            return
+        if stream.failure is None:
+            return
+        if stream is self._decode and self._successor is not None:
+            logger.warning("its engine has failed, a preempted request moves at once", extra=self._fields(stream))
+            self._settle_move(self._successor)
+            return
+        if stream is self._decode:
+            raise self._failed(stream.failure, can_resume=stream.can_resume)
+        logger.warning("prefill failed, the decode engine goes on", extra=self._fields(stream))
+
+    def _settle_prefill(self, stream: EngineStream, output: EngineCoreOutput) -> None:
+        """Where the decode engine gives the very first token, it does the prefill: it has refused the handoff."""
+        is_first = output.first_position == len(self._request.output_token_ids) and output.new_token_ids
+        if is_first and stream is self._decode and self._prefill is not None:
+            self._prefill.abort()
+
+    def _settle_move(self, winner: EngineStream) -> None:
+        """Of two decode engines, leave the request to the winner alone."""
+        successor, self._successor = self._successor, None
+        if successor is None:
+            return
+        if winner is not successor:
+            successor.abort()
+            logger.info("a move was not needed", extra=self._fields(successor))
+            return
+        self._decode.abort()
+        self._predecessors.append(self._decode)
+        self._decode = successor
+
+    def _fields(self, stream: EngineStream) -> dict[str, str | None]:
+        """For the log."""
+        return {"request_id": self._request.request_id, "engine_id": stream.engine_id, "reason": stream.failure}
+
+    def _fail_if_nothing_can_follow(self) -> None:
+        """A gap can only be filled by the prefill engine, and only an open stream can bring the end."""
+        if self._order.has_gap and not self._is_prefilling:
+            raise self._failed(f"position {len(self.token_ids)} of the output is missing", can_resume=True)
+        if not any(self._is_listening(stream) for stream in self._streams):
+            reasons = [stream.failure for stream in self._streams if stream.failure is not None]
+            can_resume = any(stream.can_resume for stream in self._streams)
+            raise self._failed("; ".join(reasons) or "its engines let go of it unfinished", can_resume=can_resume)
+
+    @property
+    def _is_prefilling(self) -> bool:
+        return self._prefill is not None and self._is_listening(self._prefill)
+
+    def _is_listening(self, stream: EngineStream) -> bool:
+        return stream.is_open or stream in self._reads
+
+    def _failed(self, reason: str, *, can_resume: bool) -> EngineFailed | DeadlineExceeded:
+        """What the attempt ends with. An engine that has dropped the request for its deadline is not to blame."""
+        if self._deadline_s is not None and asyncio.get_running_loop().time() >= self._deadline_s:
+            return DeadlineExceeded(self._request.request_id)
+        request_id, num_new_tokens = self._request.request_id, self.num_new_tokens
+        return EngineFailed(request_id, reason, num_new_tokens=num_new_tokens, can_resume=can_resume)
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Output tokens of this attempt so far."""
+        return len(self.token_ids) - len(self._request.output_token_ids)
+
+    @property
+    def _streams(self) -> list[EngineStream]:
+        return [stream for stream in (self._prefill, self._decode, self._successor) if stream is not None]
+
+    def _with_ticket(self, role: TransferRole, peer: EngineConnection) -> EngineCoreRequest:
+        request, address = self._request, peer.descriptor.kv_address
+        transfer_id = f"{request.request_id}/{request.attempt}"
+        prefill = self._route.prefill
+        assert prefill is not None, "who does all of it needs no ticket"
+        ranks = HandoffRanks(prefill.descriptor.handoff_rank, self._route.decode.descriptor.handoff_rank)
+        ticket = KVTransferParams(transfer_id, request.attempt, role, address, ranks=ranks)
+        # What the consumer does not have comes from its producer.
+        source = self._route.prefix_source if role is TransferRole.PRODUCER else None
+        # What images are made of is large, and the consumer gets what has been made of it.
+        inputs = request.encoder_inputs if role is TransferRole.PRODUCER else ()
+        return replace(request, kv_transfer_params=ticket, prefix_source=source, encoder_inputs=inputs)

@@ -1,0 +1,260 @@
+"""Several prompts in one call, and several samples of each.
+
+The samples of a prompt are requests like any other, each with a seed of its own: whatever becomes of one is what would
+become of it alone. Only their beginning is common. The first one leads: its prompt is prefilled and handed over. When
+its decode engine has given a token, the blocks of the prompt are in that engine's prefix cache, and the others follow
+there, alone: they share the full blocks, get a copy of the last one, and compute the prompt's last token. A leader that
+ends before that passes the lead on. See docs/decisions/0022.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from actors.core.requests.request import EngineCoreRequest
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, Prompt
+from cluster.parameters.sampling_rules import Violations
+from cluster.requests.attempt import Attempt
+from cluster.requests.model_versions import ModelVersion
+from cluster.requests.sample_seeds import sample_seed
+from cluster.routing.base import EngineT, Route, Router
+from cluster.routing.engine_connection import EngineKey
+from cluster.settings.input_limits import InputLimits
+from cluster.text.input_processor import draw_engine_request_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateManyRequest:
+    """Several prompts, and several samples of each.
+
+    n:       samples of each prompt
+    best_of: so many are made of each prompt, and the n with the largest cumulative log-probability are its answer, the
+             best one first, when all of them have ended; None: as many as are wanted, each streamed as it is made
+    each:    everything else, the same for all; its prompt is not looked at. Its seed is that of each prompt's sample 0
+    """
+
+    prompts: Sequence[Prompt]
+    n: int = 1
+    best_of: int | None = None
+    each: GenerateRequest
+
+    @property
+    def num_made(self) -> int:
+        """Samples that are made of each prompt."""
+        return self.n if self.best_of is None else self.best_of
+
+
+@dataclass(frozen=True, slots=True)
+class SampleChunk:
+    """What one sample of one prompt has got.
+
+    cumulative_logprob: of all its output, with its end, if log-probabilities were asked for, or best_of
+    """
+
+    prompt_index: int
+    sample_index: int
+    chunk: GenerateChunk
+    cumulative_logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One of the requests that a call is."""
+
+    prompt_index: int
+    sample_index: int
+    request: GenerateRequest
+    prompt: SharedPrompt
+
+
+def split(request: GenerateManyRequest, limits: InputLimits) -> list[Sample]:
+    """The requests that a call is. Raises InvalidRequest if it is none, or too many."""
+    _check(request, limits)
+    each, samples = request.each, []
+    is_one = len(request.prompts) * request.num_made == 1
+    sampling = each.sampling
+    if request.best_of is not None and sampling.logprobs is None:
+        sampling = replace(sampling, logprobs=0)
+    for prompt_index, prompt in enumerate(request.prompts):
+        shared = SharedPrompt()
+        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        for sample_index in range(request.num_made):
+            own = replace(
+                each,
+                prompt=prompt,
+                request_id=each.request_id if is_one else f"{each.request_id}.{prompt_index}.{sample_index}",
+                sampling=replace(
+                    sampling,
+                    seed=sample_seed(seed, sample_index),
+                    # They are the prompt's, and who asks for them has all of it computed.
+                    prompt_logprobs=sampling.prompt_logprobs if sample_index == 0 else None,
+                ),
+            )
+            samples.append(Sample(prompt_index, sample_index, own, shared))
+    return samples
+
+
+def _check(request: GenerateManyRequest, limits: InputLimits) -> None:
+    violations = Violations()
+    n, best_of, num_prompts = request.n, request.best_of, len(request.prompts)
+    if not num_prompts:
+        violations.add("prompts", "empty", "at least one prompt")
+    violations.require(1 <= n <= limits.max_samples, "n", n, f"1 to {limits.max_samples}")
+    is_allowed = best_of is None or n <= best_of <= limits.max_samples
+    violations.require(is_allowed, "best_of", best_of, f"n to {limits.max_samples}")
+    violations.raise_if_any()
+    num_samples = num_prompts * request.num_made
+    if num_samples > limits.max_samples_per_call:
+        allowed = f"at most {limits.max_samples_per_call} of all prompts together, that is prompts x n (or best_of)"
+        violations.add("prompts", f"{num_samples} samples", allowed)
+    # Who goes on does so with one sample, and its own seed.
+    allowed = "none: a sample is resumed by a call of its own, with its seed"
+    violations.require(not request.each.output_token_ids, "output_token_ids", request.each.output_token_ids, allowed)
+    violations.raise_if_any()
+
+
+class SharedPrompt:
+    """The prompt of some samples, and where its KV is.
+
+    Invariant: until there is such an engine, only one of the samples is under way, the leader.
+    """
+
+    def __init__(self) -> None:
+        self._lead = asyncio.Lock()
+        self._has_leader = False
+        self._home: EngineKey | None = None
+        self._processed: tuple[int, EngineCoreRequest] | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether there is an engine that has its KV, as far as is known: what is left of it is less than a block."""
+        return self._home is not None
+
+    @property
+    def model_version(self) -> int | None:
+        """That of the samples so far; None before the first."""
+        return None if self._processed is None else self._processed[0]
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until a sample may begin, and let it be the leader if there is none."""
+        await self._lead.acquire()
+        self._has_leader = True
+        if self._home is not None:
+            self._end_lead()
+        try:
+            yield
+        finally:
+            self._end_lead()
+
+    def _end_lead(self) -> None:
+        if self._has_leader:
+            self._has_leader = False
+            self._lead.release()
+
+    def on_output(self, attempt: Attempt | None) -> None:
+        """A sample has an output: if the leader's decode engine gave it, the others may follow there."""
+        if self._has_leader and attempt is not None and attempt.has_decoded:
+            self._home = attempt.route.decode.descriptor.key
+            self._end_lead()
+
+    async def process(self, model: ModelVersion, request: GenerateRequest) -> EngineCoreRequest:
+        """A sample as the engines get it. Its prompt is tokenized once. Raises what InputProcessor.process() raises."""
+        if self._processed is None or self._processed[0] != model.version:
+            first = await model.input_processor.process(request)
+            self._processed = model.version, first
+            return first
+        first, sampling = self._processed[1], request.sampling
+        assert sampling.seed is not None, "each sample has one"
+        params = replace(first.sampling_params, seed=sampling.seed, prompt_logprobs=sampling.prompt_logprobs)
+        return replace(first, request_id=draw_engine_request_id(request.request_id), sampling_params=params)
+
+    def router(self, router: Router) -> Router:
+        """Where the samples go."""
+        return _HomeRouter(self, router)
+
+    def home_among(self, engines: Sequence[EngineT]) -> EngineT | None:
+        """The engine that has the prompt's KV, if it is there."""
+        return next((engine for engine in engines if engine.descriptor.key == self._home), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _HomeRouter:
+    """A Router that sends samples to where their prompt is."""
+
+    prompt: SharedPrompt
+    router: Router
+
+    def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
+        """Choose the engine that has the prompt, or as the router does."""
+        home = self.prompt.home_among(engines)
+        return self.router.choose(request, engines) if home is None else Route(None, home)
+
+    def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
+        """Tell the router, unless it was told of the prompt's engine before."""
+        if self.prompt.home_among([route.decode]) is None:
+            self.router.on_start(request, route)
+
+    def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
+        """Tell the router."""
+        self.router.on_end(request, output_token_ids, route)
+
+
+class Answers:
+    """Turns the chunks of a call's samples into what its client gets."""
+
+    def __init__(self, request: GenerateManyRequest) -> None:
+        self._request = request
+        self._wants_logprobs = request.each.sampling.logprobs is not None
+        self._logprobs: dict[tuple[int, int], float] = {}
+        self._chunks: dict[tuple[int, int], list[GenerateChunk]] = {}
+        self._num_ended = [0] * len(request.prompts)
+
+    def take(self, sample: Sample, chunk: GenerateChunk) -> Iterator[SampleChunk]:
+        """Take a chunk; what may go out by it."""
+        key = sample.prompt_index, sample.sample_index
+        if chunk.logprobs:
+            total = sum(position.logprobs[0] for position in chunk.logprobs)
+            self._logprobs[key] = self._logprobs.get(key, 0.0) + total
+        if self._request.best_of is None:
+            total_logprob = None if chunk.end is None or not self._wants_logprobs else self._logprobs.get(key, 0.0)
+            yield SampleChunk(*key, chunk, total_logprob)
+            return
+        self._chunks.setdefault(key, []).append(chunk)
+        if chunk.end is not None:
+            self._num_ended[sample.prompt_index] += 1
+            if self._num_ended[sample.prompt_index] == self._request.best_of:
+                yield from self._best(sample.prompt_index)
+
+    def _best(self, prompt_index: int) -> Iterator[SampleChunk]:
+        """The best samples of a prompt, all of which have ended. Of equal ones the first."""
+        made = [key for key in self._chunks if key[0] == prompt_index]
+        made.sort(key=lambda key: (-self._logprobs.get(key, 0.0), key))
+        prompt_logprobs = self._chunks[prompt_index, 0][0].prompt_logprobs
+        for rank, key in enumerate(made[: self._request.n]):
+            whole = _join(self._chunks[key], with_logprobs=self._wants_logprobs)
+            # They are the prompt's, whichever sample brought them.
+            whole = replace(whole, prompt_logprobs=prompt_logprobs if rank == 0 else None)
+            yield SampleChunk(prompt_index, rank, whole, self._logprobs.get(key, 0.0))
+        for key in made:
+            del self._chunks[key]
+
+
+def _join(chunks: Sequence[GenerateChunk], *, with_logprobs: bool) -> GenerateChunk:
+    """All chunks of an answer as one."""
+    logprobs = [position for chunk in chunks for position in chunk.logprobs or ()]
+    return GenerateChunk(
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=[token_id for chunk in chunks for token_id in chunk.token_ids],
+        first_position=chunks[0].first_position,
+        logprobs=logprobs if with_logprobs else None,
+        seed=chunks[0].seed,
+        model_version=chunks[0].model_version,
+        lora_digest=chunks[0].lora_digest,
+        prompt_token_ids=chunks[0].prompt_token_ids,
+        end=chunks[-1].end,
+    )

@@ -1,0 +1,25 @@
+"""The least loaded pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actors.core.requests.request import EngineCoreRequest
+from cluster.routing.base import EngineT, Route, choose_pair
+
+
+class LeastLoadedPair:
+    """Chooses, of the engines that can work together, those with the fewest unfinished requests.
+
+    Of equally loaded engines the one with the smaller id is chosen.
+    """
+
+    def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
+        """Choose a pair, or one engine for both. The request makes no difference."""
+        return Route(*choose_pair(engines, lambda engine: engine.num_unfinished_requests))
+
+    def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
+        """Nothing is learnt from it."""
+
+    def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
+        """Nothing is learnt from it."""

@@ -1,0 +1,44 @@
+"""Which engines may exchange KV, as their descriptors tell; the handshake between them decides by the same rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from kv_transfer.pairing import find_mismatch
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedPair:
+    """Two engines that cannot work together, by their ids, and why not.
+
+    A prefill and a decode engine, which cannot hand over; or, in their places, an encode and a prefill engine, to which
+    no embeddings can travel.
+    """
+
+    prefill: str
+    decode: str
+    reason: str
+
+
+def find_refusal(one: EngineDescriptor, other: EngineDescriptor) -> str | None:
+    """Why no KV can travel between the two, in either direction; None if it can, or if that is not known."""
+    if one.model_version != other.model_version:
+        return f"model version: {one.model_version} at {one.engine_id}, {other.model_version} at {other.engine_id}"
+    if one.pairing is None or other.pairing is None:
+        return None
+    return find_mismatch(one.pairing, other.pairing, one.engine_id, other.engine_id)
+
+
+def refused_pairs(engines: Iterable[EngineDescriptor]) -> tuple[RefusedPair, ...]:
+    """Every two engines that would be a pair by their roles, and cannot be one."""
+    members = sorted(engines, key=lambda engine: engine.key)
+    return tuple(
+        RefusedPair(producer.engine_id, consumer.engine_id, reason)
+        for roles in ((EngineRole.PREFILL, EngineRole.DECODE), (EngineRole.ENCODE, EngineRole.PREFILL))
+        for producer in members
+        if producer.role is roles[0]
+        for consumer in members
+        if consumer.role is roles[1] and (reason := find_refusal(producer, consumer)) is not None
+    )

@@ -1,0 +1,118 @@
+"""Requests go where their prefix is, unless others wait there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+from actors.core.requests.block_hash import BlockHash, BlockHasher, BlockHashKey, ExtraKeys
+from actors.core.requests.request import EngineCoreRequest
+from cluster.routing.base import EngineT, Route, choose_pair
+from cluster.routing.engine_connection import EngineDescriptor, EngineKey
+from cluster.routing.pairing import find_refusal
+from cluster.routing.prefix_index import PrefixIndex
+from kv_transfer.params import PrefixSource
+
+_MAX_ADAPTERS = 10_000
+_MAX_BLOCKS = 200_000
+"""About 30 MB, and 3 million tokens in blocks of 16."""
+MAX_TOKENS = 262_144
+"""Of a prompt that are looked at: twice as many take the event loop more than 50 ms at once."""
+
+
+class PrefixAwarePair:
+    """Chooses, of the engines that can work together, those with the least to do: what is left of this prompt, and the
+    requests that are there.
+
+    A request that is there counts as much as this one would without any prefix, so a whole prefix is worth one place in
+    the queue. So is its adapter, at an engine that has probably loaded it: one that got a request for it before. Where
+    another engine has more of the prefix than the one that is chosen to compute it, it is named as a source to fetch
+    from. A prefix counts up to MAX_TOKENS.
+    """
+
+    def __init__(self, block_size: int, max_blocks: int = _MAX_BLOCKS, *, hash_key: BlockHashKey) -> None:
+        """block_size: of the engines' KV caches; prefixes are counted in it, also where an engine has another size.
+
+        hash_key: of the block hashes, the cluster's own
+        """
+        self._hasher = BlockHasher(block_size, hash_key)
+        self._index = PrefixIndex(max_blocks)
+        self._adapters: OrderedDict[tuple[EngineKey, str], None] = OrderedDict()
+        """Which engines were sent requests with which adapters, by keys; the pair that was used longest ago first."""
+
+    def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
+        """Choose a pair, or one engine for both."""
+        token_ids = _first_token_ids(request)
+        num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
+        cached: Mapping[EngineKey, int] = {}
+        # Whoever has any of a prompt has its beginning.
+        if self._index.find(self._hash(request, token_ids[: self._hasher.block_size])):
+            cached = self._index.find(self._hash(request, token_ids))
+
+        def work(engine: EngineT) -> int:
+            num_left = num_tokens - self._num_cached_tokens(engine.descriptor, cached)
+            num_loads = request.lora is not None and (engine.descriptor.key, request.lora.key) not in self._adapters
+            return (engine.num_unfinished_requests + num_loads) * num_tokens + num_left
+
+        prefill, decode = choose_pair(engines, work)
+        computing = decode if prefill is None else prefill
+        return Route(prefill, decode, self._find_source(computing, engines, cached))
+
+    def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
+        """Its engines will have its prompt's KV when the next request comes, and its adapter."""
+        computing = route.decode if route.prefill is None else route.prefill
+        keys = {computing.descriptor.key, route.decode.descriptor.key}
+        self._index.add(keys, self._hash(request, _first_token_ids(request)))
+        if request.lora is not None:
+            for key in keys:
+                self._note_adapter(key, request.lora.key)
+
+    def _note_adapter(self, engine: EngineKey, adapter: str) -> None:
+        self._adapters[engine, adapter] = None
+        self._adapters.move_to_end((engine, adapter))
+        if len(self._adapters) > _MAX_ADAPTERS:
+            self._adapters.popitem(last=False)
+
+    def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
+        """The engine that decoded has the answer's KV, but for its last token, which nothing was computed from."""
+        token_ids = [*request.prompt_token_ids[:MAX_TOKENS], *output_token_ids][:-1]
+        self._index.add([route.decode.descriptor.key], self._hash(request, token_ids))
+
+    def _hash(self, request: EngineCoreRequest, token_ids: list[int]) -> list[BlockHash]:
+        hashes: list[BlockHash] = []
+        digest = None if request.prompt_embeds is None else request.prompt_embeds.digest
+        lora_name = None if request.lora is None else request.lora.key
+        keys = ExtraKeys(request.cache_salt, lora_name, request.mm_features, digest)
+        self._hasher.extend(hashes, token_ids[:MAX_TOKENS], keys)
+        return hashes
+
+    def _num_cached_tokens(self, engine: EngineDescriptor, cached: Mapping[EngineKey, int]) -> int:
+        return cached.get(engine.key, 0) * self._hasher.block_size
+
+    def _find_source(
+        self, computing: EngineT, engines: Sequence[EngineT], cached: Mapping[EngineKey, int]
+    ) -> PrefixSource | None:
+        """Of the engines that can lend more of the prefix than the computing one has, the one that has most of it."""
+        num_tokens = self._num_cached_tokens(computing.descriptor, cached)
+        source: EngineDescriptor | None = None
+        for engine in engines:
+            num_there = self._num_cached_tokens(engine.descriptor, cached)
+            if num_there > num_tokens and _can_lend(engine.descriptor, computing.descriptor):
+                source, num_tokens = engine.descriptor, num_there
+        return None if source is None else PrefixSource(source.kv_address, num_tokens)
+
+
+def _first_token_ids(request: EngineCoreRequest) -> list[int]:
+    """At least the first MAX_TOKENS tokens, if there are so many."""
+    if not request.output_token_ids or len(request.prompt_token_ids) >= MAX_TOKENS:
+        return request.prompt_token_ids
+    return [*request.prompt_token_ids, *request.output_token_ids]
+
+
+def _can_lend(source: EngineDescriptor, borrower: EngineDescriptor) -> bool:
+    """A fetch names blocks by their hashes, so unlike a handoff it needs equal block sizes."""
+    if find_refusal(source, borrower) is not None:
+        return False
+    if source.pairing is None or borrower.pairing is None:
+        return True
+    return source.pairing.block_size == borrower.pairing.block_size

@@ -1,0 +1,51 @@
+"""Who has, as far as an ingress knows, the KV of which prefix.
+
+It knows what it has sent where, not what engines have evicted since: what it says is a good guess, and those who act on
+it find out. An engine's next life is another engine. Bounded, the prefixes used least recently forgotten first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+from actors.core.requests.block_hash import BlockHash
+from cluster.routing.engine_connection import EngineKey
+
+
+class PrefixIndex:
+    """Block hashes to the engines that have them. Every call costs O(1) per block."""
+
+    def __init__(self, max_blocks: int) -> None:
+        self._max_blocks = max_blocks
+        # Blocks that came together share one set: there are hundreds of them in a prompt.
+        self._holders: OrderedDict[BlockHash, frozenset[EngineKey]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def add(self, engines: Iterable[EngineKey], block_hashes: Sequence[BlockHash]) -> None:
+        """These engines have these blocks, the first of a prompt first."""
+        holders, new = self._holders, frozenset(engines)
+        # Last ones first, so that a prefix is forgotten from its end.
+        for block_hash in reversed(block_hashes):
+            known = holders.pop(block_hash, new)
+            holders[block_hash] = known if known is new or known >= new else known | new
+        while len(holders) > self._max_blocks:
+            holders.popitem(last=False)
+
+    def find(self, block_hashes: Sequence[BlockHash]) -> dict[EngineKey, int]:
+        """How many of these blocks, from the first one on, each engine has; those that have none are left out."""
+        found: dict[EngineKey, int] = {}
+        holders: frozenset[EngineKey] = frozenset()
+        for index, block_hash in enumerate(block_hashes):
+            here = self._holders.get(block_hash, frozenset())
+            if index == 0:
+                holders = here
+            elif not (here is holders or here >= holders):
+                found.update(dict.fromkeys(holders - here, index))
+                holders &= here
+            if not holders:
+                return found
+        found.update(dict.fromkeys(holders, len(block_hashes)))
+        return found

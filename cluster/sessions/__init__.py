@@ -1,0 +1,1 @@
+"""An ingress's connections to engines: membership, sessions, streams, canaries."""

@@ -1,0 +1,231 @@
+"""Ready means proven: a request through a real prefill -> decode pair, with the right tokens.
+
+Right means: the decode engine, asked to do the same prompt alone, says the same. A cache_salt of its own keeps each of
+the two runs from the other's cached blocks, so that the first one really moves KV and the second really computes it.
+
+Where engines round differently (16 bits, GPUs, other tensor parallel sizes) two tokens that are as likely as each other
+may change places, and everything after them. So tokens that differ are judged by log-probabilities: the decode engine
+alone reads the prompt and the tokens that the pair gave (teacher forcing), and has to find each of them as likely as
+the pair did, and none much more likely. In float32 on CPUs the bound is that of a tie. Elsewhere a second prompt is
+tried before the pair is refused, since the first may suit a model badly.
+
+A model that gives no tokens has nothing to hand over: each engine of the pair is asked for the prompt's vector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final
+
+from actors.config import ModelFacts
+from actors.core.outputs import EngineCoreOutput, TokenLogprobs
+from actors.core.requests.request import EngineCoreRequest, FinishReason
+from actors.core.requests.sampling_params import PoolingParams, SamplingParams
+from cluster.errors import CanaryFailed, EngineLost
+from cluster.routing.engine_connection import EngineConnection
+from kv_transfer.params import KVTransferParams, TransferRole
+
+logger = logging.getLogger(__name__)
+
+_NUM_TOKENS = 4
+_TIE: Final = 1e-3
+_ROUNDING: Final = 0.5
+"""In nats. What 16 bits make of a token's log-probability at most."""
+_NUM_LIKELIEST: Final = 20
+_PART_OF_SPREAD: Final = 0.5
+"""Of what lies between the likeliest token and the last one of these. Rounding is a small part of it, also where a
+model finds all tokens alike; other KV, or other weights, are as far away as tokens are from each other.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """An arithmetic progression of token ids, which any model has. It begins at 1 / start of the vocabulary."""
+
+    start: int
+    step: int
+
+
+_PROMPTS: Final = (_Prompt(3, 7), _Prompt(5, 11))
+_MAX_VECTOR_ERROR = 0.1
+"""Relative. What 16 bits and other kernels may do; other weights give vectors that have nothing in common."""
+
+
+async def run_canary(
+    prefill: EngineConnection | None, decode: EngineConnection, facts: ModelFacts, timeout_s: float
+) -> None:
+    """Prove one pair, or one combined engine if prefill is None. Raises CanaryFailed with what went wrong."""
+    name = decode.descriptor.engine_id if prefill is None else _pair_name(prefill, decode)
+    try:
+        async with asyncio.timeout(timeout_s):
+            if not facts.generates:
+                await _compare_vectors([decode] if prefill is None else [prefill, decode], facts, name)
+            elif prefill is None:
+                await _run_alone(decode, _request(facts, _PROMPTS[0]))
+            else:
+                await _compare_tokens(prefill, decode, facts, name)
+    except TimeoutError as error:
+        raise CanaryFailed(f"{name}: the canary request did not end within {timeout_s:.0f} s") from error
+    except EngineLost as error:
+        raise CanaryFailed(f"{name}: {error}") from error
+
+
+async def _compare_tokens(prefill: EngineConnection, decode: EngineConnection, facts: ModelFacts, name: str) -> None:
+    """Raise CanaryFailed unless the pair's tokens of one prompt are right."""
+    is_exact = _is_exact(facts)
+    differences = []
+    for prompt in _PROMPTS[:1] if is_exact else _PROMPTS:
+        difference = await _find_difference(prefill, decode, _request(facts, prompt), _TIE if is_exact else _ROUNDING)
+        if difference is None:
+            return
+        differences.append(difference)
+        logger.warning("a canary's tokens differ", extra={"pair": name, "difference": difference})
+    raise CanaryFailed(f"{name}: {'; '.join(differences)}: the two engines do not compute the same")
+
+
+async def _find_difference(
+    prefill: EngineConnection, decode: EngineConnection, request: EngineCoreRequest, max_difference: float
+) -> str | None:
+    """What the pair gets wrong, in words; None if it is right up to max_difference, in nats of each token."""
+    handed_over = await _run_pair(prefill, decode, request)
+    alone = await _run_alone(decode, _renamed(request))
+    if len(handed_over) != _NUM_TOKENS:
+        raise CanaryFailed(f"asked for {_NUM_TOKENS} tokens, got {[one.token_ids[0] for one in handed_over]}")
+    token_ids, alone_ids = ([one.token_ids[0] for one in tokens] for tokens in (handed_over, alone))
+    if token_ids == alone_ids:
+        return None
+    forced = await _read_forced(decode, request, token_ids)
+    errors = [_error(theirs, ours, max_difference) for theirs, ours in zip(handed_over, forced, strict=True)]
+    if all(error <= 1.0 for error in errors):  # a NaN fails, too
+        return None
+    return (
+        f"tokens {token_ids} after the handoff, but {alone_ids} when {decode.descriptor.engine_id} prefills by itself, "
+        f"whose own log-probabilities differ by {max(errors):.3g} times what rounding may do"
+    )
+
+
+def _error(theirs: TokenLogprobs, ours: TokenLogprobs, max_difference: float) -> float:
+    """How much one token's log-probabilities differ, as a multiple of what may be.
+
+    ours: with the likeliest tokens, best first. Where these lie close together little is much.
+    """
+    best, last = ours.logprobs[1], ours.logprobs[-1]
+    allowed = min(max_difference, _PART_OF_SPREAD * (best - last))
+    difference = max(abs(theirs.logprobs[0] - ours.logprobs[0]), best - ours.logprobs[0])
+    return difference / allowed if allowed > 0 else math.inf
+
+
+def _is_exact(facts: ModelFacts) -> bool:
+    """Whether two engines round alike up to what makes no difference but in a tie."""
+    is_on_cpu = facts.pairing is None or not facts.pairing.is_on_gpu
+    return facts.layout.dtype == "float32" and is_on_cpu
+
+
+async def _run_alone(engine: EngineConnection, request: EngineCoreRequest) -> list[TokenLogprobs]:
+    tokens = await _tokens([engine.submit(request)])
+    if len(tokens) != _NUM_TOKENS:
+        got = [one.token_ids[0] for one in tokens]
+        raise CanaryFailed(f"{engine.descriptor.engine_id}: asked for {_NUM_TOKENS} tokens, got {got}")
+    return tokens
+
+
+async def _read_forced(
+    engine: EngineConnection, request: EngineCoreRequest, token_ids: list[int]
+) -> list[TokenLogprobs]:
+    """What the engine alone finds of these tokens behind the request's prompt, and of the likeliest one each time."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, prompt_logprobs=_NUM_LIKELIEST)
+    prompt = [*request.prompt_token_ids, *token_ids]
+    async for output in engine.submit(replace(_renamed(request), prompt_token_ids=prompt, sampling_params=params)):
+        if output.prompt_logprobs is not None:
+            return output.prompt_logprobs[-len(token_ids) :]
+        raise CanaryFailed(f"{engine.descriptor.engine_id} gave the canary request up: {output.error}")
+    raise CanaryFailed(f"{engine.descriptor.engine_id} did not say how likely the canary's tokens are")
+
+
+async def _run_pair(
+    prefill: EngineConnection, decode: EngineConnection, request: EngineCoreRequest
+) -> list[TokenLogprobs]:
+    transfer_id = f"canary-{uuid.uuid4().hex}"
+    # The consumer first: its reservation is what lets the producer begin.
+    consumer = decode.submit(_with_ticket(request, transfer_id, TransferRole.CONSUMER, prefill))
+    producer = prefill.submit(_with_ticket(request, transfer_id, TransferRole.PRODUCER, decode))
+    return await _tokens([producer, consumer])
+
+
+async def _compare_vectors(engines: list[EngineConnection], facts: ModelFacts, name: str) -> None:
+    vectors = [await _vector(engine, facts) for engine in engines]
+    size = math.hypot(*vectors[0])
+    if not 0 < size < math.inf:  # a NaN fails, too
+        raise CanaryFailed(f"{name}: a vector of length {size:g} came of the canary request")
+    if any(math.dist(vectors[0], vector) > _MAX_VECTOR_ERROR * size for vector in vectors):
+        raise CanaryFailed(f"{name}: the two engines do not compute the same vector of one prompt")
+
+
+async def _vector(engine: EngineConnection, facts: ModelFacts) -> list[float]:
+    assert facts.pooling is not None, "a model gives tokens or vectors"
+    params = PoolingParams(pooling=facts.pooling.pooling)
+    if not facts.pooling.embedding_size:
+        params = replace(params, task="classify", activate=False)
+    engine_id = engine.descriptor.engine_id
+    async for output in engine.submit(replace(_request(facts), pooling_params=params)):
+        if output.pooling_output is not None:
+            return output.pooling_output
+        raise CanaryFailed(f"{engine_id} gave the canary request up: {output.error}")
+    raise CanaryFailed(f"{engine_id} gave no vector of the canary request")
+
+
+def _with_ticket(
+    request: EngineCoreRequest, transfer_id: str, role: TransferRole, peer: EngineConnection
+) -> EngineCoreRequest:
+    ticket = KVTransferParams(transfer_id, request.attempt, role, peer.descriptor.kv_address)
+    return EngineCoreRequest(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        sampling_params=request.sampling_params,
+        arrival_time_s=request.arrival_time_s,
+        cache_salt=request.cache_salt,
+        kv_transfer_params=ticket,
+    )
+
+
+def _request(facts: ModelFacts, prompt: _Prompt = _PROMPTS[0]) -> EngineCoreRequest:
+    """A prompt of two blocks and a bit, if the model's context allows."""
+    # One more token than is asked for is left: the tokens of an answer are read behind their prompt.
+    num_tokens = max(1, min(2 * facts.layout.block_size + 3, facts.max_model_len - _NUM_TOKENS - 1))
+    first = facts.vocab_size // prompt.start
+    request = EngineCoreRequest(
+        request_id="",
+        prompt_token_ids=[(first + prompt.step * index) % facts.vocab_size for index in range(num_tokens)],
+        sampling_params=SamplingParams(temperature=0.0, max_tokens=_NUM_TOKENS, ignore_eos=True, logprobs=0),
+    )
+    return _renamed(request)
+
+
+def _renamed(request: EngineCoreRequest) -> EngineCoreRequest:
+    """The same once more, which shares no cached block with the others."""
+    unique = uuid.uuid4().hex
+    return replace(request, request_id=f"canary-{unique}", cache_salt=unique)
+
+
+async def _tokens(streams: Iterable[AsyncIterator[EngineCoreOutput]]) -> list[TokenLogprobs]:
+    """Every token of streams that follow each other by position, with its log-probability."""
+    outputs = chain.from_iterable([[output async for output in stream] for stream in streams])
+    tokens: list[TokenLogprobs] = []
+    for output in outputs:
+        if output.finish_reason in {FinishReason.ERROR, FinishReason.ABORT}:
+            raise CanaryFailed(f"the engine gave the canary request up: {output.error}")
+        logprobs = output.logprobs or []
+        if len(logprobs) != len(output.new_token_ids) or not all(math.isfinite(one.logprobs[0]) for one in logprobs):
+            raise CanaryFailed(f"tokens {output.new_token_ids} have no finite log-probabilities")
+        tokens += logprobs
+    return tokens
+
+
+def _pair_name(prefill: EngineConnection, decode: EngineConnection) -> str:
+    return f"{prefill.descriptor.engine_id} -> {decode.descriptor.engine_id}"

@@ -1,0 +1,287 @@
+"""The ingress's end of a session with one engine.
+
+One reader task hands each output to the stream of its request; one writer task sends what was submitted and aborted
+since its last message. When the stream breaks, or stays silent for longer than the engine's heartbeat allows, every
+open request of the session fails with EngineLost at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import grpc
+
+from actors.core.outputs import EngineCoreOutputs
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.stats import SchedulerStats
+from actors.sessions.session_messages import (
+    MAX_MESSAGE_BYTES,
+    SESSION_METHOD,
+    Abort,
+    ClientMessage,
+    EngineMessage,
+    Hello,
+    Outputs,
+    Submit,
+    Taken,
+    decode_engine_message,
+    encode,
+)
+from cluster.errors import EngineLost
+from cluster.routing.engine_connection import EngineDescriptor
+from cluster.sessions.request_stream import RequestStream
+from kv_transfer.errors import Untrusted
+from kv_transfer.links.refused_messages import RefusedMessages
+from kv_transfer.ranges import MALFORMED
+from kv_transfer.trust.grpc_proof import METADATA_LIMITS, prove
+from kv_transfer.trust.handshake import Party
+from kv_transfer.trust.membership import Member
+from kv_transfer.trust.secret import Purpose
+from kv_transfer.trust.tls import open_channel, tls_advice
+
+logger = logging.getLogger(__name__)
+
+_CHANNEL_OPTIONS: Final = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),
+    *METADATA_LIMITS,
+]
+_NO_MESSAGE: Final = "what it said is no message"
+_NUM_SLICES: Final = 6
+"""Of the time that an engine may stay silent."""
+
+
+class EngineSession:
+    """An EngineConnection over gRPC. Lives on one event loop."""
+
+    def __init__(
+        self,
+        descriptor: EngineDescriptor,
+        member: Member,
+        timeout_s: float = 10.0,
+        refused_messages: RefusedMessages | None = None,
+    ) -> None:
+        """timeout_s: how long the engine may stay silent; it sends a heartbeat twice a second
+
+        member: the ingress, as it proves itself to the engine
+        refused_messages: counts what the engine says that is no message; it ends the session
+        """
+        self._refused_messages = refused_messages or RefusedMessages()
+        self._descriptor = descriptor
+        self._member = member
+        self._timeout_s = timeout_s
+        self._streams: dict[str, RequestStream] = {}
+        self._submissions: list[RequestStream] = []
+        self._untaken: deque[list[RequestStream]] = deque()
+        """What was sent, message by message, and the engine has not yet said that it has."""
+        self._aborts: list[tuple[str, int]] = []
+        self._has_outgoing = asyncio.Event()
+        self._channel: grpc.aio.Channel | None = None
+        self._call: grpc.aio.StreamStreamCall[ClientMessage, bytes] | None = None
+        self._lost: EngineLost | None = None
+        self._is_over = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._heard_s = 0.0
+        self.last_stats: tuple[SchedulerStats, float] | None = None
+        """The engine's newest counters, and the monotonic time at which they came, in seconds."""
+
+    @property
+    def descriptor(self) -> EngineDescriptor:
+        """Which engine this is."""
+        return self._descriptor
+
+    def set_descriptor(self, descriptor: EngineDescriptor) -> None:
+        """The same engine has another role."""
+        self._descriptor = descriptor
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the session is over."""
+        return self._lost is not None
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Requests of this ingress that the engine works on."""
+        return len(self._streams)
+
+    @property
+    def silence_s(self) -> float:
+        """Seconds since the engine has said anything; the session is open."""
+        return asyncio.get_running_loop().time() - self._heard_s
+
+    async def open(self) -> None:
+        """Dial the engine; it and this end prove themselves to each other. Raises EngineLost."""
+        channel = self._channel = open_channel(self._descriptor.address, _CHANNEL_OPTIONS, self._member.trust.tls)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                hello = await self._begin_call(channel)
+        except Untrusted as error:
+            await self.close()
+            raise EngineLost(self._descriptor.engine_id, f"{self._descriptor.address}: {error}") from error
+        except MALFORMED as error:
+            await self.close()
+            self._count_refused(error)
+            raise EngineLost(self._descriptor.engine_id, f"{_NO_MESSAGE}: {error}") from error
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            await self.close()
+            reason = f"no answer from {self._descriptor.address}{tls_advice(self._member.trust.tls)}"
+            raise EngineLost(self._descriptor.engine_id, reason) from error
+        expected = Hello(self._descriptor.engine_id, self._descriptor.incarnation)
+        if hello != expected:
+            await self.close()
+            raise EngineLost(self._descriptor.engine_id, f"expected {expected}, but {hello!r} answered")
+        self._heard_s = asyncio.get_running_loop().time()
+        self._tasks = [asyncio.create_task(work) for work in (self._read(), self._write(), self._watch_silence())]
+
+    async def _begin_call(self, channel: grpc.aio.Channel) -> object:
+        """Make the call with a proof; returns the engine's first message. Raises Untrusted, AioRpcError."""
+        peer = Party(self._descriptor.engine_id, self._descriptor.incarnation)
+        proof = await prove(channel, self._member, Purpose.SESSION, peer, self._timeout_s)
+        # Messages are decoded here, not by gRPC: what is malformed ends this session, with the reason.
+        method: grpc.aio.StreamStreamMultiCallable[ClientMessage, bytes] = channel.stream_stream(
+            SESSION_METHOD, request_serializer=encode
+        )
+        self._call = method(metadata=proof.metadata)
+        await proof.confirm(self._call)
+        return await self._receive(self._call)
+
+    @staticmethod
+    async def _receive(call: grpc.aio.StreamStreamCall[ClientMessage, bytes]) -> EngineMessage | None:
+        """Return the engine's next message; None at the stream's end. Raises MALFORMED, AioRpcError."""
+        frame = await call.read()
+        return decode_engine_message(frame) if isinstance(frame, bytes) else None
+
+    async def wait_lost(self) -> None:
+        """Until the session is over."""
+        await self._is_over.wait()
+
+    async def close(self, *, has_left: bool = False) -> None:
+        """Hang up: the engine aborts what this session had running. has_left: because it was drained."""
+        self._lose("it was drained" if has_left else "the session was closed", has_left=has_left)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._call is not None:
+            self._call.cancel()
+        if self._channel is not None:  # None: it was never opened.
+            await self._channel.close()
+
+    def submit(self, request: EngineCoreRequest) -> RequestStream:
+        """Send the request; its outputs come out of the stream, which raises EngineLost if the session breaks."""
+        stream = RequestStream(request)
+        if self._lost is not None:
+            stream.end(self._lost)
+            return stream
+        assert request.request_id not in self._streams, f"{request.request_id!r} is already running here"
+        self._streams[request.request_id] = stream
+        self._submissions.append(stream)
+        self._has_outgoing.set()
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """End the request on the engine and its stream here. Unknown and finished requests are ignored."""
+        stream = self._streams.pop(request_id, None)
+        if stream is None:
+            return
+        stream.end()
+        self._aborts.append((request_id, stream.request.attempt))
+        self._has_outgoing.set()
+
+    async def _write(self) -> None:
+        call = self._call
+        assert call is not None, "open() has made it"
+        while True:
+            await self._has_outgoing.wait()
+            self._has_outgoing.clear()
+            submissions, self._submissions = self._submissions, []
+            aborts, self._aborts = self._aborts, []
+            try:
+                for streams in _messages(submissions):
+                    self._untaken.append(streams)
+                    await call.write(Submit([stream.request for stream in streams], time.monotonic()))
+                if aborts:
+                    await call.write(Abort(aborts))
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return  # The reader sees the same end of the stream and says so.
+
+    async def _read(self) -> None:
+        loop, call = asyncio.get_running_loop(), self._call
+        assert call is not None, "open() has made it"
+        try:
+            while isinstance(message := await self._receive(call), Outputs | Taken):
+                self._heard_s = loop.time()
+                if isinstance(message, Outputs):
+                    self._distribute(message.batch)
+                elif self._untaken:
+                    for stream in self._untaken.popleft():
+                        stream.is_taken = True
+                else:
+                    raise ValueError("it has taken more than it was given")
+            if message is not None:
+                raise ValueError(f"a {type(message).__name__} came in the middle of the session")
+            self._lose("it closed the session")
+        except MALFORMED as error:
+            self._count_refused(error)
+            self._lose(f"{_NO_MESSAGE}: {error}")
+        except grpc.aio.AioRpcError as error:
+            self._lose(f"the session broke: {error.details()}")
+
+    def _count_refused(self, error: Exception) -> None:
+        self._refused_messages.add("malformed engine message", self._descriptor.engine_id, str(error))
+
+    async def _watch_silence(self) -> None:
+        """Lose an engine that is silent. Time counts in slices that this event loop had for others: what was said while
+        it was busy it hears afterwards.
+        """
+        slice_s = self._timeout_s / _NUM_SLICES
+        num_silent, heard_s = 0, self._heard_s
+        while num_silent < _NUM_SLICES:
+            await asyncio.sleep(slice_s)
+            num_silent = num_silent + 1 if self._heard_s == heard_s else 0
+            heard_s = self._heard_s
+        self._lose(f"it was silent for {self._timeout_s:.1f} s", is_silent=True)
+
+    def _distribute(self, batch: EngineCoreOutputs) -> None:
+        if batch.scheduler_stats is not None:
+            self.last_stats = batch.scheduler_stats, time.monotonic()
+        for output in batch.outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None or stream.request.attempt != output.attempt:
+                continue  # Aborted here meanwhile.
+            stream.put(output)
+            if output.finished:
+                del self._streams[output.request_id]
+        for request_id in batch.finished_req_ids & self._streams.keys():
+            self._streams.pop(request_id).end()
+
+    def _lose(self, reason: str, *, has_left: bool = False, is_silent: bool = False) -> None:
+        if self._lost is not None:
+            return
+        self._lost = EngineLost(self._descriptor.engine_id, reason, has_left=has_left, is_silent=is_silent)
+        self._is_over.set()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.end(self._lost)
+        if streams:
+            logger.warning(
+                "lost an engine with requests running",
+                extra={"engine_id": self._descriptor.engine_id, "num_requests": len(streams), "reason": reason},
+            )
+
+
+def _messages(submissions: list[RequestStream]) -> Iterator[list[RequestStream]]:
+    """As few messages as are surely small enough: who brings megabytes goes alone."""
+    if together := [stream for stream in submissions if not _is_large(stream.request)]:
+        yield together
+    if len(together) < len(submissions):
+        yield from ([stream] for stream in submissions if _is_large(stream.request))
+
+
+def _is_large(request: EngineCoreRequest) -> bool:
+    return request.prompt_embeds is not None or bool(request.encoder_inputs)

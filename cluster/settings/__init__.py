@@ -1,0 +1,1 @@
+"""The settings of the parts of a cluster, which cluster/config.py puts together."""

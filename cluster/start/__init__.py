@@ -1,0 +1,1 @@
+"""How a process brings a raypd cluster up, finds one, and ends one."""

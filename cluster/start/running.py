@@ -1,0 +1,277 @@
+"""A running cluster as its driver sees it: brought up, watched, drained, gone."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any, Final
+
+from rich.console import Console
+
+from cluster.access.certificate_dates import find_certificate_warnings
+from cluster.checks.startup_checks import refuse_bad_files, refuse_bad_start
+from cluster.config import ClusterConfig
+from cluster.errors import CannotStart, InvalidConfig
+from cluster.start import local_ray
+
+logger = logging.getLogger(__name__)
+
+_POLL_TIMEOUT_S: Final = 30.0
+_ATTEND_INTERVAL_S: Final = 2.0
+_LONGEST_STOP_S: Final = 60.0
+"""Of the controller beside the drain."""
+
+
+def serve_until_signalled(config: ClusterConfig, console: Console) -> None:
+    """Start the cluster, print its addresses, and drain it on SIGINT or SIGTERM. Raises CannotStart."""
+    stop = threading.Event()
+    with running_cluster(config, console, stop) as cluster:
+        if cluster is None:
+            return
+        _say_ready(config, console, cluster)
+        stop.wait()
+        console.print("somebody else has stopped the cluster" if cluster.is_over else "draining")
+    console.print("stopped")
+
+
+def start_detached(config: ClusterConfig, console: Console) -> None:
+    """Start the cluster, print its addresses, and leave it running. Raises CannotStart, InvalidConfig."""
+    if local_ray.address_of(config) is None:
+        raise InvalidConfig("--detach", ["a Ray cluster is needed that stays: give --ray-address, or set RAY_ADDRESS"])
+    refuse_bad_files(config)
+    config = local_ray.connect(config)
+    with _disconnect_at_the_end():
+        cluster = RunningCluster(config, needs_driver=False)
+        try:
+            cluster.start(console, threading.Event())
+        except BaseException:
+            cluster.stop()
+            raise
+        _say_ready(config, console, cluster)
+
+
+def stop_cluster(config: ClusterConfig, console: Console) -> None:
+    """End the cluster in this Ray cluster and namespace, whoever started it. Raises InvalidConfig."""
+    if local_ray.address_of(config) is None:
+        raise InvalidConfig("stop", ["which Ray cluster? Give --ray-address, or set RAY_ADDRESS"])
+    config = local_ray.connect(config)
+    with _disconnect_at_the_end():
+        cluster = RunningCluster.find(config)
+        num_left = cluster.stop() if cluster is not None else _sweep(config)
+        is_there = cluster is not None or num_left
+        console.print("stopped" if is_there else f"no raypd cluster runs in namespace {config.ray.namespace!r}")
+
+
+@contextmanager
+def running_cluster(
+    config: ClusterConfig, console: Console, stop: threading.Event | None = None
+) -> Iterator[RunningCluster | None]:
+    """A started cluster, or None if `stop` was set meanwhile; the cluster ends with the block.
+
+    stop: if given, SIGINT and SIGTERM set it, instead of interrupting
+    Raises InvalidConfig if this machine has not what a local cluster needs, or the files of the cluster's secrets and
+    certificates cannot be used here; CannotStart if the start fails.
+    The cluster needs its driver: if that dies, nothing is left behind after some seconds.
+    """
+    if local_ray.address_of(config) is None:
+        refuse_bad_start(config)
+        for warning in find_certificate_warnings(config.ingress.tls):
+            console.print(f"[yellow]warning[/] {warning}", soft_wrap=True)
+    else:
+        refuse_bad_files(config)
+    with ExitStack() as at_the_end:
+        # Ray sets a SIGTERM handler of its own: ours comes after it, and what was sent meanwhile reaches ours.
+        with local_ray.sigterm_blocked():
+            config = local_ray.connect(config)
+            at_the_end.enter_context(_disconnect_at_the_end())
+            if stop is not None:
+                at_the_end.enter_context(_signals_set(stop))
+        stop = stop or threading.Event()
+        cluster = RunningCluster(config, needs_driver=True)
+        is_leaving = threading.Event()
+        attending = threading.Thread(target=cluster.attend, args=(stop, is_leaving), daemon=True)
+        try:
+            is_up = cluster.start(console, stop)
+            attending.start()
+            yield cluster if is_up else None
+        finally:
+            is_leaving.set()
+            if attending.ident is not None:
+                attending.join(_POLL_TIMEOUT_S)
+            cluster.stop()
+
+
+class RunningCluster:
+    """A cluster's controller, wherever it is; it outlives its own death (Ray starts it again)."""
+
+    def __init__(self, config: ClusterConfig, *, needs_driver: bool, controller: Any = None) -> None:
+        """Begin a cluster, or go on with that of this controller. Raises CannotStart if there is one already."""
+        self._config = config
+        self.addresses: list[str] = []
+        self.http_addresses: list[str] = []
+        self.is_over = False
+        """Whether somebody else has stopped it."""
+        self._controller = controller if controller is not None else _make_controller(config, needs_driver=needs_driver)
+
+    @classmethod
+    def find(cls, config: ClusterConfig) -> RunningCluster | None:
+        """The cluster that runs in this Ray cluster and namespace."""
+        import ray
+
+        from cluster.pool.names import CONTROLLER_NAME
+
+        try:
+            return cls(config, needs_driver=False, controller=ray.get_actor(CONTROLLER_NAME))
+        except ValueError:
+            return None
+
+    @property
+    def address(self) -> str:
+        """Of its first ingress."""
+        return self.addresses[0]
+
+    def start(self, console: Console, stop: threading.Event) -> bool:
+        """Bring it up and show how that goes; False if `stop` was set meanwhile. Raises CannotStart.
+
+        Ray may have no node for the controller yet, or be making its environment there: it is waited for.
+        """
+        import ray
+
+        from actors.process.ray_calls import FailureKind, RayCallFailed, call_blocking, result_of
+
+        starting = self._controller.start.remote()
+        num_events, heard_at_s, was_silent = 0, time.monotonic(), False
+        with console.status("starting"):
+            while not stop.is_set():
+                done, _ = ray.wait([starting], timeout=0.0)
+                try:
+                    events = call_blocking(self._controller.progress, num_events, timeout_s=_POLL_TIMEOUT_S)
+                    heard_at_s = time.monotonic()
+                    self._controller.attend.remote()
+                    num_events += len(events)
+                    for event in events:
+                        console.print(f"  {event}", highlight=False, soft_wrap=True)
+                    if done:
+                        self.addresses = result_of(starting, timeout_s=_POLL_TIMEOUT_S)
+                        self.http_addresses = call_blocking(self._controller.http_addresses, timeout_s=_POLL_TIMEOUT_S)
+                        return True
+                except RayCallFailed as failed:
+                    if failed.kind is FailureKind.RAISED:
+                        raise CannotStart(str(failed)) from failed
+                    if failed.kind is not FailureKind.TIMED_OUT:
+                        raise CannotStart(f"the controller cannot be called ({failed.kind}): {failed}") from failed
+                    if time.monotonic() - heard_at_s > self._config.start_timeout_s:
+                        raise CannotStart(self._silence()) from failed
+                    if not was_silent:
+                        console.print("  waiting for a node for the controller, and its environment", highlight=False)
+                    was_silent = True
+        return False
+
+    def _silence(self) -> str:
+        controller = self._config.controller
+        needs = f"it needs {controller.resources} on a node that is labelled {controller.labels}"
+        return f"no word from the controller for {self._config.start_timeout_s:g} s: {needs}"
+
+    def attend(self, stop: threading.Event, is_leaving: threading.Event) -> None:
+        """Tell it that its driver is there, until is_leaving is set. Sets `stop` if somebody else has stopped it."""
+        from actors.process.ray_calls import FailureKind, RayCallFailed, call_blocking
+
+        while not (self.is_over or is_leaving.wait(_ATTEND_INTERVAL_S)):
+            try:
+                self.is_over = not call_blocking(self._controller.attend, timeout_s=_POLL_TIMEOUT_S)
+            except RayCallFailed as failed:
+                self.is_over = failed.kind is FailureKind.DIED
+                if not self.is_over:
+                    logger.warning("the controller does not answer", extra={"error": str(failed)})
+        if self.is_over:
+            stop.set()
+
+    def stop(self) -> int:
+        """Drain it and end it; whatever does not end by itself is killed. Returns how much had to be."""
+        import ray
+
+        from actors.process.ray_calls import FailureKind, RayCallFailed, call_blocking
+
+        # If it dies meanwhile, Ray starts it again and asks again; what it does not end is ended below.
+        stop = self._controller.stop.options(max_task_retries=-1)
+        try:
+            call_blocking(stop, timeout_s=self._config.drain_timeout_s + _LONGEST_STOP_S)
+        except RayCallFailed as failed:
+            if failed.kind is not FailureKind.DIED:
+                # In the message: whoever sees it is at a terminal, where fields of a record are not shown.
+                message = "the controller did not stop the cluster, which is ended without it: %s"
+                logger.warning(message, failed, extra={"kind": failed.kind.value})
+        finally:
+            ray.kill(self._controller)
+        return _sweep(self._config)
+
+
+def _make_controller(config: ClusterConfig, *, needs_driver: bool) -> Any:  # Ray's handle
+    import ray
+
+    from cluster.pool.controller import Controller
+    from cluster.pool.names import CONTROLLER_NAME
+
+    actor: Any = ray.remote(Controller)
+    try:
+        return actor.options(
+            name=CONTROLLER_NAME,
+            lifetime="detached",
+            max_restarts=-1,
+            num_cpus=0,
+            resources=dict(config.controller.resources) or None,
+            label_selector=dict(config.controller.labels) or None,
+            max_concurrency=1000,
+        ).remote(config, needs_driver=needs_driver)
+    except ValueError as error:
+        namespace = config.ray.namespace
+        raise CannotStart(
+            f"a raypd cluster runs in namespace {namespace!r} of this Ray cluster already: end it with `raypd stop`, "
+            "or choose another ray.namespace"
+        ) from error
+
+
+def _sweep(config: ClusterConfig) -> int:
+    from cluster.pool.leftovers import sweep
+
+    return sweep(config.ray.namespace)
+
+
+def _say_ready(config: ClusterConfig, console: Console, cluster: RunningCluster) -> None:
+    scheme = "http" if config.ingress.tls is None else "https"
+    http = "".join(f", {scheme}://{address}/v1" for address in cluster.http_addresses)
+    console.print(
+        f"[bold green]ready[/] model {config.model_name!r} at {', '.join(cluster.addresses)} (gRPC, raypd.v1){http}  "
+        f"prefill {config.prefill.count}, decode {config.decode.count}, both {config.both.count}"
+        + (f", encode {config.encode.count}" if config.encode.count else ""),
+        soft_wrap=True,
+    )
+
+
+@contextmanager
+def _disconnect_at_the_end() -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        local_ray.disconnect(has_failed=True)
+        raise
+    local_ray.disconnect()
+
+
+@contextmanager
+def _signals_set(stop: threading.Event) -> Iterator[None]:
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        del signum, frame
+        stop.set()
+
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

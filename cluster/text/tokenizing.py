@@ -1,0 +1,80 @@
+"""Where texts are tokenized: short ones where they are, long ones on a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from actors.process.allocator import give_back_what_is_free
+
+MAX_CHARS_ON_EVENT_LOOP: Final = 4096
+"""Longer prompts are tokenized on a thread: about a millisecond of work is where streams begin to notice."""
+MAX_CHARS_ALONE: Final = 4 * MAX_CHARS_ON_EVENT_LOOP
+"""Where there are no streams: the way to a thread and back is a tenth of a millisecond, and more on a busy machine."""
+MAX_CHARS_SIDE_BY_SIDE: Final = 1 << 18
+"""Longer texts are tokenized one after the other, each on a thread of its own, whose buffers go with it."""
+NUM_THREADS: Final = 2
+CHARS_PER_THREAD: Final = 4_000_000
+"""What a thread remembers is bounded by what it reads before another one takes its place: some 10 bytes a character."""
+_T = TypeVar("_T")
+
+
+async def off_event_loop(num_chars: int, tokenize: Callable[[], _T], max_chars: int = MAX_CHARS_ON_EVENT_LOOP) -> _T:
+    """Call it, on a thread if it is about more characters than these."""
+    if num_chars <= max_chars:
+        return tokenize()
+    loop = asyncio.get_running_loop()
+    if num_chars <= MAX_CHARS_SIDE_BY_SIDE:
+        return await asyncio.wrap_future(_threads().submit(num_chars, tokenize), loop=loop)
+    return await loop.run_in_executor(_turns_of_huge_texts(), lambda: _on_own_thread(tokenize))
+
+
+class RenewedThreads:
+    """Threads that are replaced once they have read so many characters: what libraries keep for a thread goes with it.
+
+    Safe to use from several threads at once.
+    """
+
+    def __init__(self, num_threads: int, chars_per_thread: int) -> None:
+        self._num_threads = num_threads
+        self._max_chars = num_threads * chars_per_thread
+        self._lock = threading.Lock()
+        self._num_chars = 0
+        self._threads = self._new()
+
+    def submit(self, num_chars: int, tokenize: Callable[[], _T]) -> Future[_T]:
+        """Have it called. Threads that are replaced end with what was submitted before."""
+        with self._lock:
+            if self._num_chars >= self._max_chars:
+                self._threads.shutdown(wait=False)
+                self._threads, self._num_chars = self._new(), 0
+            self._num_chars += num_chars
+            return self._threads.submit(tokenize)
+
+    def _new(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._num_threads, "tokenize")
+
+
+def _on_own_thread(tokenize: Callable[[], _T]) -> _T:
+    """Call it on a thread of its own, and give back the memory that it has freed: the allocator would keep it."""
+    try:
+        with ThreadPoolExecutor(1, "tokenize-huge") as thread:
+            return thread.submit(tokenize).result()
+    finally:
+        give_back_what_is_free()
+
+
+@functools.cache
+def _threads() -> RenewedThreads:
+    """Of all ingresses of this process."""
+    return RenewedThreads(NUM_THREADS, CHARS_PER_THREAD)
+
+
+@functools.cache
+def _turns_of_huge_texts() -> ThreadPoolExecutor:
+    """One after the other: what a million characters are made into takes a hundred bytes for each of them."""
+    return ThreadPoolExecutor(1, "tokenize-turns")

@@ -1,0 +1,1 @@
+"""The thread that carries transfers out, and its tables of transfers."""

@@ -1,0 +1,1 @@
+"""The connectors that engines use: scheduler side, worker side, several ranks, staging."""

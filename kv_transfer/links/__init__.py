@@ -1,0 +1,1 @@
+"""Connections between two engines: control streams, links, what one end sees of the other."""

@@ -1,0 +1,163 @@
+"""One link as the agent sees it: a control stream, the handshake on it, and a data thread behind it.
+
+CONNECTING -> OPEN -> CLOSING -> DEAD. What is to be said before the link is open is kept. A link is DEAD only when its
+data thread has ended: until then its transport may still read or write blocks, so its transfers are not failed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kv_transfer.errors import ProtocolViolation
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.links.control import ControlStream
+from kv_transfer.links.link import ChunkJob, DataThread
+from kv_transfer.links.pieces import PieceMap, shared_kv_heads
+from kv_transfer.links.wire import (
+    Cancel,
+    Chunk,
+    ChunkSum,
+    ControlMessage,
+    Finished,
+    Hello,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    Welcome,
+)
+from kv_transfer.pairing import PairingFacts, find_mismatch
+from kv_transfer.stats import LinkState
+from kv_transfer.transports.base import ComputeEvent
+from kv_transfer.trust.handshake import Party, Proven
+
+__all__ = ["LinkState", "PeerLink", "find_disagreement", "find_forgery"]
+
+
+@dataclass(slots=True, eq=False)
+class PeerLink:
+    """deadline_s: monotonic, for the handshake; None once it is over. peer: (engine_id, incarnation), from Hello.
+
+    pieces: what travels on it; known once both ends have said what a block is to them
+    opened_s, last_active_s: monotonic; when it was made, and when anything was last said or moved on it
+    heard_s: monotonic; when the peer has last said anything, were it only that it is there
+    num_transfers: on it now
+    num_bytes: moved so far
+    """
+
+    stream: ControlStream
+    is_producer: bool
+    peer: tuple[str, int]
+    deadline_s: float | None
+    state: LinkState = LinkState.CONNECTING
+    data: DataThread | None = None
+    reason: str = ""
+    unsaid: list[ControlMessage] = field(default_factory=list)
+    pieces: PieceMap | None = None
+    opened_s: float = 0.0
+    last_active_s: float = 0.0
+    heard_s: float = 0.0
+    num_transfers: int = 0
+    num_bytes: int = 0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a new transfer may use it."""
+        return self.state in {LinkState.CONNECTING, LinkState.OPEN}
+
+    def check_turn(self, message: ControlMessage) -> None:
+        """Raise ProtocolViolation for a message that this end does not expect from its peer in its present state.
+
+        A producer is told Ready and Cancel. A consumer is told Welcome or Refused first, then what a producer says.
+        What is still on its way when a link closes passes: its transfers know of the closing.
+        """
+        if isinstance(message, Ping | Pong) or self.state not in {LinkState.CONNECTING, LinkState.OPEN}:
+            return
+        if self.is_producer:
+            is_expected = isinstance(message, Ready | Cancel)
+        elif self.state is LinkState.CONNECTING:
+            is_expected = isinstance(message, Welcome | Refused)
+        else:
+            is_expected = isinstance(message, Chunk | ChunkSum | Finished)
+        if not is_expected:
+            end = "producer" if self.is_producer else "consumer"
+            raise ProtocolViolation(f"{type(message).__name__} came to the {end}'s end of a link in {self.state.name}")
+
+    def say(self, message: ControlMessage) -> None:
+        """Send, or keep until the link is open; a closing link drops it."""
+        if self.state is LinkState.OPEN:
+            self.stream.send(message)
+        elif self.state is LinkState.CONNECTING:
+            self.unsaid.append(message)
+
+    def withdraw(self, transfer_id: str) -> bool:
+        """Forget what was to be said of a transfer once the link is open; returns whether none of it was said."""
+        kept = [message for message in self.unsaid if getattr(message, "transfer_id", None) != transfer_id]
+        is_withdrawn = len(kept) < len(self.unsaid)
+        self.unsaid = kept
+        return is_withdrawn
+
+    def open(self, data: DataThread, now_s: float) -> None:
+        """The handshake is through."""
+        self.heard_s = now_s
+        self.state, self.data, self.deadline_s = LinkState.OPEN, data, None
+        unsaid, self.unsaid = self.unsaid, []
+        for message in unsaid:
+            self.stream.send(message)
+
+    def make_job(
+        self, transfer_id: str, attempt: int, index: int, pieces: Sequence[int], after: ComputeEvent | None
+    ) -> ChunkJob:
+        """A chunk for the data thread of an open link. index: of the chunk in its transfer."""
+        assert self.pieces is not None, "chunks move on open links"
+        messages, staged = self.pieces.messages(pieces)
+        return ChunkJob(transfer_id, messages, after, staged, attempt, index)
+
+
+def find_welcome_mistake(welcome: Welcome, layout: KVCacheLayout, facts: PairingFacts) -> str | None:
+    """What keeps a producer that says it agrees from being a pair with this end; None if nothing does.
+
+    layout, facts: of this end, the consumer's. The transport and the checksum are not in a Welcome: the producer has
+    compared them.
+    """
+    theirs = PairingFacts.of_rank(welcome.layout, facts.transport, checksum=facts.checksum, is_on_gpu=facts.is_on_gpu)
+    mismatch = find_mismatch(theirs, facts, "the producer", "the consumer")
+    if mismatch is None and not shared_kv_heads(layout, welcome.layout):
+        return f"the producer's rank holds KV heads {welcome.layout.kv_heads!r}, this one {layout.kv_heads!r}"
+    return mismatch
+
+
+def find_forgery(proven: Proven | None, hello: Hello) -> str | None:
+    """Say under which name a consumer has come that is not the one that it has proven; None if the two are one.
+
+    A member of the cluster must not take part in transfers, or use up links, in the name of another one.
+    """
+    claimed = Party(hello.engine_id, hello.incarnation)
+    if proven is not None and proven.dialer == claimed:
+        return None
+    return f"the consumer calls itself {claimed}, and has proven to be {None if proven is None else proven.dialer}"
+
+
+def find_disagreement(
+    hello: Hello, engine_id: str, incarnation: int, layout: KVCacheLayout, facts: PairingFacts
+) -> str | None:
+    """What keeps the two ends from being a pair, with both values; None if nothing does.
+
+    Beyond what find_mismatch() decides for their engines: whether this rank is the one that is meant, and whether the
+    two ranks have heads in common.
+    layout, facts: of this end, the producer's
+    """
+    at_consumer, at_producer = "the consumer", "the producer"
+    identity = {
+        "engine": (hello.peer_engine_id, engine_id),
+        "incarnation": (hello.peer_incarnation, incarnation),
+    }
+    reasons = [f"{name}: {a!r} at {at_consumer}, {b!r} at {at_producer}" for name, (a, b) in identity.items() if a != b]
+    mismatch = find_mismatch(PairingFacts.of_hello(hello), facts, at_consumer, at_producer)
+    if mismatch is not None:
+        reasons.append(mismatch)
+    if not reasons and not shared_kv_heads(layout, hello.layout):
+        theirs, ours = hello.layout.kv_heads, layout.kv_heads
+        reasons.append(f"KV heads of the ranks: {theirs!r} at {at_consumer}, {ours!r} at {at_producer}")
+    return "; ".join(reasons) or None

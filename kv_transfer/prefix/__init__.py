@@ -1,0 +1,1 @@
+"""Prefixes from another engine's cache: when to fetch them, and from where."""

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from actors.model.cache.kv_cache import allocate_kv_cache
+from actors.model.cache.kv_cache_size import choose_num_blocks
+from actors.model.cache.memory import free_memory_bytes
+from actors.model.errors import KVCacheTooLarge, KVCacheTooSmall
+from actors.model.model_runner import ModelRunner
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.transports.shared_pool import open_pool
+from tests.actors.model.stepping import make_runner
+
+GIB = 1 << 30
+LAYOUT = KVCacheLayout(
+    num_blocks=3,
+    num_kv_heads=2,
+    num_layers=2,
+    block_size=4,
+    head_dim=8,
+    dtype="bfloat16",
+    dtype_size_bytes=2,
+    model_fingerprint="",
+)
+
+
+def choose(cache_config: CacheConfig, *, free_memory_bytes: int = 0, max_model_len: int = 256) -> int:
+    return choose_num_blocks(
+        cache_config,
+        SchedulerConfig(max_num_seqs=2),
+        block_size_bytes=1 << 20,
+        max_model_len=max_model_len,
+        free_memory_bytes=free_memory_bytes,
+    )
+
+
+def test_the_first_setting_that_is_given_decides() -> None:
+    everything = CacheConfig(num_blocks=5, kv_cache_memory_gib=1, memory_fraction=0.5)
+
+    assert choose(everything, free_memory_bytes=GIB) == 5
+    assert choose(everything.model_copy(update={"num_blocks": None}), free_memory_bytes=GIB) == 1024
+    assert choose(CacheConfig(memory_fraction=0.0625), free_memory_bytes=GIB) == 64
+
+
+def test_a_fraction_is_cut_at_what_the_largest_batches_can_use() -> None:
+    assert choose(CacheConfig(memory_fraction=0.5), free_memory_bytes=1000 * GIB) == 4 * 2 * 16
+
+
+def test_less_than_one_sequence_is_refused_with_the_figures() -> None:
+    with pytest.raises(KVCacheTooSmall, match=r"15 blocks of 1048576.*needs 16 blocks"):
+        choose(CacheConfig(memory_fraction=0.5), free_memory_bytes=31 << 20)
+    with pytest.raises(KVCacheTooSmall, match="raise kv_cache_memory_gib"):
+        choose(CacheConfig(kv_cache_memory_gib=0.001))
+
+
+@pytest.mark.parametrize("settings", [{"kv_cache_memory_gib": 1e6}, {"num_blocks": 10**9}])
+def test_more_than_the_machine_has_is_refused_with_the_figures(
+    checkpoint: Callable[[str], Path], settings: dict[str, float]
+) -> None:
+    runner = ModelRunner(
+        ModelConfig(model=str(checkpoint("gpt2")), device="cpu"),
+        CacheConfig.model_validate(settings),
+        SchedulerConfig(),
+        ParallelConfig(),
+    )
+    runner.load_model()
+
+    with pytest.raises(
+        KVCacheTooLarge, match=r"the KV cache needs [0-9.]+ GiB, \d+ blocks of \d+ bytes; [0-9.]+ GiB are free"
+    ):
+        runner.determine_num_blocks()
+
+
+def test_the_cache_has_the_layout_that_links_agree_on(checkpoint: Callable[[str], Path]) -> None:
+    runner = make_runner(checkpoint("qwen3"), block_size=8, num_blocks=10, dtype="bfloat16")
+
+    assert tuple(runner.kv_cache.shape) == runner.layout.shape == (10, 2, 3, 2, 8, 16)
+    assert runner.kv_cache.dtype == torch.bfloat16
+    assert runner.layout.dtype == "bfloat16"
+    assert runner.layout.block_size_bytes == runner.kv_cache[0].numel() * 2
+    assert runner.kv_cache.is_contiguous()
+
+
+def test_the_profiling_run_sizes_the_cache_by_free_memory(checkpoint: Callable[[str], Path]) -> None:
+    runner = ModelRunner(
+        ModelConfig(model=str(checkpoint("gpt2")), device="cpu"),
+        CacheConfig(memory_fraction=0.5),
+        SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=700),
+        ParallelConfig(),
+    )
+    runner.load_model()
+
+    assert runner.determine_num_blocks() == 4 * 4 * (512 // 16)
+
+
+def test_free_memory_is_between_nothing_and_a_lot() -> None:
+    assert 1 << 20 < free_memory_bytes(torch.device("cpu")) < 1 << 50
+
+
+def test_a_cache_on_the_cpu_can_be_mapped_by_other_processes() -> None:
+    fd = open_pool(allocate_kv_cache(LAYOUT, torch.device("cpu")))
+    assert fd is not None
+    os.close(fd)
+
+
+def test_a_cache_that_cannot_be_shared_is_private_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(name: str, flags: int) -> int:
+        raise PermissionError(errno.EPERM, "not in this sandbox")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    cache = allocate_kv_cache(LAYOUT, torch.device("cpu"))
+    assert (tuple(cache.shape), cache.dtype, bool(cache.any())) == (LAYOUT.shape, torch.bfloat16, False)
+    assert open_pool(cache) is None
+    (record,) = caplog.records
+    assert (record.levelname, vars(record)["reason"]) == ("WARNING", "[Errno 1] not in this sandbox")

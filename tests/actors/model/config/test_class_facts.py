@@ -1,0 +1,65 @@
+"""The tables about transformers' classes say what the installed classes are like."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+from transformers.activations import ACT2FN
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from actors.model.config.class_facts import (
+    ACTIVATIONS,
+    REFUSED_ON_TRIAL,
+    WITH_RECURRENT_STATE,
+    WITH_SINKS,
+    WITH_WINDOW_IN_MASK,
+    WITHOUT_ATTENTION_INTERFACE,
+)
+
+
+@pytest.mark.slow
+def test_tables_name_the_model_types_whose_classes_are_so() -> None:
+    classes: dict[str, Any] = {
+        name: AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[name]] for name in sorted(_causal_types())
+    }
+
+    assert {n for n, c in classes.items() if not c._supports_attention_backend} == WITHOUT_ATTENTION_INTERFACE
+    assert {n for n, c in classes.items() if c._is_stateful} == WITH_RECURRENT_STATE
+    assert {n for n, c in classes.items() if _has_sinks(c)} == WITH_SINKS
+
+    served = set(classes) - WITHOUT_ATTENTION_INTERFACE - WITH_RECURRENT_STATE - WITH_SINKS - set(REFUSED_ON_TRIAL)
+    assert {
+        name for name in served if _has_window_in_mask(name, classes[name])
+    } - _NEVER_WINDOWED == WITH_WINDOW_IN_MASK
+
+
+_NEVER_WINDOWED = {"got_ocr2", "moss_transcribe_diarize", "gemma4_unified_assistant", "gemma4_assistant"}
+"""Those that are refused for their other inputs, whose decoder is another file's."""
+
+
+def test_the_activations_are_those_of_transformers() -> None:
+    assert set(ACT2FN) == ACTIVATIONS
+
+
+def _causal_types() -> set[str]:
+    return set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) & set(CONFIG_MAPPING)
+
+
+def _has_window_in_mask(name: str, model_class: type) -> bool:
+    fields = {field.name for field in dataclasses.fields(CONFIG_MAPPING[name])}
+    module = inspect.getmodule(model_class)
+    assert module is not None
+    calls_without_masks = re.sub(r"create_\w*mask[^)]*\)", "", inspect.getsource(module))
+    return "sliding_window" in fields and "sliding_window=" not in calls_without_masks
+
+
+def _has_sinks(model_class: type) -> bool:
+    module = inspect.getmodule(model_class)
+    assert module is not None
+    return re.search(r"self\.sinks|self\.\w*sinks? = nn", inspect.getsource(module)) is not None

@@ -1,0 +1,72 @@
+"""What the settings of a cluster's ingress come to, at both of its doors."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from cluster.api.process import IngressProcess
+from cluster.client import CallFailed, Credentials, GenerateClient
+from cluster.config import ClusterConfig
+from cluster.errors import InvalidConfig
+from cluster.settings.ingress import IngressConfig
+from tests.cluster.access.certificates import Authority
+from tests.cluster.api.grpc.test_access import ALICE, access
+from tests.cluster.api.test_model_loader import FACTS
+from tests.cluster.serving_setup import FakeAdmin
+from tests.trusted import member
+
+
+async def test_tokens_and_certificates_of_the_settings_hold_at_every_door(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "root")
+    files = authority.certify("server")
+    access(tmp_path / "tokens")
+    settings = {
+        "port": 0,
+        "admin_port": 0,
+        "tls": {"certificate": files.certificate, "key": files.key},
+        "tokens": tmp_path / "tokens",
+        "limits": {"max_prompt_chars": 10},
+        "http": {"port": 0},
+    }
+    process = IngressProcess(ClusterConfig(ingress=IngressConfig.model_validate(settings)), FakeAdmin(), member())
+    ports = await process.start(FACTS)
+    try:
+        address = f"127.0.0.1:{ports.grpc}"
+        alice = Credentials(ALICE, ca=authority.root)
+        async with GenerateClient(address, credentials=alice) as client:
+            assert (await client.get_model()).limits.max_prompt_chars == 10
+            with pytest.raises(CallFailed, match="UNIMPLEMENTED"):
+                await client.status()
+        async with GenerateClient(address, credentials=Credentials(ca=authority.root)) as client:
+            with pytest.raises(CallFailed, match="UNAUTHENTICATED"):
+                await client.get_model()
+
+        for token, code in ((ALICE, 200), ("raypd-nobody", 401)):
+            assert await asyncio.to_thread(_models_over_http, ports.http, token, authority.root) == code
+    finally:
+        await process.drain(0)
+
+
+def _models_over_http(port: int | None, token: str, root: Path) -> int:
+    request = urllib.request.Request(f"https://127.0.0.1:{port}/v1/models")
+    request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=10, context=ssl.create_default_context(cafile=root)) as answer:
+            status: int = answer.status
+            return status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+async def test_an_ingress_whose_files_are_wrong_does_not_open(tmp_path: Path) -> None:
+    settings = {"port": 0, "tokens": tmp_path / "nothing"}
+    process = IngressProcess(ClusterConfig(ingress=IngressConfig.model_validate(settings)), FakeAdmin(), member())
+    with pytest.raises(InvalidConfig, match="nothing: cannot be read"):
+        await process.start(FACTS)
+    await process.drain(0)

@@ -1,0 +1,262 @@
+"""What an operator is shown."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from actors.core.requests.adapter import AdapterStats
+from actors.core.stats import EmbeddingStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats
+from cluster.api.grpc.conversions.status_messages import status_to_proto
+from cluster.api.protos.raypd.v1 import admin_pb2
+from cluster.client import GenerateClient
+from cluster.commands.status_screen import render_status
+from cluster.observability.status import (
+    ClusterView,
+    ControllerView,
+    Decision,
+    EngineView,
+    IngressView,
+    ModelView,
+    RequestView,
+    merge_engines,
+)
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.routing.pairing import RefusedPair
+from kv_transfer.params import TransferRole
+from kv_transfer.stats import LinkState, LinkStats, TransferStats
+from kv_transfer.stores.messages import StoreStats
+from tests.cluster.serving_setup import HELLO, make_ingress_server, make_pair
+
+NOW_S = 5000.0
+LINK = LinkStats("decode-0", 3, TransferRole.PRODUCER, LinkState.DEAD, 1, 2**20, NOW_S - 90, NOW_S - 4, "cut")
+TRANSFERS = TransferStats(
+    num_sent_bytes=3 * 2**30,
+    num_transfers_completed=7,
+    num_stalls=2,
+    num_timed_transfers=4,
+    transfer_s=0.4,
+    exposed_s=0.02,
+    num_active_transfers=1,
+    num_pinned_blocks=12,
+    oldest_pin_at_s=NOW_S - 61,
+    links=(LINK,),
+    dropped_messages={"another attempt": 5},
+)
+STATS = SchedulerStats(
+    num_running_reqs=3,
+    num_blocks=200,
+    num_free_blocks=50,
+    prefix_cache_stats=PrefixCacheStats(queries=100, hits=20, loaded=5),
+    transfer_stats=TRANSFERS,
+    store_stats=StoreStats(num_saved_blocks=9),
+    embedding_stats=EmbeddingStats(num_received=41, num_failed=12, num_sent=17, num_not_sent=19),
+    adapter_stats=AdapterStats(["sql", "chat"], num_waiting_reqs=2, num_loads=11, num_failed_loads=3, num_evictions=6),
+    spec_decoding_stats=SpecDecodingStats(
+        4, num_drafts=50, num_draft_tokens=90, num_accepted_tokens=63, num_accepted_tokens_per_pos=[44, 19]
+    ),
+)
+VIEW = ClusterView(
+    model="demo",
+    now_s=NOW_S,
+    membership_version=4,
+    engines=(
+        EngineView(
+            "prefill-0",
+            2,
+            "prefill",
+            "ready",
+            "host:1",
+            "out of memory",
+            "tcp",
+            "cafe0123",
+            stats=STATS,
+            stats_at_s=NOW_S - 0.5,
+        ),
+        EngineView("prefill-1", 1, "prefill", "starting", model_version=2),
+    ),
+    requests=(RequestView("r1", NOW_S - 12, "decode", "prefill-0", "decode-0", 40, 5, 2, num_moves=1),),
+    controller=ControllerView(decisions=(Decision(NOW_S - 30, "start prefill-1, incarnation 1: its slot is empty"),)),
+    models=(
+        ModelView(1, "checkpoints/old", num_engines=2, num_requests=1),
+        ModelView(2, "checkpoints/new", last_error="no tokenizer can be loaded"),
+    ),
+    refused_pairs=(RefusedPair("prefill-0", "decode-1", "dtype: 'float32' at prefill-0, 'bfloat16' at decode-1"),),
+    num_moves=3,
+)
+
+
+def rendered(view: ClusterView, width: int = 250) -> str:
+    console = Console(file=StringIO(), width=width, color_system=None)
+    console.print(render_status(status_to_proto(view)))
+    assert isinstance(console.file, StringIO)
+    return console.file.getvalue()
+
+
+def test_an_update_that_is_held_up_says_by_what() -> None:
+    said = "1 of 3 engines serve model version 2; the others stay as they are until this is solved: decode-1 (no room)"
+    view = replace(VIEW, controller=ControllerView(update=said))
+    assert f"update: {said}\n" in rendered(view)
+    assert "update:" not in rendered(VIEW)
+
+
+def test_an_ingress_whose_event_loop_is_busy_says_for_how_long() -> None:
+    ingress = IngressView(0, 1, "busy", "127.0.0.1:50051", busy_s=12.3)
+    view = replace(VIEW, controller=ControllerView(ingresses=(ingress,)))
+    assert status_to_proto(view).ingresses[0].busy_seconds == pytest.approx(12.3)
+    assert "busy for 12 s" in rendered(view)
+
+
+def test_every_number_has_its_place() -> None:
+    status = status_to_proto(VIEW)
+    engine = status.engines[0]
+    assert (engine.load.running, engine.load.free_blocks, engine.age_seconds) == (3, 50, 0.5)
+    assert engine.transfers.mean_transfer_seconds == pytest.approx(0.1)
+    assert engine.transfers.mean_exposed_seconds == pytest.approx(0.005)
+    assert engine.transfers.oldest_pin_seconds == 61
+    assert engine.transfers.dropped_messages == {"another attempt": 5}
+    assert (engine.links[0].state, engine.links[0].idle_seconds, engine.links[0].end) == ("dead", 4, "producer")
+    assert engine.stores.saved_blocks == 9
+    assert (engine.guesses.drafts, engine.guesses.guessed_tokens, engine.guesses.accepted_tokens) == (50, 90, 63)
+    assert list(engine.guesses.accepted_by_place) == [44, 19]
+    images = engine.embeddings
+    assert (images.received, images.failed, images.sent, images.not_sent) == (41, 12, 17, 19)
+    adapters = engine.adapters
+    assert (list(adapters.loaded), adapters.waiting, adapters.loads) == (["sql", "chat"], 2, 11)
+    assert (adapters.failed_loads, adapters.evictions) == (3, 6)
+    assert not status.engines[1].HasField("load")
+    assert status.requests[0].age_seconds == 12
+    assert (status.requests[0].moves, status.moves) == (1, 3)
+    assert status.decisions[0].age_seconds == 30
+
+
+def test_tables_show_all_of_it() -> None:
+    text = rendered(VIEW)
+    for word in (
+        "prefill-0",
+        "tcp",
+        "75 %",
+        "25 %",
+        "3.0 GiB",
+        "1 min 1 s",
+        "another attempt 5",
+        "guessed tokens",
+        "70 %",
+        "88 %, 38 %",
+        "sql, chat",
+        "cut",
+        "r1",
+        "100.0 ms",
+        "moves",
+        "moved for lack of blocks 3",
+    ):
+        assert word in text, word
+    assert "out of memory" in text
+    assert "its slot is empty" in text
+    assert "does not answer" not in text
+
+
+def test_pairs_that_cannot_hand_over_are_shown_with_the_reason_and_are_fields_for_programs() -> None:
+    [pair] = status_to_proto(VIEW).refused_pairs
+    assert (pair.prefill_engine, pair.decode_engine) == ("prefill-0", "decode-1")
+    text = rendered(VIEW)
+    assert "pairs that cannot hand over" in text
+    assert "dtype: 'float32' at prefill-0, 'bfloat16' at decode-1" in text
+    assert "cannot hand over" not in rendered(replace(VIEW, refused_pairs=()))
+    many = rendered(replace(VIEW, refused_pairs=VIEW.refused_pairs * 30))
+    assert "pairs that cannot hand over, 20 of 30" in many
+    assert many.count("'bfloat16' at decode-1") == 20
+
+
+def test_each_engine_is_shown_with_the_version_of_its_model() -> None:
+    assert [engine.model_version for engine in status_to_proto(VIEW).engines] == [1, 2]
+    old, new = (
+        line.split() for line in rendered(VIEW).splitlines() if line.startswith(("prefill-0  pre", "prefill-1"))
+    )
+    assert (old[:5], new[:5]) == (
+        ["prefill-0", "prefill", "2", "ready", "1"],
+        ["prefill-1", "prefill", "1", "starting", "2"],
+    )
+    member = EngineDescriptor("decode-0", 1, EngineRole.DECODE, "host:2", model_version=3)
+    [view] = merge_engines((), (member,), {})
+    assert view.model_version == 3
+
+
+def test_models_are_shown_with_what_keeps_them_from_serving() -> None:
+    [old, new] = status_to_proto(VIEW).models
+    assert (old.version, old.engines, old.requests, old.last_error) == (1, 2, 1, "")
+    assert (new.version, new.directory) == (2, "checkpoints/new")
+    text = rendered(VIEW)
+    assert "model version 2: no tokenizer can be loaded" in text
+    assert ["1", "2", "1", "checkpoints/old"] in [line.split() for line in text.splitlines()]
+    assert "checkpoints" not in rendered(replace(VIEW, models=()))
+
+
+@pytest.mark.parametrize("width", [60, 70, 80, 100, 120])
+def test_on_a_narrow_screen_nothing_is_cut_off(width: int) -> None:
+    text = rendered(VIEW, width)
+    assert max(map(len, text.splitlines())) <= width
+    for word in (
+        "prefill-0",
+        "waiting for KV",
+        "prefix hits",
+        "output tokens",
+        "another attempt",
+        "last error",
+        "attempt",
+    ):
+        assert word in text, word
+    assert text.count("prefill-0") > rendered(VIEW).count("prefill-0"), "each part names its engines"
+
+
+def test_a_controller_that_is_silent_is_named_and_the_rest_is_shown() -> None:
+    member = EngineDescriptor("decode-0", 1, EngineRole.DECODE, "host:2")
+    engines = merge_engines((), (member,), {("decode-0", 1): (STATS, NOW_S)})
+    text = rendered(ClusterView("demo", NOW_S, 1, engines, (), ControllerView(error="ActorDied: killed")))
+    assert "the controller does not answer: ActorDied: killed" in text
+    assert "connected" in text
+    assert "75 %" in text
+
+
+def test_both_sides_engines_are_put_together_with_the_fresher_numbers() -> None:
+    old, new = SchedulerStats(num_running_reqs=1), SchedulerStats(num_running_reqs=2)
+    known = EngineView("a", 1, "decode", "ready", "host:1", stats=old, stats_at_s=1.0)
+    starting = EngineView("a", 2, "decode", "starting")
+    members = (EngineDescriptor("a", 1, EngineRole.DECODE, "host:1"), EngineDescriptor("b", 1, EngineRole.BOTH, "x:2"))
+    merged = merge_engines((known, starting), members, {("a", 1): (new, 2.0)})
+    assert [(view.engine_id, view.incarnation, view.state) for view in merged] == [
+        ("a", 1, "ready"),
+        ("a", 2, "starting"),
+        ("b", 1, "connected"),
+    ]
+    assert merged[0].stats is new
+    assert merged[1].stats is None
+
+
+async def test_a_request_is_seen_on_its_way() -> None:
+    pair = make_pair()
+    server = make_ingress_server(pair.serving)
+    port = await server.start()
+    try:
+        async with GenerateClient(f"127.0.0.1:{port}") as client:
+            stream = pair.serving.generate(HELLO)
+            first = asyncio.ensure_future(anext(stream))
+            producer, _ = await pair.next_requests()
+            [request] = (await client.status()).requests
+            assert (request.phase, request.attempt, request.output_tokens) == ("prefill", 1, 0)
+            pair.prefill.send(producer, 0, "a", handed_over=True)
+            await first
+            status: admin_pb2.GetStatusResponse = await client.status()
+            [request] = status.requests
+            assert (request.phase, request.output_tokens) == ("decode", 1)
+            assert request.prefill_engine
+            assert request.decode_engine
+            assert status.membership_version == 7
+            await stream.aclose()
+            assert not (await client.status()).requests
+    finally:
+        await server.drain(0)
