@@ -24,6 +24,7 @@ from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import DeadlineExceeded, EngineFailed, ModelVersionLeft, NoEngineAvailable
 from cluster.requests.attempt import Attempt
 from cluster.requests.moves import Moves, PreemptedRequest
+from cluster.requests.turns import Turns
 from cluster.requests.waiting import choose_in_time
 from cluster.routing.base import Route, Router
 from cluster.routing.encoders import choose_encoder
@@ -59,8 +60,14 @@ class Recovery:
         deadline_s: float | None,
         policy: RecoveryPolicy,
         moves: Moves | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """deadline_s: on the event loop's clock. moves: without it a preempted request stays where it is."""
+        """Begin nothing yet.
+
+        deadline_s: on the event loop's clock
+        moves:      without it a preempted request stays where it is
+        turns:      of the call that the request belongs to, if it has others
+        """
         self._router = router
         self._engines = engines
         self._original = request
@@ -68,6 +75,7 @@ class Recovery:
         self._deadline_s = deadline_s
         self._policy = policy
         self._moves = moves
+        self._turns = turns
         self._num_moves_begun = 0
         self._num_moves_before = 0
         self._lost_engines: set[EngineKey] = set()
@@ -107,6 +115,7 @@ class Recovery:
 
         Raises NoEngineAvailable before the first attempt; EngineFailed, DeadlineExceeded.
         """
+        await self._next_turn()
         route = self._choose()
         num_failures = 0
         while True:
@@ -120,6 +129,7 @@ class Recovery:
                             continue
                         if output.finish_reason is not None:
                             # Before it is told: the client's next turn may follow at once.
+                            await self._next_turn()
                             self._router.on_end(self._original, attempt.token_ids, attempt.route)
                         yield output
                         if output.finish_reason is not None:
@@ -134,6 +144,10 @@ class Recovery:
                 self._give_up_or_go_on(failure, attempt, is_last=num_failures == self._policy.max_attempts)
                 route = await self._choose_again(failure)
                 self._num_moves_before += attempt.num_moves
+
+    async def _next_turn(self) -> None:
+        if self._turns is not None:
+            await self._turns.next()
 
     def _move_or_stay(self, attempt: Attempt, preemption: Preemption) -> None:
         """Let another engine go on with a preempted request, if one has room for it and that is quicker."""

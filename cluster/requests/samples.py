@@ -21,6 +21,7 @@ from cluster.parameters.sampling_rules import Violations
 from cluster.requests.attempt import Attempt
 from cluster.requests.model_versions import ModelVersion
 from cluster.requests.sample_seeds import sample_seed
+from cluster.requests.turns import Turns
 from cluster.routing.base import EngineT, Route, Router
 from cluster.routing.engine_connection import EngineKey
 from cluster.settings.input_limits import InputLimits
@@ -79,8 +80,9 @@ def split(request: GenerateManyRequest, limits: InputLimits) -> list[Sample]:
     sampling = each.sampling
     if request.best_of is not None and sampling.logprobs is None:
         sampling = replace(sampling, logprobs=0)
+    turns = Turns()
     for prompt_index, prompt in enumerate(request.prompts):
-        shared = SharedPrompt()
+        shared = SharedPrompt(turns)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         for sample_index in range(request.num_made):
             own = replace(
@@ -123,7 +125,9 @@ class SharedPrompt:
     Invariant: until there is such an engine, only one of the samples is under way, the leader.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turns: Turns) -> None:
+        """turns: of the call, shared by all of its prompts"""
+        self.turns = turns
         self._lead = asyncio.Lock()
         self._has_leader = False
         self._home: EngineKey | None = None

@@ -107,6 +107,7 @@ class Serving:
 
     async def _sample(self, sample: Sample, in_flight: _InFlight) -> AsyncGenerator[GenerateChunk, None]:
         async with sample.prompt.turn():
+            await sample.prompt.turns.next()
             answer = self._answer(sample.request, nullcontext(in_flight), sample.prompt)
             async with aclosing(answer) as chunks:
                 async for chunk in chunks:
@@ -166,7 +167,10 @@ class Serving:
         in_flight.place.queue(num_tokens, in_flight.time_left_s())
         tokenizer = model.input_processor.tokenizer
         output_processor = OutputProcessor(tokenizer.backend, engine_request, request.sampling)
-        recovery = Recovery(router, engines, engine_request, in_flight.deadline_s, self._recovery_policy, self._moves)
+        turns = None if prompt is None else prompt.turns
+        recovery = Recovery(
+            router, engines, engine_request, in_flight.deadline_s, self._recovery_policy, self._moves, turns
+        )
         in_flight.recovery = recovery
         in_flight.seed = engine_request.sampling_params.seed
         in_flight.prompt_token_ids = engine_request.prompt_token_ids

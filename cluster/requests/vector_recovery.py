@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from actors.core.outputs import EngineCoreOutput
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import DeadlineExceeded, EngineFailed, NoEngineAvailable
 from cluster.requests.attempt import EngineStream
 from cluster.requests.recovery import MAX_ENGINES_LOST, RecoveryPolicy
+from cluster.requests.turns import Turns
 from cluster.requests.waiting import choose_in_time
 from cluster.routing.base import Route, Router
 from cluster.routing.engine_connection import EngineConnection, EngineKey, EnginePool
@@ -36,18 +37,20 @@ class PromptVector:
 
 @dataclass(frozen=True, slots=True)
 class VectorRecovery:
-    """What prompts of one call have in common. deadline_s: on the event loop's clock"""
+    """The parts that the prompts of one call share. deadline_s: on the event loop's clock"""
 
     router: Router
     engines: EnginePool
     policy: RecoveryPolicy
     deadline_s: float | None
+    turns: Turns = field(default_factory=Turns)
 
     async def vector(self, request: EngineCoreRequest) -> PromptVector:
         """Compute a prompt's vector; cancelling it frees what the prompt holds.
 
         Raises NoEngineAvailable before the first attempt; ModelVersionLeft, EngineFailed, DeadlineExceeded.
         """
+        await self.turns.next()
         route = choose_engine(self.router, request, self.engines)
         lost_engines: set[EngineKey] = set()
         for number in range(1, self.policy.max_attempts + 1):
