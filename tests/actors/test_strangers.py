@@ -39,6 +39,9 @@ REQUEST = EngineCoreRequest(
     request_id="r", prompt_token_ids=list(range(1, 20)), sampling_params=SamplingParams(max_tokens=4, ignore_eos=True)
 )
 
+_WRITTEN_TOO_LATE = "INTERNAL: Internal error from Core"
+"""grpc.aio's own word at a client whose message was not out yet when the call had ended; it hides how it ended."""
+
 
 class Running:
     """An engine, and a channel to it."""
@@ -47,18 +50,24 @@ class Running:
         self.server = server
         self.channel = channel
         self.descriptor = EngineDescriptor("decode-0", 1, EngineRole.BOTH, address)
+        self.num_calls = 0
 
     async def call(self, method: str, message: bytes, metadata: Any = ()) -> tuple[bytes | None, str]:
         """What comes first, if anything, and what the call says at its end."""
-        stream: Any = self.channel.stream_stream(method)
-        call = stream(iter([message]), metadata=metadata, timeout=TIMEOUT_S)
-        try:
-            first = await call.read()
-        except grpc.aio.AioRpcError as error:
-            return None, f"{error.code().name}: {error.details()}"
-        finally:
-            call.cancel()
-        return (None if first is grpc.aio.EOF else first), ""
+        end = _WRITTEN_TOO_LATE
+        while end == _WRITTEN_TOO_LATE:
+            self.num_calls += 1
+            stream: Any = self.channel.stream_stream(method)
+            call = stream(iter([message]), metadata=metadata, timeout=TIMEOUT_S)
+            try:
+                first = await call.read()
+            except grpc.aio.AioRpcError as error:
+                end = f"{error.code().name}: {error.details()}"
+            else:
+                return (None if first is grpc.aio.EOF else first), ""
+            finally:
+                call.cancel()
+        return None, end
 
     async def answer(self, request_id: str) -> list[int]:
         """What the engine answers an ingress of its cluster."""
@@ -152,7 +161,7 @@ async def test_many_strangers_leave_an_engine_as_it_was(engine: Running) -> None
     method, message = SESSION_METHOD, messages(engine)[SESSION_METHOD]
     answers = await asyncio.gather(*(engine.call(method, message) for _ in range(300)))
     assert {end.partition(":")[0] for _, end in answers} == {"UNAUTHENTICATED"}
-    assert engine.server.refusals.total == 300
+    assert engine.server.refusals.total == engine.num_calls >= 300
     assert await engine.answer("after") == expected
 
 

@@ -12,6 +12,7 @@ from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions import session_pool
 from cluster.sessions.membership import Membership
 from cluster.sessions.session_pool import SessionPool
+from kv_transfer.links.refused_messages import RefusedMessages
 from kv_transfer.trust.membership import Member
 from tests.trusted import member
 
@@ -33,8 +34,10 @@ class FakeSession:
     silence_s = 0.0
     last_stats = None
 
-    def __init__(self, descriptor: EngineDescriptor, member: Member, timeout_s: float) -> None:
-        del member, timeout_s
+    def __init__(
+        self, descriptor: EngineDescriptor, member: Member, timeout_s: float, refused_messages: RefusedMessages
+    ) -> None:
+        del member, timeout_s, refused_messages
         self.descriptor = descriptor
         self._lost = asyncio.Event()
 

@@ -158,7 +158,7 @@ async def test_too_many_entries_are_refused_before_any_is_read(
 
     for name in ("generate_service.request_from_proto", "generate_service.batch_from_proto"):
         monkeypatch.setattr(f"cluster.api.grpc.{name}", read)
-    for name in ("embed_conversions.prompt_from_proto", "model_service.prompt_from_proto"):
+    for name in ("conversions.embed.prompt_from_proto", "model_service.prompt_from_proto"):
         monkeypatch.setattr(f"cluster.api.grpc.{name}", read)
     async with answering_ingress() as (channel, _, _):
         refused = await status_of(channel, METHODS[method], on_the_wire(make))
