@@ -7,10 +7,10 @@ READY := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 CODE := cluster actors kv_transfer tests benchmarks tools
 
-.PHONY: help demo test features settings check fmt proto slow soak chaos bench clean
+.PHONY: help demo test test-more test-all features settings check fmt proto slow soak chaos bench clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(READY): pyproject.toml constraints.txt
 	@echo "== setting up $(VENV) (the first time takes a few minutes)"
@@ -23,9 +23,17 @@ demo: $(READY) ## Start one prefill and one decode engine, send 16 prompts, show
 	@$(BIN)/raypd demo
 
 # Three processes for two cores, since some tests wait for deadlines. In the order of the files: xdist would otherwise take those with the fewest tests last, which are the longest ones.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
 test: $(READY) ## Run the tests that need neither a GPU nor minutes each
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
+	@$(PYTEST) -m "not more and not slow and not gpu" $(ARGS)
+
+test-more: $(READY) ## Run the tests that take minutes: chaos, attacks, Ray nodes, the image, soak
+	@echo "== pytest, what takes minutes"
+	@$(PYTEST) -m "more and not slow and not gpu" $(ARGS)
+
+test-all: test test-more ## Run both
 
 slow: $(READY) ## Run the tests that take minutes
 	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)

@@ -12,6 +12,8 @@ from tests.attacks.callback_times import CallbackReport
 from tests.attacks.target import MAX_GROWTH_MIB, Attack, AttackedIngress, Effects, Target
 from tests.attacks.victim import Felt
 
+pytestmark = pytest.mark.more
+
 ATTACKS = [*grpc_attacks.ATTACKS, *connection_attacks.ATTACKS, *http_attacks.ATTACKS]
 
 

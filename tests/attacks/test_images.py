@@ -11,6 +11,8 @@ from tests.attacks.image_attacks import ATTACKS, FAMILY
 from tests.attacks.ingress_settings import IngressSettings
 from tests.attacks.target import MAX_GROWTH_MIB, Attack, AttackedIngress, attacked_ingress
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture(scope="module")
 def ingress(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str], Path]) -> Iterator[AttackedIngress]:

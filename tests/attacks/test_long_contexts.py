@@ -14,6 +14,8 @@ from tests.attacks.http_attacks import post
 from tests.attacks.ingress_settings import IngressSettings
 from tests.attacks.target import Attack, AttackedIngress, Target, attacked_ingress
 
+pytestmark = pytest.mark.more
+
 _CONTEXT: Final = 1_050_000
 _LONG: Final = 1_000_000
 

@@ -14,6 +14,8 @@ from tests.attacks.ingress_settings import IngressSettings
 from tests.attacks.target import MAX_GROWTH_MIB, Attack, AttackedIngress, Target, attacked_ingress
 from tests.cluster.access.certificates import Authority
 
+pytestmark = pytest.mark.more
+
 _ALL: Final = {
     attack.name: attack for attack in (*grpc_attacks.ATTACKS, *connection_attacks.ATTACKS, *http_attacks.ATTACKS)
 }

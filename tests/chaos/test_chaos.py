@@ -17,7 +17,7 @@ from tests.chaos.report import ChaosReport
 from tests.chaos.visits import draw_questions
 from tests.patience import TEST_S
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.more, pytest.mark.ray]
 
 SEED = int(os.environ.get("RAYPD_CHAOS_SEED", "1"))
 

@@ -76,6 +76,7 @@ def test_what_the_installation_does_not_know_it_refuses(arguments: list[str]) ->
     assert "it can be" in result.stderr
 
 
+@pytest.mark.more
 @pytest.mark.timeout(900)
 def test_the_installation_works_in_an_empty_environment(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """The RUN lines of the CPU image, in the order of the file, in a directory that holds what it has copied so far.

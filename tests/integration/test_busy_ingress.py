@@ -20,6 +20,7 @@ from tests.patience import CLUSTER_S, TEST_S
 _BUSY_S = 6.0
 
 
+@pytest.mark.more
 @pytest.mark.ray
 @pytest.mark.timeout(TEST_S)
 async def test_an_ingress_with_a_busy_event_loop_lives_on_and_its_streams_too(

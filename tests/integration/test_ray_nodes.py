@@ -21,7 +21,7 @@ from tests.integration.deployment import MAX_RANKS, Deployment
 from tests.integration.pods import ROOT, Pods
 from tests.patience import CLUSTER_S, TEST_S
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(TEST_S)]
+pytestmark = [pytest.mark.more, pytest.mark.ray, pytest.mark.timeout(TEST_S)]
 
 _NUM_LONG_TOKENS = 200
 _ONE_ENGINE = ("--prefill", "0", "--decode", "0", "--both", "1")

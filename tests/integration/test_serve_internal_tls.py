@@ -15,7 +15,7 @@ from tests.integration.served import ServeProcess
 from tests.patience import TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(TEST_S)]
+pytestmark = [pytest.mark.more, pytest.mark.ray, pytest.mark.timeout(TEST_S)]
 
 _NUM_TOKENS = 8
 
