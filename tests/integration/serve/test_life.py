@@ -21,6 +21,9 @@ from tests.integration.served import ServeProcess, actor_process, process_listen
 from tests.patience import CLUSTER_S, TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
+NUM_STREAMS = 8
+"""More tokens than an ingress can have passed on by the time that it is killed, on however slow a machine."""
+
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(TEST_S)]
 
 
@@ -176,13 +179,16 @@ async def test_an_ingress_comes_back_where_it_was_and_engines_forget_its_request
 ) -> None:
     async with GenerateClient(served) as client:
         lives = ingress_lives(await client.status())
-        # Found before there is a stream, which would be over by the time that every process has been looked at.
+        # Found before there are streams, which would be over by the time that every process has been looked at.
         ingress = process_listening_at(port_of(served))
-        stream = client.generate([5, 6, 7], max_tokens=150, temperature=0.0, ignore_eos=True, resume=False)
-        await anext(stream)
+        streams = [
+            client.generate([5, 6, number], max_tokens=480, temperature=0.0, ignore_eos=True, resume=False)
+            for number in range(NUM_STREAMS)
+        ]
+        await asyncio.gather(*(anext(stream) for stream in streams))
         ingress.kill()
         with pytest.raises(CallFailed, match="UNAVAILABLE"):
-            await read_all(stream)
+            await asyncio.gather(*(read_all(stream) for stream in streams))
         await ask_until_answered(client, checkpoint("llama"), 1)
         await ingresses_become(client, lives | {served: lives[served] + 1})
         async with asyncio.timeout(CLUSTER_S):
