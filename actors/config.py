@@ -151,7 +151,7 @@ class GrammarConfig(_Settings):
 
 
 class SchedulerConfig(_Settings):
-    """What an engine computes in one step, and for whom."""
+    """The scheduler: token budget, order of requests, fairness, and what runs beside each step."""
 
     max_num_seqs: int = Field(64, ge=1, description="Requests that run at once.")
     max_num_batched_tokens: int = Field(512, ge=1, description="Token budget: how many tokens one step computes.")

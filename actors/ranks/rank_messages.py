@@ -134,7 +134,7 @@ class RankSecrets:
 
     @property
     def material(self) -> TrustMaterial:
-        """What it is the message for."""
+        """The secrets and certificates that the message carries, as ranks use them."""
         return TrustMaterial(
             self.generation,
             self.secrets,

@@ -94,5 +94,5 @@ def demo(
 
 
 def _path(path: Path | None) -> str | None:
-    """As engines and ingresses find it, whatever directory they are in."""
+    """Return the absolute path, which means the same file to processes in other directories."""
     return None if path is None else str(path.resolve())

@@ -49,7 +49,7 @@ PUBLIC_KEY: Final = BlockHashKey(bytes(_KEY_SIZE_BYTES))
 
 @dataclass(frozen=True, slots=True)
 class ExtraKeys:
-    """What a prompt's KV depends on besides its tokens.
+    """Everything but its tokens that a prompt's KV depends on.
 
     cache_salt: keeps apart those who must not see each other's hits
     lora_name:  the adapter, by a name that no other weights have (Adapter.key)

@@ -21,7 +21,7 @@ Pooling = Literal["last", "mean", "cls"]
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputParams:
-    """What the output has to be.
+    """The form that a request's output has to have.
 
     value: a JSON schema, a regular expression, a JSON list of choices, or an EBNF grammar; nothing for json_object
     """
@@ -37,7 +37,7 @@ class StructuredOutputParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """What is wanted of a prompt instead of tokens.
+    """The vector or scores that a request asks for instead of tokens.
 
     task:       score is what a classification head with one class says
     pooling:    of the last layer's hidden states

@@ -28,7 +28,7 @@ _INTERVAL_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RankTrust:
-    """What an engine's ranks prove themselves to each other with, and encrypt with unless tls is None.
+    """The secret, and the certificates if tls is given, by which an engine's ranks authenticate each other.
 
     refusals: counts the callers that prove nothing
     """

@@ -74,7 +74,7 @@ def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, Iterator[F
 
 
 def _look_around(config: ClusterConfig, checkpoint: Checkpoint | None, gpu: str | None) -> Iterator[Finding]:
-    """What there is to say of the machines. gpu: see examine()"""
+    """Yield the findings about the machines. gpu: see examine()."""
     if gpu is not None:
         room = {role: (int(GPU_MEMORY_GIB[gpu] * GIB), True) for role in EngineRole}
         yield from _budgets(config, checkpoint, room)
