@@ -22,8 +22,8 @@ from cluster.api.shared.ports import IngressPorts
 from cluster.config import ClusterConfig
 from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
 from cluster.observability.status import ClusterView, ControllerView, ModelView, RequestView, merge_engines
+from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersions
-from cluster.requests.moves import Moves
 from cluster.requests.recovery import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor
@@ -113,7 +113,7 @@ class IngressProcess:
             max_waiting_tokens=config.ingress.max_waiting_tokens,
             max_image_bytes_in_flight=config.ingress.images.max_input_in_flight_mib << 20,
             recovery_policy=RecoveryPolicy(config.ingress.max_attempts, config.ingress.recovery_timeout_s),
-            moves=Moves(self._sessions().stats) if config.ingress.move_preempted else None,
+            migration_planner=MigrationPlanner(self._sessions().stats) if config.ingress.move_preempted else None,
         )
         serving.metrics.refused_messages = self._sessions().refused_messages
         view = functools.partial(self._view, serving)

@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from cluster.api.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
-from cluster.client.answers import Answer
 from cluster.client.client import GenerateClient
-from cluster.client.credentials import Credentials
+from cluster.client.client_credentials import Credentials
 from cluster.client.errors import ClientClosed
 from cluster.client.loop_thread import LoopClosed, LoopThread
 from cluster.client.options import BatchOptions, ChatTurn, Options, Prompt
-from cluster.client.vectors import EmbedOptions, HeadOptions, Prompts
+from cluster.client.vector_options import EmbedOptions, HeadOptions, Prompts
+from cluster.client.whole_answers import Answer
 
 _T = TypeVar("_T")
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Self
 
 import grpc.aio
 
-from cluster.client.credentials import Credentials
+from cluster.client.client_credentials import Credentials
 
 _OPTIONS: Final = (
     # An ingress that the network has swallowed must be noticed, also while it has nothing to say.

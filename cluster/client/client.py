@@ -11,10 +11,9 @@ from typing import Self, TypeVar, Unpack
 import grpc.aio
 
 from cluster.api.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
-from cluster.client.answers import Answer
-from cluster.client.credentials import Credentials
+from cluster.client.client_credentials import Credentials
 from cluster.client.errors import CallFailed, as_call_failed
-from cluster.client.ingresses import Ingress, Ingresses, parse_addresses
+from cluster.client.known_ingresses import Ingress, Ingresses, parse_addresses
 from cluster.client.options import (
     BatchOptions,
     ChatTurn,
@@ -24,11 +23,11 @@ from cluster.client.options import (
     make_request,
     set_prompt,
 )
-from cluster.client.patience import Deadline, Patience
+from cluster.client.retry_limits import Deadline, Patience
 from cluster.client.streams.attempts import Attempts
-from cluster.client.streams.batch import batch_once, batch_resuming
+from cluster.client.streams.batch_stream import batch_once, batch_resuming
 from cluster.client.streams.stream import stream_once, stream_resuming
-from cluster.client.vectors import (
+from cluster.client.vector_options import (
     EmbedOptions,
     HeadOptions,
     Prompts,
@@ -36,6 +35,7 @@ from cluster.client.vectors import (
     make_embed_request,
     make_score_request,
 )
+from cluster.client.whole_answers import Answer
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")

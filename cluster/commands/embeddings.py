@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from cluster.client import BlockingClient
-from cluster.client.vectors import EmbedOptions
+from cluster.client.vector_options import EmbedOptions
 
 
 def print_embeddings(client: BlockingClient, texts: Sequence[str], options: EmbedOptions) -> None:

@@ -1,1 +1,1 @@
-"""The life of a request: admission, attempts, recovery, moves, the order of its output."""
+"""The life of a request: admission, attempts, recovery, migration, the order of its output."""

@@ -161,14 +161,14 @@ class Attempt:
         return len(self._predecessors)
 
     @property
-    def can_move(self) -> bool:
+    def can_migrate(self) -> bool:
         """Whether its output so far comes without a gap from an engine that has it alone."""
         is_alone = self._successor is None and not self._is_prefilling
         return is_alone and self._decode.is_open and not self._order.has_gap
 
-    def move(self, decode: EngineConnection, request: EngineCoreRequest) -> None:
+    def migrate(self, decode: EngineConnection, request: EngineCoreRequest) -> None:
         """Let another decode engine have it too. request: what goes on from token_ids there, under an id of its own."""
-        assert self.can_move, "two engines at most decode it"
+        assert self.can_migrate, "two engines at most decode it"
         self._successor = EngineStream(decode, request)
 
     @property
@@ -223,10 +223,10 @@ class Attempt:
             if output is None:
                 self._on_silent_end(stream)
             elif output.preemption is None:
-                self._settle_move(stream)
+                self._settle_migration(stream)
                 self._settle_prefill(stream, output)
                 self._ready.extend(self._in_order(output))
-            elif self.can_move:
+            elif self.can_migrate:
                 self._ready.append(output)
         return self._ready.popleft()
 
@@ -272,7 +272,7 @@ class Attempt:
             return
         if stream is self._decode and self._successor is not None:
             logger.warning("its engine has failed, a preempted request moves at once", extra=self._fields(stream))
-            self._settle_move(self._successor)
+            self._settle_migration(self._successor)
             return
         if stream is self._decode:
             raise self._failed(stream.failure, can_resume=stream.can_resume)
@@ -284,7 +284,7 @@ class Attempt:
         if is_first and stream is self._decode and self._prefill is not None:
             self._prefill.abort()
 
-    def _settle_move(self, winner: EngineStream) -> None:
+    def _settle_migration(self, winner: EngineStream) -> None:
         """Of two decode engines, leave the request to the winner alone."""
         successor, self._successor = self._successor, None
         if successor is None:

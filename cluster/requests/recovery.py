@@ -5,7 +5,8 @@ and goes on at the next position. Tokens are a function of (seed, position) and 
 nothing of it but a pause. Each attempt has an id of its own at the engines: what is left of an earlier one cannot be
 taken for it.
 
-A request that its decode engine has preempted may go on elsewhere too (moves.py). That is no failure, and no attempt.
+A request that its decode engine has preempted may go on elsewhere too (migration.py). That is no failure, and
+no attempt.
 
 A request is given up after max_attempts, and after two engines have died with it: it may be what kills them. An engine
 that has decoded more of it clears it of the deaths before: what killed those was not in what that engine computed.
@@ -23,7 +24,7 @@ from actors.core.outputs import EngineCoreOutput, Preemption, RequestTimings
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import DeadlineExceeded, EngineFailed, ModelVersionLeft, NoEngineAvailable
 from cluster.requests.attempt import Attempt
-from cluster.requests.moves import Moves, PreemptedRequest
+from cluster.requests.migration import MigrationPlanner, PreemptedRequest
 from cluster.requests.turns import Turns
 from cluster.requests.waiting import choose_in_time
 from cluster.routing.base import Route, Router
@@ -59,13 +60,13 @@ class Recovery:
         request: EngineCoreRequest,
         deadline_s: float | None,
         policy: RecoveryPolicy,
-        moves: Moves | None = None,
+        migration_planner: MigrationPlanner | None = None,
         turns: Turns | None = None,
     ) -> None:
         """Begin nothing yet.
 
         deadline_s: on the event loop's clock
-        moves:      without it a preempted request stays where it is
+        migration_planner: without it a preempted request stays where it is
         turns:      of the call that the request belongs to, if it has others
         """
         self._router = router
@@ -74,10 +75,10 @@ class Recovery:
         self._request = request
         self._deadline_s = deadline_s
         self._policy = policy
-        self._moves = moves
+        self._migration_planner = migration_planner
         self._turns = turns
-        self._num_moves_begun = 0
-        self._num_moves_before = 0
+        self._num_migrations_begun = 0
+        self._num_migrations_before = 0
         self._lost_engines: set[EngineKey] = set()
         """Since it has last gone on. A life of an engine that is lost twice was cut off, and counts once."""
         self._prefill_timings: RequestTimings | None = None
@@ -91,13 +92,13 @@ class Recovery:
     @property
     def num_attempts(self) -> int:
         """Attempts that were begun."""
-        num_resubmissions = self._request.attempt - self._original.attempt - self._num_moves_begun
+        num_resubmissions = self._request.attempt - self._original.attempt - self._num_migrations_begun
         return num_resubmissions + (self.attempt is not None)
 
     @property
     def num_moves(self) -> int:
         """How often another decode engine has taken it over after a preemption."""
-        return self._num_moves_before + (self.attempt.num_moves if self.attempt is not None else 0)
+        return self._num_migrations_before + (self.attempt.num_moves if self.attempt is not None else 0)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -125,7 +126,7 @@ class Recovery:
                     self._router.on_start(self._request, route)
                     async for output in attempt:
                         if output.preemption is not None:
-                            self._move_or_stay(attempt, output.preemption)
+                            self._migrate_or_stay(attempt, output.preemption)
                             continue
                         if output.finish_reason is not None:
                             # Before it is told: the client's next turn may follow at once.
@@ -143,29 +144,29 @@ class Recovery:
                 num_failures += not attempt.is_stranded_on_the_way
                 self._give_up_or_go_on(failure, attempt, is_last=num_failures == self._policy.max_attempts)
                 route = await self._choose_again(failure)
-                self._num_moves_before += attempt.num_moves
+                self._num_migrations_before += attempt.num_moves
 
     async def _next_turn(self) -> None:
         if self._turns is not None:
             await self._turns.next()
 
-    def _move_or_stay(self, attempt: Attempt, preemption: Preemption) -> None:
+    def _migrate_or_stay(self, attempt: Attempt, preemption: Preemption) -> None:
         """Let another engine go on with a preempted request, if one has room for it and that is quicker."""
-        if self._moves is None:
+        if self._migration_planner is None:
             return
         try:
             engines = self._engines.snapshot()
         except ModelVersionLeft:
             return  # Where it is, it can end.
         num_tokens = self.num_prompt_tokens + len(attempt.token_ids)
-        preempted = PreemptedRequest(num_tokens, preemption.num_wait_steps, self._num_moves_begun)
+        preempted = PreemptedRequest(num_tokens, preemption.num_wait_steps, self._num_migrations_begun)
         here = attempt.route.decode.descriptor
-        target = self._moves.find_target(preempted, here, engines)
+        target = self._migration_planner.find_target(preempted, here, engines)
         if target is None:
             return
-        self._num_moves_begun += 1
+        self._num_migrations_begun += 1
         request = self._resubmit(attempt)
-        attempt.move(
+        attempt.migrate(
             target,
             replace(
                 request,

@@ -15,17 +15,18 @@ from cluster.observability.metrics import ServingMetrics
 from cluster.observability.status import RequestView
 from cluster.observability.stopwatch import Stopwatch
 from cluster.parameters.generation import GenerateChunk, GenerateEnd, GenerateRequest, GenerateTimings, Usage
-from cluster.requests.admission import Admission, Place
+from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import EnginesOfVersion, ModelVersion, ModelVersions
-from cluster.requests.moves import Moves
 from cluster.requests.recovery import Recovery, RecoveryPolicy
+from cluster.requests.request_limits import AdmittedRequest, RequestLimits
 from cluster.requests.samples import Answers, GenerateManyRequest, Sample, SampleChunk, SharedPrompt, split
 from cluster.requests.side_by_side import side_by_side
 from cluster.requests.vector_computing import Vectors, compute_vectors, scores_of
 from cluster.routing.engine_connection import EnginePool, EngineRole
 from cluster.text.output_processor import OutputProcessor, ProcessedOutput
-from cluster.vectors.processing import process_vectors
-from cluster.vectors.requests import (
+from cluster.vectors.vector_engines import VectorEngines
+from cluster.vectors.vector_processing import process_vectors
+from cluster.vectors.vector_requests import (
     ClassifyRequest,
     ClassifyResult,
     EmbedRequest,
@@ -34,7 +35,6 @@ from cluster.vectors.requests import (
     ScoreResult,
     VectorRequest,
 )
-from cluster.vectors.routing import VectorEngines
 
 _VectorRequestT = TypeVar("_VectorRequestT", EmbedRequest, ClassifyRequest, ScoreRequest)
 _RequestT = TypeVar("_RequestT", bound=GenerateRequest | VectorRequest)
@@ -57,24 +57,24 @@ class Serving:
         max_image_bytes_in_flight: int = 1 << 30,
         retry_delay_s: float = 1.0,
         recovery_policy: RecoveryPolicy | None = None,
-        moves: Moves | None = None,
+        migration_planner: MigrationPlanner | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """versions: of the model; at least one
 
         max_waiting_tokens: of the prompts of requests that have no token yet, together
         retry_delay_s: what a client is told that comes when there are too many, before any has ended
-        moves: without it preempted requests stay where they are
+        migration_planner: without it preempted requests stay where they are
         """
         self._versions = versions
         self._engines = engines
         self._vector_engines = VectorEngines(engines)
-        self._admission = Admission(max_requests_in_flight, max_waiting_tokens, unknown_delay_s=retry_delay_s)
+        self._limits = RequestLimits(max_requests_in_flight, max_waiting_tokens, unknown_delay_s=retry_delay_s)
         self._image_budget = ImageBudget(max_image_bytes_in_flight, retry_delay_s)
         self._clock = clock
         self.metrics = ServingMetrics()
         self._recovery_policy = recovery_policy or RecoveryPolicy()
-        self._moves = moves
+        self._migration_planner = migration_planner
         self._num_moves_of_ended = 0
         # By tenant and id: no tenant can take, or find out, the ids of others.
         self._in_flight: dict[tuple[str, str], _InFlight] = {}
@@ -169,7 +169,7 @@ class Serving:
         output_processor = OutputProcessor(tokenizer.backend, engine_request, request.sampling)
         turns = None if prompt is None else prompt.turns
         recovery = Recovery(
-            router, engines, engine_request, in_flight.deadline_s, self._recovery_policy, self._moves, turns
+            router, engines, engine_request, in_flight.deadline_s, self._recovery_policy, self._migration_planner, turns
         )
         in_flight.recovery = recovery
         in_flight.seed = engine_request.sampling_params.seed
@@ -298,7 +298,7 @@ class Serving:
         deadline_s = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
         request_id, stopwatch = request.request_id, Stopwatch(self._clock, self.metrics)
         key = request.caller.tenant, request_id
-        with stopwatch.counting_the_end(), self._admission.enter() as place, request.caller.allowance.used():
+        with stopwatch.counting_the_end(), self._limits.enter() as place, request.caller.allowance.used():
             if key in self._in_flight:
                 allowed = "one that no request in flight has"
                 raise InvalidRequest(FieldViolation("request_id", repr(request_id), allowed))
@@ -320,7 +320,7 @@ class _InFlight:
     tenant: str
     arrived_at_s: float
     stopwatch: Stopwatch
-    place: Place
+    place: AdmittedRequest
     deadline_s: float | None
     engines: EnginesOfVersion | None = None
     seed: int | None = None

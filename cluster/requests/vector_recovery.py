@@ -21,7 +21,7 @@ from cluster.requests.turns import Turns
 from cluster.requests.waiting import choose_in_time
 from cluster.routing.base import Route, Router
 from cluster.routing.engine_connection import EngineConnection, EngineKey, EnginePool
-from cluster.vectors.routing import choose_engine
+from cluster.vectors.vector_engines import choose_engine
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from cluster.errors import (
 )
 from cluster.observability.status import ClusterView, ControllerView
 from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TextPrompt
+from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersion, ModelVersions
-from cluster.requests.moves import Moves
 from cluster.requests.recovery import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.base import EngineT, Route, Router
@@ -84,7 +84,7 @@ def make_serving(
     recovery_policy: RecoveryPolicy | None = None,
     pool: FakePool | None = None,
     versions: ModelVersions | None = None,
-    moves: Moves | None = None,
+    migration_planner: MigrationPlanner | None = None,
 ) -> Serving:
     """Serving whose clock goes on by one second with each reading. It recovers nothing unless it is told to."""
     ticks = count()
@@ -92,7 +92,7 @@ def make_serving(
         versions or ModelVersions(make_version(1)),
         pool or FakePool(*engines),
         recovery_policy=recovery_policy or RecoveryPolicy(max_attempts=1),
-        moves=moves,
+        migration_planner=migration_planner,
         max_requests_in_flight=max_requests_in_flight,
         max_waiting_tokens=max_waiting_tokens,
         retry_delay_s=1.5,

@@ -13,7 +13,7 @@ from actors.config import EngineConfig
 from actors.core.requests.sampling_params import Pooling
 from cluster.parameters.generation import TokenPrompt
 from cluster.requests.serving import Serving
-from cluster.vectors.requests import ClassifyRequest, EmbedRequest
+from cluster.vectors.vector_requests import ClassifyRequest, EmbedRequest
 from kv_transfer.config import KVTransferConfig
 from tests.checkpoints import make_checkpoint
 from tests.engine_pair import engine_config

@@ -10,8 +10,8 @@ from pathlib import Path
 from actors.config import EngineConfig
 from actors.core.requests.block_hash import BlockHashKey
 from actors.engine_server import EngineServer
+from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersion, ModelVersions
-from cluster.requests.moves import Moves
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.prefix_aware import PrefixAwarePair
@@ -53,7 +53,7 @@ async def local_cluster(
         tokenizer = ModelTokenizer.from_directory(Path(config.model.model))
         router = PrefixAwarePair(facts.layout.block_size, hash_key=BlockHashKey(trust.block_hash_key))
         versions = ModelVersions(ModelVersion(1, InputProcessor(description, tokenizer), router))
-        serving = Serving(versions, pool, moves=Moves(pool.stats) if moves_preempted else None)
+        serving = Serving(versions, pool, migration_planner=MigrationPlanner(pool.stats) if moves_preempted else None)
         yield LocalCluster(serving, pool, engines)
     finally:
         await pool.close()

@@ -16,7 +16,7 @@ from actors.config import EngineConfig
 from cluster.cli import app
 from cluster.errors import InvalidRequest
 from cluster.parameters.generation import GenerateRequest, SamplingOptions, TextPrompt, TokenPrompt
-from cluster.vectors.requests import ClassifyRequest, EmbedRequest, ScoreRequest
+from cluster.vectors.vector_requests import ClassifyRequest, EmbedRequest, ScoreRequest
 from kv_transfer.config import KVTransferConfig
 from tests.checkpoints import make_checkpoint
 from tests.cluster.serving_setup import make_ingress_server

@@ -8,8 +8,8 @@ import math
 import grpc
 
 from cluster.client.errors import CallFailed
-from cluster.client.ingresses import Ingress, Ingresses
-from cluster.client.patience import Deadline, Patience
+from cluster.client.known_ingresses import Ingress, Ingresses
+from cluster.client.retry_limits import Deadline, Patience
 
 
 class Attempts:

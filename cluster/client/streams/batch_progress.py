@@ -2,8 +2,8 @@
 
 A batch is asked for in one call. When that is cut, what is left of it is of two kinds: prompts of which nothing has
 come are a smaller batch, which shares their prefills again; of the others each sample that is not over goes on by
-itself, with its own seed and tokens, as progress.py has it. With best_of the reader gets all samples of a prompt or
-none, so that what is left is of the first kind.
+itself, with its own seed and tokens, as stream_progress.py has it. With best_of the reader gets all samples of a
+prompt or none, so that what is left is of the first kind.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.api.protos.raypd.v1 import generate_pb2
-from cluster.client.streams.progress import StreamProgress
+from cluster.client.streams.stream_progress import StreamProgress
 from cluster.requests.sample_seeds import sample_seed
 
 _MAX_REQUEST_ID_CHARS = 112

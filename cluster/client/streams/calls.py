@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 import grpc.aio
 
 from cluster.client.errors import as_call_failed
-from cluster.client.ingresses import Ingress
+from cluster.client.known_ingresses import Ingress
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")

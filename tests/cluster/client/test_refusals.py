@@ -15,7 +15,8 @@ import yaml
 from cluster.access.control import AccessControl
 from cluster.access.tokens import Tokens, hash_token, make_token
 from cluster.api.grpc.server import DoorSettings
-from cluster.client import CallFailed, Credentials, GenerateClient, patience
+from cluster.client import CallFailed, Credentials, GenerateClient
+from cluster.client.retry_limits import Patience
 from tests.cluster.client.scripted_ingress import ScriptedIngress
 from tests.cluster.serving_setup import make_ingress_server, make_pair
 
@@ -167,4 +168,4 @@ async def test_closing_the_client_ends_its_streams(first: ScriptedIngress) -> No
 
 
 def test_the_waits_are_those_that_are_documented() -> None:
-    assert patience.Patience() == patience.Patience(recovery_timeout_s=60.0, overload_timeout_s=30.0)
+    assert Patience() == Patience(recovery_timeout_s=60.0, overload_timeout_s=30.0)

@@ -9,7 +9,7 @@ import yaml
 from rich.console import Console
 
 from cluster.access.tokens import Tokens
-from cluster.client.credentials import Credentials
+from cluster.client.client_credentials import Credentials
 from cluster.commands.tokens import print_new_token, use_credentials
 from cluster.errors import InvalidConfig
 

@@ -11,7 +11,7 @@ from cluster.api.http.openai.answers import AnswerHead
 from cluster.api.http.openai.completions import prompts_from
 from cluster.api.http.requests import EmbeddingRequest, VectorBody
 from cluster.api.http.responses import Embedding, EmbeddingList, EmbeddingUsage
-from cluster.vectors.requests import EmbedRequest, EmbedResult
+from cluster.vectors.vector_requests import EmbedRequest, EmbedResult
 
 
 def embed_request(head: AnswerHead, body: EmbeddingRequest, timeout_s: float | None) -> EmbedRequest:

@@ -27,7 +27,7 @@ from cluster.api.http.responses import (
 from cluster.errors import ClusterError, FieldViolation, InvalidRequest
 from cluster.parameters.generation import TextPrompt
 from cluster.requests.serving import Serving
-from cluster.vectors.requests import ClassifyRequest, ClassifyResult, ScoreRequest, ScoreResult
+from cluster.vectors.vector_requests import ClassifyRequest, ClassifyResult, ScoreRequest, ScoreResult
 
 _FIELD: Final = re.compile(r"(\w+)(\[(\d+)\])?(.*)")
 

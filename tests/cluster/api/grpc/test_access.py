@@ -28,7 +28,7 @@ from cluster.api.protos.raypd.v1 import (
     model_pb2_grpc,
 )
 from cluster.client.channel import open_channel
-from cluster.client.credentials import Credentials
+from cluster.client.client_credentials import Credentials
 from cluster.errors import InvalidConfig
 from cluster.requests.serving import Serving
 from cluster.settings.ingress import IngressConfig

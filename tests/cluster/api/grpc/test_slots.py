@@ -17,7 +17,7 @@ from cluster.access.allowance import Allowance, AllowanceLimits
 from cluster.api.grpc.server import DoorSettings, IngressServer
 from cluster.api.protos.raypd.v1 import embed_pb2, embed_pb2_grpc, generate_pb2, generate_pb2_grpc
 from cluster.client.channel import open_channel
-from cluster.client.credentials import Credentials
+from cluster.client.client_credentials import Credentials
 from tests.cluster.api.grpc.test_access import ALICE, access
 from tests.cluster.serving_setup import Pair, make_ingress_server, make_pair
 from tests.kv_transfer.swallowing_proxy import SwallowingProxy

@@ -7,13 +7,13 @@ from contextlib import aclosing
 
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client.errors import CallFailed
-from cluster.client.ingresses import Ingress, Ingresses
-from cluster.client.patience import Patience
+from cluster.client.known_ingresses import Ingress, Ingresses
+from cluster.client.retry_limits import Patience
 from cluster.client.streams.attempts import Attempts
 from cluster.client.streams.batch_progress import BatchProgress, Rest
 from cluster.client.streams.calls import responses_of
-from cluster.client.streams.progress import StreamProgress
 from cluster.client.streams.stream import stream_on
+from cluster.client.streams.stream_progress import StreamProgress
 from cluster.requests.side_by_side import side_by_side
 
 _Responses = AsyncGenerator[generate_pb2.GenerateBatchResponse, None]

@@ -66,13 +66,13 @@ class DrainRate:
         self._at_s = now_s
 
 
-class Place:
-    """One request's place at an ingress. A context manager: it is given back, whatever has become of the request."""
+class AdmittedRequest:
+    """One request that an ingress has admitted. A context manager: after it the request does not count any more."""
 
-    __slots__ = ("_admission", "_num_tokens", "_queued_at_s")
+    __slots__ = ("_limits", "_num_tokens", "_queued_at_s")
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
         self._num_tokens = 0
         self._queued_at_s = 0.0
 
@@ -88,13 +88,13 @@ class Place:
         """
         if self.is_waiting:
             return  # It begins anew, on another version of the model.
-        self._queued_at_s = self._admission.queue(num_tokens, time_left_s)
+        self._queued_at_s = self._limits.queue(num_tokens, time_left_s)
         self._num_tokens = num_tokens
 
     def begin(self) -> None:
         """Its first token is there."""
         if self.is_waiting:
-            self._admission.begin(self._num_tokens, self._queued_at_s)
+            self._limits.begin(self._num_tokens, self._queued_at_s)
             self._num_tokens = 0
 
     def __enter__(self) -> Self:
@@ -102,13 +102,13 @@ class Place:
 
     def __exit__(self, *error: object) -> None:
         if self.is_waiting:
-            self._admission.give_up(self._num_tokens)
+            self._limits.give_up(self._num_tokens)
             self._num_tokens = 0
-        self._admission.leave()
+        self._limits.leave()
 
 
-class Admission:
-    """Of one ingress."""
+class RequestLimits:
+    """How many requests, and how many tokens of prompts, may wait at one ingress."""
 
     def __init__(
         self,
@@ -131,17 +131,17 @@ class Admission:
         self.num_requests = 0
         self.num_waiting_tokens = 0
 
-    def enter(self) -> Place:
-        """Take a place. Raises Overloaded."""
+    def enter(self) -> AdmittedRequest:
+        """Admit one more request. Raises Overloaded."""
         if self.num_requests >= self._max_requests:
             reason = f"{self.num_requests} requests are in flight, which is the limit"
             raise Overloaded(reason, self._delay_s(self._ends, 1.0))
         self.num_requests += 1
         self._ends.set_busy(True, self._clock())
-        return Place(self)
+        return AdmittedRequest(self)
 
     def queue(self, num_tokens: int, time_left_s: float | None) -> float:
-        """For Place: returns the time."""
+        """Let an admitted request wait for so many tokens; returns the time. AdmittedRequest calls it."""
         waiting, now_s = self.num_waiting_tokens, self._clock()
         # One that is larger than all that may wait has to be served some time: alone.
         if waiting and waiting + num_tokens > self._max_waiting_tokens:
@@ -155,7 +155,7 @@ class Admission:
         return now_s
 
     def begin(self, num_tokens: int, queued_at_s: float) -> None:
-        """For Place."""
+        """An admitted request has its first token. AdmittedRequest calls it."""
         now_s = self._clock()
         self._prompts.add(num_tokens, now_s)
         self._num_prompts += 1
@@ -165,12 +165,12 @@ class Admission:
         self.give_up(num_tokens)
 
     def give_up(self, num_tokens: int) -> None:
-        """For Place: it does not wait any more."""
+        """An admitted request does not wait any more. AdmittedRequest calls it."""
         self.num_waiting_tokens -= num_tokens
         self._prompts.set_busy(self.num_waiting_tokens > 0, self._clock())
 
     def leave(self) -> None:
-        """For Place."""
+        """An admitted request has ended. AdmittedRequest calls it."""
         now_s = self._clock()
         self.num_requests -= 1
         self._num_refused = max(0, self._num_refused - 1)

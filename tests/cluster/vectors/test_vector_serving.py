@@ -23,7 +23,7 @@ from cluster.errors import (
 from cluster.parameters.generation import TextPrompt, TokenPrompt, Usage
 from cluster.requests.vector_computing import MAX_PROMPTS_AT_ONCE
 from cluster.routing.engine_connection import EngineRole
-from cluster.vectors.requests import (
+from cluster.vectors.vector_requests import (
     ClassifyRequest,
     ClassifyResult,
     EmbedRequest,

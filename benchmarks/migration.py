@@ -3,7 +3,7 @@
 One prefill engine and two decode engines in processes of their own; the first decode engine has a small KV cache, the
 second a large one. The same open-loop load is served with moves off and on, in turns, on the same engines.
 
-    python -m benchmarks.moves [--model DIR] [--rounds 8]
+    python -m benchmarks.migration [--model DIR] [--rounds 8]
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from actors.config import CacheConfig, EngineConfig, ModelConfig, ModelFacts, Pa
 from actors.core.stats import SchedulerStats
 from cluster.config import DEMO_MODEL
 from cluster.parameters.generation import GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersion, ModelVersions
-from cluster.requests.moves import Moves
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
@@ -159,7 +159,7 @@ def _make_serving(model: Path, facts: ModelFacts, pool: SessionPool, *, moves: b
     description = ModelDescription.of("model", facts)
     processor = InputProcessor(description, ModelTokenizer.from_directory(model))
     versions = ModelVersions(ModelVersion(1, processor, LeastLoadedPair()))
-    return Serving(versions, pool, moves=Moves(pool.stats) if moves else None)
+    return Serving(versions, pool, migration_planner=MigrationPlanner(pool.stats) if moves else None)
 
 
 @asynccontextmanager

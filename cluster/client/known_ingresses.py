@@ -15,8 +15,8 @@ import grpc
 
 from cluster.api.protos.raypd.v1 import admin_pb2_grpc, embed_pb2_grpc, generate_pb2_grpc, model_pb2_grpc
 from cluster.client.channel import open_channel
-from cluster.client.credentials import Credentials
-from cluster.client.patience import retry_delay_s
+from cluster.client.client_credentials import Credentials
+from cluster.client.retry_limits import retry_delay_s
 
 _CONNECT_TIMEOUT_S: Final = 3.0
 """Of an address that does not even refuse."""

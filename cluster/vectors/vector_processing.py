@@ -20,7 +20,7 @@ from cluster.parameters.sampling_rules import Violations
 from cluster.settings.input_limits import InputLimits
 from cluster.text.input_processor import WHATEVER_FITS, InputProcessor, draw_engine_request_id
 from cluster.text.model_tokenizer import share_room
-from cluster.vectors.requests import ClassifyRequest, EmbedRequest, ScoreRequest
+from cluster.vectors.vector_requests import ClassifyRequest, EmbedRequest, ScoreRequest
 
 AnyVectorRequest = EmbedRequest | ClassifyRequest | ScoreRequest
 

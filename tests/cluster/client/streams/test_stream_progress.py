@@ -8,7 +8,7 @@ import pytest
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.api.protos.raypd.v1.generate_pb2 import GenerateRequest, GenerateResponse, SamplingParams
 from cluster.client.errors import CallFailed
-from cluster.client.streams.progress import StreamProgress
+from cluster.client.streams.stream_progress import StreamProgress
 
 
 def request(request_id: str = "", output_token_ids: tuple[int, ...] = ()) -> GenerateRequest:

@@ -15,8 +15,8 @@ from cluster.parameters.generation import ChatMessage, ChatPrompt, GenerateReque
 from cluster.settings.input_limits import InputLimits
 from cluster.text.input_processor import InputProcessor
 from cluster.text.model_tokenizer import ModelTokenizer
-from cluster.vectors.processing import AnyVectorRequest, process_vectors
-from cluster.vectors.requests import ClassifyRequest, EmbedRequest, ScoreRequest
+from cluster.vectors.vector_processing import AnyVectorRequest, process_vectors
+from cluster.vectors.vector_requests import ClassifyRequest, EmbedRequest, ScoreRequest
 from tests.cluster.serving_setup import MODEL
 from tests.cluster.vectors.vector_setup import CLASSIFIES, EMBEDS, SCORES
 from tests.fakes import VOCAB_SIZE, byte_tokenizer

@@ -13,7 +13,7 @@ from actors.core.requests.request import EngineCoreRequest, FinishReason
 from actors.core.stats import SchedulerStats
 from cluster.errors import EngineFailed
 from cluster.parameters.generation import GenerateChunk
-from cluster.requests.moves import Moves
+from cluster.requests.migration import MigrationPlanner
 from cluster.requests.recovery import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineKey, EngineRole
@@ -40,7 +40,7 @@ class Cluster:
         self.serving = make_serving(
             pool=self.pool,
             recovery_policy=RecoveryPolicy(max_attempts=2, engine_timeout_s=30.0),
-            moves=Moves(lambda: self.stats, lambda: 1000.0),
+            migration_planner=MigrationPlanner(lambda: self.stats, lambda: 1000.0),
         )
 
     async def begin(self) -> tuple[asyncio.Task[list[GenerateChunk]], EngineCoreRequest]:

@@ -1,4 +1,4 @@
-"""Preemption across engines: whether a request that has lost its blocks goes on elsewhere instead of waiting for them.
+"""Migration: whether a request that has lost its blocks goes on elsewhere instead of waiting for them.
 
 Both ways cost steps. Staying costs the wait for room, and then the computation of what has been evicted meanwhile.
 Moving costs a few steps to get going, and then the transfer of what is still cached where the request was, or its
@@ -22,10 +22,10 @@ from cluster.routing.base import candidates
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey
 from cluster.routing.pairing import find_refusal
 
-_MAX_MOVES: Final = 3
+_MAX_MIGRATIONS: Final = 3
 _MIN_FREE: Final = 0.1
 _MAX_WAITING: Final = 4
-"""A few may just have come; if more wait, there is no place for them."""
+"""A few may just have come; if more wait, there is no room for them."""
 _START_UP_STEPS: Final = 4
 """Until a moved request computes: the messages there, the reservation, READY."""
 _TOKENS_PER_STEP: Final = 256
@@ -83,8 +83,8 @@ class Target:
 
 def choose_target(request: PreemptedRequest, targets: Sequence[Target]) -> Target | None:
     """The engine with the most room, if any has enough and moving is quicker than waiting. Pure."""
-    num_move_steps = _START_UP_STEPS + request.num_tokens // _TOKENS_PER_STEP
-    if request.num_moves >= _MAX_MOVES or request.num_wait_steps <= num_move_steps:
+    num_migration_steps = _START_UP_STEPS + request.num_tokens // _TOKENS_PER_STEP
+    if request.num_moves >= _MAX_MIGRATIONS or request.num_wait_steps <= num_migration_steps:
         return None
     fit = [
         target
@@ -103,8 +103,8 @@ class _Promise:
     at_s: float
 
 
-class Moves:
-    """Those of one ingress. Belongs to its event loop."""
+class MigrationPlanner:
+    """Finds engines for the preempted requests of one ingress. Belongs to its event loop."""
 
     def __init__(self, stats: Callable[[], EngineStats], clock: Callable[[], float] = time.monotonic) -> None:
         self._stats = stats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from cluster.client.patience import Deadline, retry_delay_s
+from cluster.client.retry_limits import Deadline, retry_delay_s
 
 
 def test_what_an_ingress_says_is_waited_for_and_not_by_all_to_the_same_moment() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from actors.core.stats import SchedulerStats
-from cluster.requests.moves import Moves, PreemptedRequest, Target, choose_target
+from cluster.requests.migration import MigrationPlanner, PreemptedRequest, Target, choose_target
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey, EngineRole
 from tests.fakes import FakeEngine
 
@@ -69,13 +69,13 @@ class Heard:
     def __init__(self, **stats: SchedulerStats) -> None:
         self.stats = {(name, 7): (stat, NOW_S) for name, stat in stats.items()}
         self.now_s = NOW_S
-        self.moves = Moves(lambda: self.stats, lambda: self.now_s)
+        self.planner = MigrationPlanner(lambda: self.stats, lambda: self.now_s)
 
     def say(self, name: str, stats: SchedulerStats) -> None:
         self.stats[name, 7] = (stats, self.now_s)
 
     def target(self, *engines: EngineConnection) -> EngineKey | None:
-        target = self.moves.find_target(REQUEST, HERE.descriptor, engines or (PREFILL, HERE, THERE))
+        target = self.planner.find_target(REQUEST, HERE.descriptor, engines or (PREFILL, HERE, THERE))
         return None if target is None else target.descriptor.key
 
 
@@ -93,7 +93,7 @@ def test_where_engines_do_both_it_moves_to_one_of_them() -> None:
 
 def test_without_other_engines_it_stays() -> None:
     heard = Heard(d1=FREE)
-    assert heard.moves.find_target(REQUEST, HERE.descriptor, []) is None
+    assert heard.planner.find_target(REQUEST, HERE.descriptor, []) is None
     assert heard.target(HERE) is None
 
 

@@ -14,7 +14,7 @@ from actors.core.requests.request import EngineCoreRequest, FinishReason
 from actors.core.stats import SchedulerStats
 from cluster.errors import EngineFailed
 from cluster.parameters.generation import GenerateChunk
-from cluster.requests.moves import Moves
+from cluster.requests.migration import MigrationPlanner
 from cluster.requests.recovery import RecoveryPolicy
 from cluster.routing.engine_connection import EngineRole
 from tests.cluster.serving_setup import HELLO, make_serving
@@ -78,8 +78,10 @@ async def tell_story(turns: list[tuple[str, int, bool]], *, leaves: bool) -> Sto
     """
     engines = [FakeEngine(f"b{number}", EngineRole.BOTH) for number in range(_NUM_ENGINES)]
     story = Story(engines, FakePool(*engines))
-    moves = Moves(lambda: {engine.descriptor.key: (FREE, 1000.0) for engine in engines}, lambda: 1000.0)
-    serving = make_serving(pool=story.pool, recovery_policy=RecoveryPolicy(engine_timeout_s=30.0), moves=moves)
+    planner = MigrationPlanner(lambda: {engine.descriptor.key: (FREE, 1000.0) for engine in engines}, lambda: 1000.0)
+    serving = make_serving(
+        pool=story.pool, recovery_policy=RecoveryPolicy(engine_timeout_s=30.0), migration_planner=planner
+    )
 
     async def read() -> None:
         async with aclosing(serving.generate(HELLO)) as chunks:
