@@ -69,3 +69,10 @@ def test_the_tests_that_the_page_of_attacks_names_are_there() -> None:
         if not (root / path).exists() or (test and f"def {test}(" not in (root / path).read_text(encoding="utf-8"))
     ]
     assert missing == []
+
+
+def test_the_client_of_the_readme_prints_what_comes(capsys: pytest.CaptureFixture[str]) -> None:
+    [block] = _python_blocks(_DOCS.parent / "README.md")
+    with ScriptedIngress(lambda request: f"<{request.text}>").serving() as ingress:
+        exec(compile(block.replace("127.0.0.1:50051", ingress.address), "README.md", "exec"), {})
+    assert capsys.readouterr().out == "<def fibonacci(n):>"
