@@ -10,7 +10,7 @@ from typing import Final
 
 from cryptography import x509
 
-from cluster.access.tls import TlsConfig
+from cluster.access.server_tls import TlsConfig
 
 _SOON: Final = timedelta(days=14)
 

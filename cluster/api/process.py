@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from actors.config import ModelFacts
 from actors.core.requests.block_hash import BlockHashKey
 from actors.process.loop_watch import LoopWatch
-from cluster.access.control import AccessControl
-from cluster.access.tls import ServerTls
+from cluster.access.access_control import AccessControl
+from cluster.access.server_tls import ServerTls
 from cluster.access.tokens import Tokens
 from cluster.api.grpc.server import DoorSettings, IngressServer
 from cluster.api.http.server import GatewayServer

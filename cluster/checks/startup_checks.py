@@ -18,7 +18,7 @@ from typing import Final
 
 from actors.model.cache.host_memory import free_host_memory_bytes
 from cluster.access.certificate_dates import find_certificate_warnings
-from cluster.access.tls import ServerTls, TlsConfig
+from cluster.access.server_tls import ServerTls, TlsConfig
 from cluster.access.tokens import read_token_file
 from cluster.checks.internal_files import InternalFiles
 from cluster.config import ClusterConfig

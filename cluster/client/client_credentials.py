@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 
-from cluster.access.tls import is_loopback
+from cluster.access.server_tls import is_loopback
 from cluster.errors import InvalidConfig
 
 

@@ -26,7 +26,7 @@ def credentials(
     insecure: Annotated[bool, typer.Option("--insecure", help="Send the token without TLS, too.")] = False,
 ) -> None:
     """Serve large language models on Ray, with prefill and decode on separate nodes."""
-    from cluster.commands.tokens import use_credentials
+    from cluster.commands.new_token import use_credentials
 
     use_credentials(
         {
@@ -57,7 +57,7 @@ def token(
     ] = None,
 ) -> None:
     """Create a bearer token, and print its entry for the token file (ingress.tokens)."""
-    from cluster.commands.tokens import print_new_token
+    from cluster.commands.new_token import print_new_token
 
     limits = {"requests_per_s": requests_per_s, "tokens_per_s": tokens_per_s, "concurrent": concurrent}
     run(lambda: print_new_token(Console(), name=name, tenant=tenant, admin=admin, **limits))

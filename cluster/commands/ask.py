@@ -40,7 +40,7 @@ def generate(
     With several addresses, the answer goes on at another ingress if one dies.
     """
     from cluster.client import BlockingClient
-    from cluster.commands.answers import stream_answer
+    from cluster.commands.print_answer import stream_answer
 
     given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     given |= {"lora_name": adapter} | _parsed(param)
@@ -74,7 +74,7 @@ def embed(
 ) -> None:
     """Print the embeddings of texts, one line of JSON for each text."""
     from cluster.client import BlockingClient
-    from cluster.commands.embeddings import print_embeddings
+    from cluster.commands.print_vectors import print_embeddings
 
     given: dict[str, Any] = {
         "pooling": pooling,
@@ -106,9 +106,9 @@ def chat(
     /help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.
     """
     from cluster.client import BlockingClient
-    from cluster.commands.chat.command import chat as talk
-    from cluster.commands.chat.conversation import Conversation
-    from cluster.commands.chat.keyboard import default_history
+    from cluster.commands.terminal_chat.command import chat as talk
+    from cluster.commands.terminal_chat.conversation import Conversation
+    from cluster.commands.terminal_chat.keyboard import default_history
 
     params = {name: value for name, value in _parsed(param).items() if value is not None}
 
@@ -120,7 +120,7 @@ def chat(
 
 
 def _parsed(params: list[str] | None) -> dict[str, Any]:
-    from cluster.commands.chat.sampling_words import parse_assignments
+    from cluster.commands.terminal_chat.sampling_words import parse_assignments
 
     try:
         return parse_assignments(params or (), "--param")

@@ -6,7 +6,6 @@ import math
 from typing import Final
 
 from cluster.config import ClusterConfig
-from cluster.manifests.credentials import credential_mounts, credential_variables, credential_volumes
 from cluster.manifests.objects import (
     DASHBOARD_PORT,
     POD_SECURITY,
@@ -18,8 +17,9 @@ from cluster.manifests.objects import (
     from_secret,
     manifest,
 )
-from cluster.manifests.placement import CONFIG_FILE, config_file
+from cluster.manifests.pod_groups import CONFIG_FILE, config_file
 from cluster.manifests.pods import admin_address
+from cluster.manifests.secret_files import credential_mounts, credential_variables, credential_volumes
 from cluster.parameters.json_types import JSON
 
 _TRIES: Final = 5

@@ -6,7 +6,6 @@ import math
 from typing import Final
 
 from cluster.config import ClusterConfig
-from cluster.manifests.credentials import credential_mounts, credential_variables, credential_volumes
 from cluster.manifests.inside import inside_mounts, inside_volumes
 from cluster.manifests.objects import (
     DASHBOARD_PORT,
@@ -19,7 +18,8 @@ from cluster.manifests.objects import (
     environment,
     quantity,
 )
-from cluster.manifests.placement import CONFIG_DIRECTORY, HEAD, INGRESS, PodGroup, admin_ports, client_ports
+from cluster.manifests.pod_groups import CONFIG_DIRECTORY, HEAD, INGRESS, PodGroup, admin_ports, client_ports
+from cluster.manifests.secret_files import credential_mounts, credential_variables, credential_volumes
 from cluster.parameters.json_types import JSON
 from cluster.settings.kubernetes import GPU_PRODUCTS, KubernetesConfig
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from cluster.config import ClusterConfig
 from cluster.manifests.objects import Manifest, common_labels, container_security, manifest, quantity
-from cluster.manifests.placement import ROLE_LABEL, PodGroup, head_group, worker_groups
+from cluster.manifests.pod_groups import ROLE_LABEL, PodGroup, head_group, worker_groups
 from cluster.manifests.pods import head_template, worker_template
 from cluster.parameters.json_types import JSON
 from cluster.settings.kubernetes import RAY_VERSION, KubernetesConfig

@@ -6,7 +6,7 @@ from cluster.config import ClusterConfig
 from cluster.manifests.inside import internal_certificates
 from cluster.manifests.job import config_map, nccl_config_map, serve_job
 from cluster.manifests.objects import Manifest, manifest
-from cluster.manifests.placement import settle
+from cluster.manifests.pod_groups import settle
 from cluster.manifests.ray_cluster import ray_cluster
 from cluster.manifests.redis import redis_manifests
 from cluster.manifests.services import disruption_budgets, network_policies, pod_monitors, services

@@ -15,7 +15,7 @@ from cluster.manifests.objects import (
     group_selector,
     manifest,
 )
-from cluster.manifests.placement import HEAD, INGRESS, OPERATOR_FILE, admin_ports, client_ports, worker_groups
+from cluster.manifests.pod_groups import HEAD, INGRESS, OPERATOR_FILE, admin_ports, client_ports, worker_groups
 from cluster.parameters.json_types import JSON
 from cluster.settings.kubernetes import KubernetesConfig
 

@@ -7,7 +7,7 @@ from typing import Final
 from cluster.config import ClusterConfig
 from cluster.manifests.job import submitter_pod
 from cluster.manifests.objects import Manifest, manifest
-from cluster.manifests.placement import CONFIG_FILE
+from cluster.manifests.pod_groups import CONFIG_FILE
 from cluster.manifests.ray_cluster import ray_cluster_spec
 from cluster.parameters.json_types import JSON
 

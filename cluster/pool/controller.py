@@ -1,9 +1,9 @@
 """The controller: reconciles the engines and ingresses that are wanted with those that are there.
 
-The decisions are pure (reconciler.py, membership.py); engines (fleet.py) and ingresses (ingresses.py) are thin parts
-that talk to Ray; this is the actor that ties them together. Engines and ingresses do not need it to serve, and outlive
-it: when it dies, Ray starts it again, and it goes on from what it has saved (saved_state.py) with what is still there.
-It ends when it is told to, or, if whoever started the cluster has to stay, when that one is gone.
+The decisions are pure (reconciler.py, membership.py); engines (engine_fleet.py) and ingresses (ingress_fleet.py) are
+thin parts that talk to Ray; this is the actor that ties them together. Engines and ingresses do not need it to serve,
+and outlive it: when it dies, Ray starts it again, and it goes on from what it has saved (saved_state.py) with what is
+still there. It ends when it is told to, or, if whoever started the cluster has to stay, when that one is gone.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from cluster.checks.model_check import find_model_mistakes
 from cluster.config import ClusterConfig, InternalTlsConfig
 from cluster.errors import CannotPlace, CannotStart, InvalidConfig, UnknownNode
 from cluster.observability.status import ControllerView
-from cluster.pool.adapters import Adapters
+from cluster.pool.adapter_registry import AdapterRegistry
 from cluster.pool.cluster_trust import ClusterTrust
+from cluster.pool.engine_placement import alive_nodes
+from cluster.pool.engine_slots import EngineState, RestartPolicy
+from cluster.pool.engines.engine_fleet import EngineFleet
 from cluster.pool.engines.engine_views import engine_views
-from cluster.pool.engines.fleet import Fleet
 from cluster.pool.engines.reconciler import reconcile, scaled_slots, wanted_slots
 from cluster.pool.engines.rolling_update import RollingUpdate, UpdateLog, find_update
-from cluster.pool.ingresses.ingresses import Ingresses
+from cluster.pool.head_probe import HeadProbe
+from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
 from cluster.pool.leftovers import sweep
 from cluster.pool.models import Models
 from cluster.pool.names import engine_actor_name, ingress_actor_name, placement_group_name
-from cluster.pool.placement import alive_nodes
-from cluster.pool.ray_calls import HeadProbe
 from cluster.pool.rounds import Rounds, begin_anew
 from cluster.pool.saved_state import SavedState, StateStore
-from cluster.pool.slots import EngineState, RestartPolicy
 from cluster.pool.trust_calls import find_trust, spread_trust
 from cluster.routing.engine_connection import EngineRole
 from kv_transfer.trust.authority import draw_tls_material
@@ -72,8 +72,8 @@ class Controller:
             block_hash_key_file=config.block_hash_key_file,
             make_tls=lambda: _make_tls(config),
         )
-        self._ingresses = Ingresses(config, self._journal, self._policy, head, self._save, trust)
-        self._fleet = Fleet(
+        self._ingresses = IngressFleet(config, self._journal, self._policy, head, self._save, trust)
+        self._fleet = EngineFleet(
             config,
             self._models,
             self._ingresses,
@@ -84,7 +84,7 @@ class Controller:
             self._has_news.set,
             trust,
         )
-        self._adapters = Adapters(config.lora, self._fleet, self._journal)
+        self._adapters = AdapterRegistry(config.lora, self._fleet, self._journal)
         self._is_open = False
         self._is_saved = True
         self._tasks: list[asyncio.Task[None]] = []

@@ -16,9 +16,9 @@ from ray.experimental import internal_kv
 from actors.config import ModelFacts
 from actors.process.ray_calls import FailureKind, RayCallFailed, ask_head, on_thread
 from cluster.observability.status import Decision
-from cluster.pool.engines.engine_life import SavedEngine
-from cluster.pool.ingresses.ingress_life import SavedIngress
-from cluster.pool.slots import Slot, SlotHistory
+from cluster.pool.engine_slots import Slot, SlotHistory
+from cluster.pool.engines.engine_incarnation import SavedEngine
+from cluster.pool.ingresses.ingress_incarnation import SavedIngress
 from cluster.routing.engine_connection import EngineRole
 from cluster.sessions.membership import Membership
 

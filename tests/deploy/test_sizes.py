@@ -11,9 +11,9 @@ import pytest
 
 from actors.config import EngineConfig
 from cluster.checks.checkpoint_files import Weight
-from cluster.commands.doctor.budget import GPU_MEMORY_GIB, plan_memory
 from cluster.commands.doctor.checkpoint import Checkpoint
 from cluster.commands.doctor.findings import GIB
+from cluster.commands.doctor.memory_budget import GPU_MEMORY_GIB, plan_memory
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
 

@@ -22,7 +22,7 @@ from cluster.access.tokens import hash_token, make_token
 from cluster.client import Credentials, GenerateClient
 from cluster.config import DEMO_MODEL, ClusterConfig
 from cluster.manifests.inside import BLOCK_HASH_KEY_DIRECTORY, CLUSTER_SECRET_DIRECTORY, INTERNAL_TLS_DIRECTORY
-from cluster.manifests.placement import CONFIG_FILE, TLS_DIRECTORY, TOKENS_DIRECTORY, admin_ports
+from cluster.manifests.pod_groups import CONFIG_FILE, TLS_DIRECTORY, TOKENS_DIRECTORY, admin_ports
 from cluster.manifests.pods import admin_address
 from cluster.manifests.render import render
 from tests.cluster.access.certificates import Authority

@@ -18,8 +18,8 @@ import grpc
 import grpc.aio
 from google.protobuf import descriptor_pool
 
+from cluster.access.access_control import AccessControl
 from cluster.access.caller import current_caller, set_caller
-from cluster.access.control import AccessControl
 from cluster.api.grpc.conversions.statuses import ErrorStatus, internal_error, status_of
 from cluster.api.grpc.receiving import MAX_OPEN_AT_ONCE, OPEN_TIMEOUT_S, Receiving
 from cluster.api.grpc.slow_readers import SlowReaders

@@ -19,8 +19,8 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from cluster.access.control import AccessControl
-from cluster.access.tls import ServerTls
+from cluster.access.access_control import AccessControl
+from cluster.access.server_tls import ServerTls
 from cluster.api.grpc.admin_service import AdminService
 from cluster.api.grpc.embed_service import EmbedService
 from cluster.api.grpc.generate_service import GenerateService

@@ -21,8 +21,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
+from cluster.access.access_control import AccessControl
 from cluster.access.caller import Caller, calling_as
-from cluster.access.control import AccessControl
 from cluster.api.http.errors import HttpError, error_of, internal_error, refused
 from cluster.api.http.receiving.authentication import Authentication, EveryAnswer, caller_of
 from cluster.api.http.receiving.budget import BodyBudget, BodyShare

@@ -17,8 +17,8 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 
+from cluster.access.access_control import AccessControl
 from cluster.access.caller import current_caller
-from cluster.access.control import AccessControl
 from cluster.api.http.app import Call, Door, Endpoint, Guards, Handler, make_app
 from cluster.api.http.errors import renamed
 from cluster.api.http.open_streams import OpenStreams, StreamTimes

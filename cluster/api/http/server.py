@@ -16,7 +16,7 @@ from typing import Final
 
 import uvicorn
 
-from cluster.access.control import AccessControl
+from cluster.access.access_control import AccessControl
 from cluster.api.http.gateway import Gateway
 from cluster.api.http.receiving.connections import Connections
 from cluster.api.http.receiving.hosts import AllowedHosts

@@ -17,9 +17,9 @@ from cluster.access.certificate_dates import find_certificate_warnings
 from cluster.checks.internal_files import InternalFiles
 from cluster.checks.model_check import find_adapter_mistakes, find_model_mistakes
 from cluster.checks.startup_checks import find_ingress_file_mistakes, find_memory_mistakes
-from cluster.commands.doctor.budget import GPU_MEMORY_GIB, check_budget
 from cluster.commands.doctor.checkpoint import Checkpoint, check_tokenizer, read_checkpoint
 from cluster.commands.doctor.findings import GIB, Finding, Verdict, failure, warning
+from cluster.commands.doctor.memory_budget import GPU_MEMORY_GIB, check_budget
 from cluster.commands.doctor.node import NodeFacts, judge_node, look_at_node
 from cluster.config import ClusterConfig
 from cluster.errors import InvalidConfig
@@ -106,7 +106,7 @@ def _look_at_cluster(config: ClusterConfig, checkpoint: Checkpoint | None) -> li
         judge_versions,
         look_at_nodes,
     )
-    from cluster.pool.placement import alive_nodes
+    from cluster.pool.engine_placement import alive_nodes
 
     try:
         nodes = asyncio.run(alive_nodes())

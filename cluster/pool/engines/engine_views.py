@@ -8,15 +8,15 @@ from typing import Final
 
 from actors.process.ray_calls import RayCallFailed, ask_head
 from cluster.observability.status import EngineView
-from cluster.pool.engines.engine_life import EngineLife
-from cluster.pool.engines.fleet import Fleet
-from cluster.pool.slots import EngineState, RestartPolicy, Slot
+from cluster.pool.engine_slots import EngineState, RestartPolicy, Slot
+from cluster.pool.engines.engine_fleet import EngineFleet
+from cluster.pool.engines.engine_incarnation import EngineIncarnation
 
 _MISSING_TIMEOUT_S: Final = 1.0
 
 
 async def engine_views(
-    fleet: Fleet, wanted: Sequence[Slot], policy: RestartPolicy, now_s: float
+    fleet: EngineFleet, wanted: Sequence[Slot], policy: RestartPolicy, now_s: float
 ) -> tuple[EngineView, ...]:
     """Every engine as of the last look at it, then every slot that is wanted and has none. now_s: Unix time"""
     views = [engine.view(fleet.history(engine.slot).last_error, await _missing(engine)) for engine in fleet]
@@ -31,7 +31,7 @@ async def engine_views(
     return tuple(views)
 
 
-async def _missing(engine: EngineLife) -> str:
+async def _missing(engine: EngineIncarnation) -> str:
     """What a pending engine lacks."""
     if engine.state is not EngineState.PENDING:
         return ""

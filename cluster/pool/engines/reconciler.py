@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from cluster.pool.engine_slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
 from cluster.pool.engines.rolling_update import find_update
-from cluster.pool.slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
 from cluster.routing.engine_connection import EngineRole
 
 

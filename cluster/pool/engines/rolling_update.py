@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from cluster.pool.engine_slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
 from cluster.pool.journal import Journal
-from cluster.pool.slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
 from cluster.routing.engine_connection import EngineRole
 
 _MANY_DEATHS: Final = 2

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.access.certificate_dates import find_certificate_warnings
-from cluster.access.tls import ServerTls, TlsConfig
+from cluster.access.server_tls import ServerTls, TlsConfig
 from tests.cluster.access.certificates import Authority
 
 BEGINS, ENDS = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.access.access_control import AccessControl
 from cluster.access.caller import ANYBODY, Caller, calling_as, current_caller
-from cluster.access.control import AccessControl
 from cluster.access.tokens import Tokens, hash_token, make_token, read_token_file
 from cluster.errors import AllowanceSpent, InvalidConfig, PermissionDenied, Unauthenticated
 from cluster.parameters.generation import GenerateRequest

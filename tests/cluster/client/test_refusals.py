@@ -12,7 +12,7 @@ import grpc
 import pytest
 import yaml
 
-from cluster.access.control import AccessControl
+from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token, make_token
 from cluster.api.grpc.server import DoorSettings
 from cluster.client import CallFailed, Credentials, GenerateClient

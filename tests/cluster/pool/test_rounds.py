@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from actors.process.ray_calls import FailureKind, RayCallFailed
+from cluster.pool.head_probe import HeadProbe
 from cluster.pool.journal import Journal
-from cluster.pool.ray_calls import HeadProbe
 from cluster.pool.rounds import Rounds
 
 

@@ -8,8 +8,8 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.access.access_control import AccessControl
 from cluster.access.caller import ANYBODY, Caller
-from cluster.access.control import AccessControl
 from cluster.api.http.errors import error_of
 from cluster.errors import ClusterError
 

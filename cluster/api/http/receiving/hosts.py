@@ -16,7 +16,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cluster.access.tls import is_loopback
+from cluster.access.server_tls import is_loopback
 from cluster.api.http.errors import refused
 
 ANY_HOST: Final = "*"

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from grpc_health.v1 import health_pb2
 
-from cluster.access.control import AccessControl
-from cluster.access.tls import ServerTls, TlsConfig
+from cluster.access.access_control import AccessControl
+from cluster.access.server_tls import ServerTls, TlsConfig
 from cluster.access.tokens import Tokens, hash_token, make_token
 from cluster.api.grpc.server import DoorSettings, IngressServer
 from cluster.api.protos.raypd.v1 import (

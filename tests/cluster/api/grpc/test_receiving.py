@@ -11,7 +11,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from cluster.access.control import AccessControl
+from cluster.access.access_control import AccessControl
 from cluster.api.grpc.server import DoorSettings
 from cluster.api.grpc.wire import MAX_ENTRIES, MAX_NUMBERS, check_entries
 from cluster.api.protos.raypd.v1 import generate_pb2

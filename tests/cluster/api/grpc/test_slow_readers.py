@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from cluster.access.control import AccessControl
+from cluster.access.access_control import AccessControl
 from cluster.api.grpc.interceptor import DoorInterceptor
 from cluster.api.grpc.slow_readers import SlowReaders
 from cluster.api.protos.raypd.v1.generate_pb2 import GenerateRequest

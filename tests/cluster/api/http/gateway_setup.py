@@ -13,7 +13,7 @@ import openai
 
 from actors.checkpoint.pooling_facts import PoolingFacts
 from actors.core.requests.request import EngineCoreRequest, FinishReason
-from cluster.access.control import AccessControl
+from cluster.access.access_control import AccessControl
 from cluster.api.http.server import GatewayServer
 from cluster.observability.status import ClusterView, ControllerView
 from cluster.parameters.json_types import JSON

@@ -10,7 +10,7 @@ import httpx2
 import yaml
 
 from actors.lora_config import LoraConfig
-from cluster.access.control import AccessControl
+from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token
 from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.routing.least_loaded import LeastLoadedPair

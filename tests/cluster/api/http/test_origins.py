@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from cluster.access.control import AccessControl
+from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token
 from cluster.settings.http import HttpConfig
 from tests.cluster.api.http.gateway_setup import gateway_setup

@@ -14,7 +14,7 @@ import yaml
 
 from actors.checkpoint.generation_defaults import GenerationDefaults
 from actors.core.requests.request import FinishReason
-from cluster.access.control import AccessControl
+from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token
 from cluster.api.http import server
 from cluster.api.http.server import GatewayServer

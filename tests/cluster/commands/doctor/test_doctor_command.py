@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING
 from typer.testing import CliRunner
 
 from cluster.access.certificate_dates import find_certificate_warnings
-from cluster.access.tls import TlsConfig
+from cluster.access.server_tls import TlsConfig
 from cluster.cli import app
 from cluster.commands.doctor import examination as doctor_command
 from cluster.commands.doctor import node as node_module

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 from cluster.config import RestartConfig
+from cluster.pool.engine_slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
 from cluster.pool.engines.reconciler import (
     Action,
     DrainEngine,
@@ -16,7 +17,6 @@ from cluster.pool.engines.reconciler import (
     scaled_slots,
     wanted_slots,
 )
-from cluster.pool.slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
 from cluster.routing.engine_connection import EngineRole
 
 P0, P1, P2 = (Slot(EngineRole.PREFILL, number) for number in range(3))

@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from cluster.pool.engine_slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
 from cluster.pool.engines.reconciler import DrainEngine, RemoveEngine, StartEngine, reconcile
 from cluster.pool.engines.rolling_update import RollingUpdate, UpdateLog, find_update
 from cluster.pool.journal import Journal
-from cluster.pool.slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
 from cluster.routing.engine_connection import EngineRole
 
 P0, P1 = (Slot(EngineRole.PREFILL, number) for number in range(2))

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from actors.core.requests.request import FinishReason
-from cluster.access.control import AccessControl
+from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token
 from cluster.api.http.receiving.budget import FREE_BYTES, BodyBudget
 from cluster.settings.http import HttpConfig

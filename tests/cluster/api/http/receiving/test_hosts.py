@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.access.control import AccessControl
+from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token
 from cluster.api.http.receiving.hosts import AllowedHosts
 from tests.cluster.api.http.gateway_setup import gateway_setup

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.access.tls import ServerTls, TlsConfig
+from cluster.access.server_tls import ServerTls, TlsConfig
 from cluster.api.http.receiving.tls_connection import TlsConnection
 from cluster.api.http.server import GatewayServer
 from cluster.settings.http import HttpConfig

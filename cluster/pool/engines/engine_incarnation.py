@@ -19,10 +19,11 @@ from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, EngineRefused
 from cluster.observability.status import EngineView
 from cluster.pool.cluster_trust import ClusterTrust
+from cluster.pool.engine_placement import EnginePlacement
+from cluster.pool.engine_slots import EngineState, Slot
+from cluster.pool.head_probe import HeadProbe
 from cluster.pool.names import engine_actor_name, placement_group_name
-from cluster.pool.placement import EnginePlacement
-from cluster.pool.ray_calls import HeadProbe, call_if_alive, end_actor, find_by_name, remote_class
-from cluster.pool.slots import EngineState, Slot
+from cluster.pool.ray_actors import call_if_alive, end_actor, find_by_name, remote_class
 from cluster.pool.trust_calls import give_trust
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey, EngineRole
 
@@ -50,7 +51,7 @@ class SavedEngine:
     descriptor: EngineDescriptor | None
 
 
-class EngineLife:
+class EngineIncarnation:
     """state goes from PENDING to STARTING, then as the controller says. role: the one that it serves in now.
 
     Its actor and its placement outlive the controller: whoever comes after finds them by their names.

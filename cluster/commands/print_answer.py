@@ -7,8 +7,8 @@ import time
 from contextlib import closing
 
 from cluster.client import BlockingClient, Options, Prompt
-from cluster.commands.chat.meter import Meter
-from cluster.commands.chat.screen import Screen
+from cluster.commands.terminal_chat.meter import Meter
+from cluster.commands.terminal_chat.screen import Screen
 
 
 def stream_answer(client: BlockingClient, prompt: Prompt, options: Options, *, shows_times: bool) -> None:

@@ -10,14 +10,14 @@ from actors.checkpoint.peft_config import AdapterRefused
 from actors.core.requests.adapter import Adapter
 from actors.lora_config import ADAPTER_NAME_RULE, LoraConfig, is_adapter_name
 from cluster.errors import AdapterNotFound, InvalidConfig
-from cluster.pool.engines.fleet import Fleet
+from cluster.pool.engines.engine_fleet import EngineFleet
 from cluster.pool.journal import Journal
 
 
-class Adapters:
+class AdapterRegistry:
     """A part of the controller; it keeps nothing itself, so there is nothing that a later controller would miss."""
 
-    def __init__(self, config: LoraConfig | None, fleet: Fleet, journal: Journal) -> None:
+    def __init__(self, config: LoraConfig | None, fleet: EngineFleet, journal: Journal) -> None:
         """config: None where no adapters are served."""
         self._config = config
         self._fleet = fleet

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.pool.ingresses.ingress_places import IngressPlaces
-from cluster.pool.placement import Node
+from cluster.pool.engine_placement import Node
+from cluster.pool.ingresses.wanted_ingresses import WantedIngresses
 from cluster.settings.ingress import IngressConfig
 
 
@@ -11,18 +11,18 @@ def nodes(*names: str) -> list[Node]:
     return [Node(name, f"{name}.example", name, {"CPU": 4.0}, {"zone": name}) for name in names]
 
 
-def homes(places: IngressPlaces) -> dict[int, str]:
+def homes(places: WantedIngresses) -> dict[int, str]:
     return {number: places.home_of(number) for number in places.numbers}
 
 
 def test_a_number_of_ingresses_may_be_anywhere_whatever_nodes_there_are() -> None:
-    places = IngressPlaces(IngressConfig(count=2))
+    places = WantedIngresses(IngressConfig(count=2))
     places.follow(nodes("a", "b", "c"), avoided=(), living=())
     assert homes(places) == {0: "", 1: ""}
 
 
 def test_every_node_has_one_and_later_ones_get_theirs() -> None:
-    places = IngressPlaces(IngressConfig(per_node=True))
+    places = WantedIngresses(IngressConfig(per_node=True))
     assert homes(places) == {}
     places.follow(nodes("a", "b"), avoided=(), living=())
     places.follow(nodes("0", "a", "b"), avoided=(), living=(0, 1))
@@ -30,7 +30,7 @@ def test_every_node_has_one_and_later_ones_get_theirs() -> None:
 
 
 def test_a_node_that_has_left_frees_its_number_once_its_ingress_is_gone() -> None:
-    places = IngressPlaces(IngressConfig(per_node=True))
+    places = WantedIngresses(IngressConfig(per_node=True))
     places.follow(nodes("a", "b", "c"), avoided=(), living=())
     places.follow(nodes("a", "c"), avoided=(), living=(0, 1, 2))
     assert homes(places) == {0: "a", 1: "b", 2: "c"}, "it lives, so that node does"
@@ -41,23 +41,23 @@ def test_a_node_that_has_left_frees_its_number_once_its_ingress_is_gone() -> Non
 
 
 def test_a_node_that_is_drained_or_unfit_has_none() -> None:
-    places = IngressPlaces(IngressConfig(per_node=True))
+    places = WantedIngresses(IngressConfig(per_node=True))
     places.follow(nodes("a", "b"), avoided={"a"}, living=())
     assert homes(places) == {0: "b"}
     for config in (
         IngressConfig(per_node=True, labels={"zone": "b"}),
         IngressConfig(per_node=True, labels={"zone": "b"}, resources={"CPU": 1}),
     ):
-        places = IngressPlaces(config)
+        places = WantedIngresses(config)
         places.follow(nodes("a", "b"), avoided=(), living=())
         assert homes(places) == {0: "b"}
-    places = IngressPlaces(IngressConfig(per_node=True, resources={"door": 1}))
+    places = WantedIngresses(IngressConfig(per_node=True, resources={"door": 1}))
     places.follow(nodes("a"), avoided=(), living=())
     assert homes(places) == {}
 
 
 def test_a_later_controller_has_the_same_numbers() -> None:
-    places = IngressPlaces(IngressConfig(per_node=True))
+    places = WantedIngresses(IngressConfig(per_node=True))
     places.restore(3, "b")
     places.follow(nodes("a", "b"), avoided=(), living=(3,))
     assert homes(places) == {0: "a", 3: "b"}

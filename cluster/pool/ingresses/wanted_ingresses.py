@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from cluster.pool.placement import Node
+from cluster.pool.engine_placement import Node
 from cluster.settings.ingress import IngressConfig
 
 
-class IngressPlaces:
+class WantedIngresses:
     """So many anywhere, or with per_node one on each node.
 
     A number then belongs to a node for as long as it is there; it, and with it the port, goes to another node later.

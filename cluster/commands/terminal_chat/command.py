@@ -9,10 +9,10 @@ from pathlib import Path
 
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client import BlockingClient, CallFailed
-from cluster.commands.chat.conversation import Ask, Conversation, Leave, Say
-from cluster.commands.chat.keyboard import Keyboard
-from cluster.commands.chat.meter import Meter
-from cluster.commands.chat.screen import Screen
+from cluster.commands.terminal_chat.conversation import Ask, Conversation, Leave, Say
+from cluster.commands.terminal_chat.keyboard import Keyboard
+from cluster.commands.terminal_chat.meter import Meter
+from cluster.commands.terminal_chat.screen import Screen
 
 
 def chat(client: BlockingClient, conversation: Conversation, history: Path | None) -> None:

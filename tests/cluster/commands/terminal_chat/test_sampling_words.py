@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.commands.chat.sampling_words import parse_assignments
+from cluster.commands.terminal_chat.sampling_words import parse_assignments
 
 
 @pytest.mark.parametrize(

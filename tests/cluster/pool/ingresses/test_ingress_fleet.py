@@ -16,11 +16,11 @@ from cluster.api.shared.ports import IngressPorts
 from cluster.config import ClusterConfig
 from cluster.errors import AddressUnavailable, CannotStart, InvalidConfig
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.ingresses.ingresses import Ingresses
+from cluster.pool.engine_slots import RestartPolicy
+from cluster.pool.head_probe import HeadProbe
+from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
 from cluster.pool.names import ingress_actor_name
-from cluster.pool.ray_calls import HeadProbe
-from cluster.pool.slots import RestartPolicy
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.membership import Membership
 from cluster.settings.ingress import IngressConfig
@@ -106,7 +106,7 @@ class World:
         self.started_when_saved: list[int] = []
         self.trust = ClusterTrust(None)
         self.trust.begin()
-        self.ingresses = Ingresses(config, self.journal, POLICY, HeadProbe(), self._save, self.trust)
+        self.ingresses = IngressFleet(config, self.journal, POLICY, HeadProbe(), self._save, self.trust)
 
     async def _save(self) -> None:
         self.started_when_saved.append(len(self.ray.started))
@@ -374,7 +374,7 @@ async def test_a_later_controller_goes_on_with_those_that_are_open(
     await world.ingresses.publish(Membership(9, ()))
     saved = world.ingresses.saved()
     world.ray.by_name["raypd-ingress/1/1"].die()
-    later = Ingresses(
+    later = IngressFleet(
         ClusterConfig(ingress=IngressConfig(count=3), heartbeat_interval_s=1.0, heartbeat_timeout_s=2.0),
         Journal(),
         POLICY,
@@ -458,7 +458,7 @@ async def test_with_one_per_node_nodes_that_come_get_theirs_and_a_lost_nodes_is_
         return [{"NodeID": name, "Alive": True, **place} for name in there]
 
     world = world_of()
-    world.ingresses = Ingresses(
+    world.ingresses = IngressFleet(
         ClusterConfig(ingress=IngressConfig(per_node=True), heartbeat_interval_s=1.0, heartbeat_timeout_s=2.0),
         world.journal,
         POLICY,
@@ -489,7 +489,7 @@ async def test_a_canary_waits_for_the_first_node_that_may_have_an_ingress(
     there: list[dict[str, object]] = []
     place = {"NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "host", "Resources": {"door": 1}, "Labels": {}}
     world = world_of()
-    world.ingresses = Ingresses(
+    world.ingresses = IngressFleet(
         ClusterConfig(
             ingress=IngressConfig(per_node=True, resources={"door": 1}),
             heartbeat_interval_s=0.01,

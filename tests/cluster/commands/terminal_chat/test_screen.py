@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from cluster.commands.chat.screen import Screen, harmless
+from cluster.commands.terminal_chat.screen import Screen, harmless
 
 
 class Terminal(io.StringIO):

@@ -6,7 +6,7 @@ Only ingresses get private keys and the file of tokens; with mutual TLS, whoever
 from __future__ import annotations
 
 from cluster.manifests.objects import secret_volume
-from cluster.manifests.placement import OPERATOR_FILE, TLS_DIRECTORY, TOKENS_DIRECTORY, TOKENS_FILE
+from cluster.manifests.pod_groups import OPERATOR_FILE, TLS_DIRECTORY, TOKENS_DIRECTORY, TOKENS_FILE
 from cluster.parameters.json_types import JSON
 from cluster.settings.kubernetes import KubernetesConfig
 

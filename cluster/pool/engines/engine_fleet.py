@@ -18,15 +18,16 @@ from actors.core.requests.adapter import Adapter
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, UnknownEngine
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engines.engine_life import EngineLife, SavedEngine
-from cluster.pool.engines.progress import ProgressLog
+from cluster.pool.engine_placement import alive_nodes, choose_node
+from cluster.pool.engine_slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
+from cluster.pool.engines.engine_incarnation import EngineIncarnation, SavedEngine
 from cluster.pool.engines.reconciler import DrainEngine, RemoveEngine, StartEngine
-from cluster.pool.ingresses.ingresses import Ingresses
+from cluster.pool.engines.start_progress import ProgressLog
+from cluster.pool.head_probe import HeadProbe
+from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
 from cluster.pool.models import Models
-from cluster.pool.placement import alive_nodes, choose_node
-from cluster.pool.ray_calls import HeadProbe, one_line
-from cluster.pool.slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
+from cluster.pool.ray_actors import one_line
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.pairing import find_refusal
 from cluster.sessions.membership import Membership, ServedModel
@@ -41,14 +42,14 @@ _NUM_IDLE_LOOKS: Final = 2
 _WATCHED: Final = frozenset({EngineState.READY, EngineState.DRAINING})
 
 
-class Fleet:
+class EngineFleet:
     """Lives on the controller's event loop. membership is the newest; on_change is called after anything changed."""
 
     def __init__(
         self,
         config: ClusterConfig,
         models: Models,
-        ingresses: Ingresses,
+        ingresses: IngressFleet,
         journal: Journal,
         policy: RestartPolicy,
         head: HeadProbe,
@@ -66,7 +67,7 @@ class Fleet:
         self._head = head
         self._save = save
         self._on_change = on_change
-        self._engines: dict[Slot, EngineLife] = {}
+        self._engines: dict[Slot, EngineIncarnation] = {}
         self._watches: set[asyncio.Task[None]] = set()
         self._endings: set[asyncio.Task[None]] = set()
         self._silent_until_s: dict[str, float] = {}
@@ -81,7 +82,7 @@ class Fleet:
         self.may_prove = asyncio.Event()
         """Not before the first engines are there: they are proven in pairs."""
 
-    def __iter__(self) -> Iterator[EngineLife]:
+    def __iter__(self) -> Iterator[EngineIncarnation]:
         return iter(list(self._engines.values()))
 
     def observed(self) -> list[ObservedEngine]:
@@ -96,7 +97,7 @@ class Fleet:
         """What became of a slot's engines."""
         return self.histories.get(slot, SlotHistory())
 
-    def serving(self, engine_id: str) -> EngineLife:
+    def serving(self, engine_id: str) -> EngineIncarnation:
         """The engine of that name. Raises UnknownEngine if none serves."""
         for engine in self:
             if engine.engine_id == engine_id and engine.state is EngineState.READY:
@@ -131,14 +132,14 @@ class Fleet:
         slot, incarnation = action.slot, action.incarnation
         role, version = self.roles.get(slot, slot.role), self._models.newest
         config = self._models.config(version)
-        engine = self._engines[slot] = EngineLife(config, slot, incarnation, role, version, self._trust)
+        engine = self._engines[slot] = EngineIncarnation(config, slot, incarnation, role, version, self._trust)
         self.histories.setdefault(slot, SlotHistory()).last_incarnation = incarnation
         self._journal.add(f"start {slot.engine_id}, incarnation {incarnation}: {action.reason}")
         # First of all: a later controller must not give this incarnation to another engine.
         await self._save()
         engine.task = asyncio.create_task(self._bring_in(engine, self._bring_up(engine)))
 
-    async def _bring_up(self, engine: EngineLife) -> None:
+    async def _bring_up(self, engine: EngineIncarnation) -> None:
         """Where it fits and is least crowded; a node that has just fallen silent comes last, whatever Ray says."""
         nodes = [node for node in await alive_nodes() if node.node_id not in self.cordoned]
         fitting = [node.node_id for node in nodes if node.can_hold(self._config, engine.slot.role)]
@@ -151,7 +152,7 @@ class Fleet:
         node_id = choose_node(engine.role, answering or fitting, crowd)
         await engine.bring_up(node_id, self.cordoned, self.progress.say)
 
-    async def _bring_in(self, engine: EngineLife, bring_up: Awaitable[None]) -> None:
+    async def _bring_in(self, engine: EngineIncarnation, bring_up: Awaitable[None]) -> None:
         """Wait for an engine, prove it, then let it serve; if it fails, its slot is tried again, later each time."""
         try:
             await bring_up
@@ -167,14 +168,14 @@ class Fleet:
             logger.debug("an engine did not come up", exc_info=True)
             self._mark_dead(engine, one_line(error))
 
-    async def drain(self, engine: EngineLife, reason: str) -> None:
+    async def drain(self, engine: EngineIncarnation, reason: str) -> None:
         """Give it no new requests; once it is idle, or out of time, it is removed."""
         engine.state = EngineState.DRAINING
         engine.drain_until_s = asyncio.get_running_loop().time() + self._config.drain_timeout_s
         self._journal.add(f"drain {engine.engine_id}, incarnation {engine.incarnation}: {reason}")
         await self.publish(self.membership.with_draining(*engine.key))
 
-    async def set_role(self, engine: EngineLife, role: EngineRole) -> None:
+    async def set_role(self, engine: EngineIncarnation, role: EngineRole) -> None:
         """Let it serve in another role from now on; what it has begun it ends."""
         assert engine.descriptor is not None
         self.roles[engine.slot] = engine.role = role
@@ -206,7 +207,7 @@ class Fleet:
         # Its slot is free: the next round need not wait for its time.
         self._on_change()
 
-    def _mark_dead(self, engine: EngineLife, error: str) -> None:
+    def _mark_dead(self, engine: EngineIncarnation, error: str) -> None:
         if engine.state is EngineState.DEAD:
             return
         logger.error("an engine died", extra={"engine_id": engine.engine_id, "error": error})
@@ -222,7 +223,7 @@ class Fleet:
 
     # -- who serves ----------------------------------------------------------------------------------------------
 
-    async def _prove(self, engine: EngineLife) -> None:
+    async def _prove(self, engine: EngineIncarnation) -> None:
         """In a real pair if there can be one. A partner that dies meanwhile says nothing about this engine."""
         while True:
             partner = self._partner_of(engine)
@@ -237,7 +238,7 @@ class Fleet:
                     raise
                 self._mark_dead(partner, one_line(error))
 
-    def _partner_of(self, engine: EngineLife) -> EngineLife | None:
+    def _partner_of(self, engine: EngineIncarnation) -> EngineIncarnation | None:
         """The one of the same number, going round; None if the engine has none, or needs none."""
         assert engine.descriptor is not None, "it is proven once it has loaded"
         wanted = EngineRole.DECODE if engine.role is EngineRole.PREFILL else EngineRole.PREFILL
@@ -253,7 +254,7 @@ class Fleet:
             return None
         return partners[engine.slot.number % len(partners)]
 
-    async def _admit(self, engine: EngineLife) -> None:
+    async def _admit(self, engine: EngineIncarnation) -> None:
         assert engine.descriptor is not None
         engine.state = EngineState.READY
         self._journal.add(f"let {engine.engine_id}, incarnation {engine.incarnation} serve: its canary was right")
@@ -261,7 +262,7 @@ class Fleet:
         await self.publish(self.membership.with_model(self._served_model(engine)).with_engine(engine.descriptor))
         self._on_change()
 
-    def _served_model(self, engine: EngineLife) -> ServedModel:
+    def _served_model(self, engine: EngineIncarnation) -> ServedModel:
         version = engine.model_version
         return ServedModel(version, self._models.directories[version], self.facts(version))
 
@@ -284,12 +285,12 @@ class Fleet:
 
     # -- how they are --------------------------------------------------------------------------------------------
 
-    def _watch(self, engine: EngineLife) -> None:
+    def _watch(self, engine: EngineIncarnation) -> None:
         task = asyncio.create_task(self._keep_looking(engine))
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
 
-    async def _keep_looking(self, engine: EngineLife) -> None:
+    async def _keep_looking(self, engine: EngineIncarnation) -> None:
         try:
             await self._look_until_gone(engine)
         except Exception as error:
@@ -297,7 +298,7 @@ class Fleet:
             logger.exception("an engine could not be looked after", extra={"engine_id": engine.engine_id})
             self._mark_dead(engine, f"it could not be looked after: {one_line(error)}")
 
-    async def _look_until_gone(self, engine: EngineLife) -> None:
+    async def _look_until_gone(self, engine: EngineIncarnation) -> None:
         num_idle_looks = 0
         while engine.state in _WATCHED:
             fault = await engine.look(self._head)
@@ -330,7 +331,7 @@ class Fleet:
         """Go on with the engines of an earlier controller that are there, and with what it knew."""
         self.histories, self.roles, self.membership = dict(histories), dict(roles), membership
         for one in saved:
-            engine = EngineLife(
+            engine = EngineIncarnation(
                 self._models.config(one.model_version),
                 one.slot,
                 one.incarnation,
@@ -362,13 +363,13 @@ class Fleet:
         await asyncio.gather(*(_end(engine) for engine in engines), *self._endings)
 
 
-async def _end(engine: EngineLife) -> None:
+async def _end(engine: EngineIncarnation) -> None:
     if engine.state in {EngineState.DRAINED, *_WATCHED}:
         await engine.stop()
     await engine.kill()
 
 
-def _pair(engine: EngineLife, partner: EngineLife | None) -> Pair:
+def _pair(engine: EngineIncarnation, partner: EngineIncarnation | None) -> Pair:
     assert engine.descriptor is not None
     if partner is None:
         return None, engine.descriptor

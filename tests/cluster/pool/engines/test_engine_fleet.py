@@ -16,13 +16,13 @@ from actors.engine_actor import EngineHealth, EngineReady
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, UnknownEngine
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engines.fleet import Fleet
+from cluster.pool.engine_placement import EnginePlacement
+from cluster.pool.engine_slots import EngineState, RestartPolicy, Slot
+from cluster.pool.engines.engine_fleet import EngineFleet
 from cluster.pool.engines.reconciler import reconcile
+from cluster.pool.head_probe import HeadProbe
 from cluster.pool.journal import Journal
 from cluster.pool.models import Models
-from cluster.pool.placement import EnginePlacement
-from cluster.pool.ray_calls import HeadProbe
-from cluster.pool.slots import EngineState, RestartPolicy, Slot
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.membership import Membership, ServedModel
 from kv_transfer.trust.membership import Trust, TrustMaterial
@@ -131,12 +131,12 @@ class World:
         self.trust.begin()
         monkeypatch.setattr(EnginePlacement, "reserve", _place)
         monkeypatch.setattr(EnginePlacement, "find", _place)
-        monkeypatch.setattr("cluster.pool.engines.fleet.alive_nodes", _no_nodes)
+        monkeypatch.setattr("cluster.pool.engines.engine_fleet.alive_nodes", _no_nodes)
         self.fleet = self.make_fleet()
 
-    def make_fleet(self) -> Fleet:
+    def make_fleet(self) -> EngineFleet:
         ingresses: Any = self.ingresses
-        fleet = Fleet(
+        fleet = EngineFleet(
             CONFIG,
             self.models,
             ingresses,

@@ -1,7 +1,7 @@
 """Which pods hold what: the cluster's settings as they are inside Kubernetes, and the groups of pods that follow.
 
-A pod of an engine's group offers Ray exactly what one engine reserves (cluster/pool/placement.py), so it holds one
-engine with all of its tensor-parallel ranks; a pod of the ingress group offers one unit of a custom resource, so it
+A pod of an engine's group offers Ray exactly what one engine reserves (cluster/pool/engine_placement.py), so it holds
+one engine with all of its tensor-parallel ranks; a pod of the ingress group offers one unit of a custom resource, so it
 holds one ingress. Every group carries its role as a Ray label, which the settings of engines and controller ask for.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import yaml
 
-from cluster.access.tls import TlsConfig
+from cluster.access.server_tls import TlsConfig
 from cluster.config import ClusterConfig, EngineGroupConfig
 from cluster.errors import InvalidConfig
 from cluster.manifests.inside import inside_settings

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cluster.client.options import ChatTurn
-from cluster.commands.chat.sampling_words import parse_assignments
+from cluster.commands.terminal_chat.sampling_words import parse_assignments
 
 HELP: Final = """\
 /system TEXT        what the model is told before everything else; without TEXT, show it; /system - takes it away

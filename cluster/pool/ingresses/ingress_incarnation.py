@@ -8,7 +8,7 @@ from typing import Any, Final
 from cluster.api.ingress_actor import IngressHealth
 from cluster.api.shared.ports import IngressPorts
 from cluster.observability.status import IngressView
-from cluster.pool.slots import SlotHistory
+from cluster.pool.engine_slots import SlotHistory
 
 _NOTICED_BUSY_S: Final = 2.0
 """Many times what a callback of the event loop may take."""
@@ -30,7 +30,7 @@ class SavedIngress:
 
 
 @dataclass(slots=True)
-class IngressLife:
+class IngressIncarnation:
     """One life of one ingress."""
 
     number: int

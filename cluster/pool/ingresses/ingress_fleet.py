@@ -24,13 +24,14 @@ from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, InvalidConfig
 from cluster.observability.status import IngressView
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.ingresses.ingress_life import IngressLife, SavedIngress
-from cluster.pool.ingresses.ingress_places import IngressPlaces
+from cluster.pool.engine_placement import alive_nodes
+from cluster.pool.engine_slots import RestartPolicy, SlotHistory
+from cluster.pool.head_probe import HeadProbe
+from cluster.pool.ingresses.ingress_incarnation import IngressIncarnation, SavedIngress
+from cluster.pool.ingresses.wanted_ingresses import WantedIngresses
 from cluster.pool.journal import Journal
 from cluster.pool.names import CONTROLLER_NAME, ingress_actor_name
-from cluster.pool.placement import alive_nodes
-from cluster.pool.ray_calls import HeadProbe, call_if_alive, end_actor, find_by_name, one_line, remote_class
-from cluster.pool.slots import RestartPolicy, SlotHistory
+from cluster.pool.ray_actors import call_if_alive, end_actor, find_by_name, one_line, remote_class
 from cluster.pool.trust_calls import give_trust
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.sessions.membership import Membership, ServedModel
@@ -43,7 +44,7 @@ _NODES_TIMEOUT_S: Final = 2.0
 _MAX_DEATHS_OF_ONE_PROOF: Final = 3
 
 
-class Ingresses:
+class IngressFleet:
     """Lives on the controller's event loop."""
 
     def __init__(
@@ -62,9 +63,9 @@ class Ingresses:
         self._policy = policy
         self._head = head
         self._save = save
-        self._lives: dict[int, IngressLife] = {}
+        self._lives: dict[int, IngressIncarnation] = {}
         self._ports: dict[int, IngressPorts] = {}
-        self._places = IngressPlaces(config.ingress)
+        self._places = WantedIngresses(config.ingress)
         self._histories: defaultdict[int, SlotHistory] = defaultdict(SlotHistory)
         self._membership = Membership(0, ())
         self._facts: ModelFacts | None = None
@@ -197,7 +198,7 @@ class Ingresses:
             life.is_behind = True
         await self._for_all(self._send_membership)
 
-    async def _for_all(self, act: Callable[[IngressLife], Coroutine[None, None, None]]) -> None:
+    async def _for_all(self, act: Callable[[IngressIncarnation], Coroutine[None, None, None]]) -> None:
         """Do it with every ingress; those that take long go on with it while the others are not kept."""
         tasks = [asyncio.create_task(self._do(act, life)) for life in self._begun()]
         self._acting.update(tasks)
@@ -206,7 +207,9 @@ class Ingresses:
         if tasks:
             await asyncio.wait(tasks, timeout=self._config.heartbeat_interval_s)
 
-    async def _do(self, act: Callable[[IngressLife], Coroutine[None, None, None]], life: IngressLife) -> None:
+    async def _do(
+        self, act: Callable[[IngressIncarnation], Coroutine[None, None, None]], life: IngressIncarnation
+    ) -> None:
         try:
             await act(life)
         except Exception as error:
@@ -258,14 +261,14 @@ class Ingresses:
                 await end_actor(actor)
                 continue
             place = ingress.node_id, ingress.node_address
-            self._lives[ingress.number] = IngressLife(
+            self._lives[ingress.number] = IngressIncarnation(
                 ingress.number, ingress.incarnation, actor, *place, has_begun=True, is_open=True
             )
 
-    def _open_ones(self) -> list[IngressLife]:
+    def _open_ones(self) -> list[IngressIncarnation]:
         return [life for _, life in sorted(self._lives.items()) if life.is_open]
 
-    def _begun(self) -> list[IngressLife]:
+    def _begun(self) -> list[IngressIncarnation]:
         return [life for life in self._lives.values() if life.has_begun]
 
     # -- one of them ---------------------------------------------------------------------------------------------
@@ -277,7 +280,7 @@ class Ingresses:
             await self._save()
             with ray_failures():
                 actor = self._make_actor(number, history.last_incarnation)
-            life = self._lives[number] = IngressLife(number, history.last_incarnation, actor)
+            life = self._lives[number] = IngressIncarnation(number, history.last_incarnation, actor)
             await self._begin_or_give_up(life)
             if life.has_begun and self._facts is not None:
                 await self._open_or_give_up(life, self._facts)
@@ -304,7 +307,7 @@ class Ingresses:
         )
         return actor.remote(self._config, CONTROLLER_NAME, number, incarnation)
 
-    async def _begin_or_give_up(self, life: IngressLife) -> None:
+    async def _begin_or_give_up(self, life: IngressIncarnation) -> None:
         timeout_s = self._config.start_timeout_s
         try:
             life.node_id, life.node_address = await call(life.actor.place, timeout_s=timeout_s)
@@ -319,7 +322,7 @@ class Ingresses:
             self._refusals.pop(life.number, None)
             life.has_begun = True
 
-    async def _open_or_give_up(self, life: IngressLife, facts: ModelFacts) -> None:
+    async def _open_or_give_up(self, life: IngressIncarnation, facts: ModelFacts) -> None:
         if life.is_open:
             return
         await self._send_membership(life)
@@ -333,7 +336,7 @@ class Ingresses:
         self._journal.add(f"open ingress {life.number}, incarnation {life.incarnation}, at {address}")
         await self._save()
 
-    def _free_ports(self, life: IngressLife) -> IngressPorts:
+    def _free_ports(self, life: IngressIncarnation) -> IngressPorts:
         """The configured ones, or the next ones for further ingresses on its node."""
         first = IngressPorts.of(self._config.ingress)
         if first.grpc == 0:
@@ -343,7 +346,7 @@ class Ingresses:
         ports = self._ports[life.number] = first.beside(taken)
         return ports
 
-    async def _look_at(self, life: IngressLife) -> None:
+    async def _look_at(self, life: IngressIncarnation) -> None:
         # One that still opens is busy; its start has a deadline of its own.
         if life.is_asked or not life.is_open:
             return
@@ -353,7 +356,7 @@ class Ingresses:
         finally:
             life.is_asked = False
 
-    async def _ask(self, life: IngressLife) -> None:
+    async def _ask(self, life: IngressIncarnation) -> None:
         timeout_s = self._config.heartbeat_timeout_s
         asked_at_s = asyncio.get_running_loop().time()
         try:
@@ -375,14 +378,14 @@ class Ingresses:
         elif not life.is_busy:
             await self._tell(life)
 
-    async def _tell(self, life: IngressLife) -> None:
+    async def _tell(self, life: IngressIncarnation) -> None:
         """Tell it what it does not know yet."""
         if life.health.trust_generation < self._trust.generation:
             await give_trust(life.actor, self._trust)
         if life.is_behind or life.health.membership_version < self._membership.version:
             await self._send_membership(life)
 
-    async def _send_membership(self, life: IngressLife) -> None:
+    async def _send_membership(self, life: IngressIncarnation) -> None:
         try:
             await call(life.actor.update_membership, self._membership, timeout_s=_CALL_TIMEOUT_S)
         except RayCallFailed as failed:
@@ -390,7 +393,7 @@ class Ingresses:
             return
         life.is_behind = False
 
-    def _leave(self, life: IngressLife) -> None:
+    def _leave(self, life: IngressIncarnation) -> None:
         self._journal.add(f"drain ingress {life.number}, incarnation {life.incarnation}: its node is drained")
         # Its next life is on another node, where the ports may be another's.
         del self._lives[life.number]
@@ -400,11 +403,11 @@ class Ingresses:
         task.add_done_callback(self._acting.discard)
 
     @staticmethod
-    async def _end(life: IngressLife, grace_s: float) -> None:
+    async def _end(life: IngressIncarnation, grace_s: float) -> None:
         await call_if_alive(life.actor.drain, grace_s, timeout_s=grace_s + 10)
         await end_actor(life.actor)
 
-    async def _give_up(self, life: IngressLife, error: str) -> None:
+    async def _give_up(self, life: IngressIncarnation, error: str) -> None:
         if self._lives.get(life.number) is not life:
             return
         del self._lives[life.number]

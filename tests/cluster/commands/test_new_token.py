@@ -10,7 +10,7 @@ from rich.console import Console
 
 from cluster.access.tokens import Tokens
 from cluster.client.client_credentials import Credentials
-from cluster.commands.tokens import print_new_token, use_credentials
+from cluster.commands.new_token import print_new_token, use_credentials
 from cluster.errors import InvalidConfig
 
 

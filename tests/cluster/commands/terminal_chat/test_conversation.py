@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.commands.chat.conversation import Ask, Conversation, Leave, Say
+from cluster.commands.terminal_chat.conversation import Ask, Conversation, Leave, Say
 
 
 def test_what_was_said_is_what_the_model_sees() -> None:

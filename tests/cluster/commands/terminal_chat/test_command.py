@@ -11,7 +11,7 @@ import pytest
 
 from cluster.api.protos.raypd.v1 import generate_pb2
 from tests.cluster.client.scripted_ingress import ScriptedIngress
-from tests.cluster.commands.chat.terminal import CTRL_D, UP, RaypdInTerminal
+from tests.cluster.commands.terminal_chat.terminal import CTRL_D, UP, RaypdInTerminal
 
 _TIMEOUT_S = 10.0
 

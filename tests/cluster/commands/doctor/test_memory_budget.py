@@ -12,9 +12,15 @@ import pytest
 from actors.config import EngineConfig
 from actors.model.model_runner import ModelRunner
 from cluster.checks.checkpoint_files import Weight
-from cluster.commands.doctor.budget import GPU_MEMORY_GIB, activation_bytes, check_budget, plan_memory, weight_bytes
 from cluster.commands.doctor.checkpoint import Checkpoint, read_checkpoint
 from cluster.commands.doctor.findings import GIB, Verdict
+from cluster.commands.doctor.memory_budget import (
+    GPU_MEMORY_GIB,
+    activation_bytes,
+    check_budget,
+    plan_memory,
+    weight_bytes,
+)
 
 
 def _engine(directory: Path, **settings: Any) -> EngineConfig:

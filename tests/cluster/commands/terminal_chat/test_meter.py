@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.commands.chat.meter import Meter
+from cluster.commands.terminal_chat.meter import Meter
 
 
 def test_the_first_token_and_the_gaps_after_it_are_timed() -> None:

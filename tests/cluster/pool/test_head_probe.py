@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import ray
 
-from cluster.pool import ray_calls
-from cluster.pool.ray_calls import HeadProbe
+from cluster.pool import head_probe
+from cluster.pool.head_probe import HeadProbe
 
 
 class FakeHead:
@@ -32,7 +32,7 @@ async def head(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeHead]:
     """Its end comes before the event loop's, which waits for the threads that ask."""
     fake = FakeHead()
     monkeypatch.setattr(ray, "nodes", fake.nodes)
-    monkeypatch.setattr(ray_calls, "_PROBE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(head_probe, "_PROBE_TIMEOUT_S", 0.3)
     yield fake
     fake.may_answer.set()
 
