@@ -33,7 +33,7 @@ from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
-from cluster.sessions.membership import Membership
+from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session_pool import SessionPool
 from cluster.text.input_processor import InputProcessor, ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer

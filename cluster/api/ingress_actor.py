@@ -21,7 +21,7 @@ from cluster.config import ClusterConfig
 from cluster.errors import ClusterError, ControllerUnavailable
 from cluster.observability.status import ControllerView
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
-from cluster.sessions.membership import Membership, ServedModel
+from cluster.sessions.cluster_membership import Membership, ServedModel
 from cluster.text.torch_free import without_torch
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial

@@ -21,7 +21,7 @@ from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.routing.base import Router
 from cluster.routing.least_loaded import LeastLoadedPair
 from cluster.routing.prefix_aware import PrefixAwarePair
-from cluster.sessions.membership import ServedModel
+from cluster.sessions.cluster_membership import ServedModel
 from cluster.text.adapters import AdapterDirectory
 from cluster.text.input_processor import InputProcessor, ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer

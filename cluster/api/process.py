@@ -29,7 +29,7 @@ from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.routing.pairing import refused_pairs
 from cluster.sessions.canary import run_canary
-from cluster.sessions.membership import Membership, ServedModel
+from cluster.sessions.cluster_membership import Membership, ServedModel
 from cluster.sessions.session import EngineSession
 from cluster.sessions.session_pool import SessionPool
 from cluster.settings.ingress import IngressConfig

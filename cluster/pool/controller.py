@@ -1,9 +1,10 @@
 """The controller: reconciles the engines and ingresses that are wanted with those that are there.
 
-The decisions are pure (reconciler.py, membership.py); engines (engine_fleet.py) and ingresses (ingress_fleet.py) are
-thin parts that talk to Ray; this is the actor that ties them together. Engines and ingresses do not need it to serve,
-and outlive it: when it dies, Ray starts it again, and it goes on from what it has saved (saved_state.py) with what is
-still there. It ends when it is told to, or, if whoever started the cluster has to stay, when that one is gone.
+The decisions are pure (reconciler.py, cluster_membership.py). Thin parts that talk to Ray look after the engines
+(engine_fleet.py) and the ingresses (ingress_fleet.py). This file is the actor that ties them together. Engines and
+ingresses do not need the controller to serve, and outlive it: when it dies, Ray starts it again, and it goes on from
+what it has saved (saved_state.py) with what is still there. It ends when it is told to, or, if whoever started the
+cluster has to stay, when that one is gone.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from cluster.pool.engine_slots import Slot, SlotHistory
 from cluster.pool.engines.engine_incarnation import SavedEngine
 from cluster.pool.ingresses.ingress_incarnation import SavedIngress
 from cluster.routing.engine_connection import EngineRole
-from cluster.sessions.membership import Membership
+from cluster.sessions.cluster_membership import Membership
 
 _KV_NAMESPACE = b"raypd"
 _TIMEOUT_S = 5.0

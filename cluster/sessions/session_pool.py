@@ -15,7 +15,7 @@ from typing import Final
 from actors.core.stats import SchedulerStats
 from cluster.errors import EngineLost
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey, EngineRole
-from cluster.sessions.membership import Membership
+from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session import EngineSession
 from kv_transfer.links.refused_messages import RefusedMessages
 from kv_transfer.trust.membership import Member

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from actors.core.outputs import EngineCoreOutput
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineRole
-from cluster.sessions.membership import Membership
+from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.request_stream import RequestStream
 from kv_transfer.links.refused_messages import RefusedMessages
 

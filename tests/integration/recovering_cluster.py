@@ -29,7 +29,7 @@ from cluster.requests.recovery import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EnginePool, EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
-from cluster.sessions.membership import Membership
+from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session_pool import SessionPool
 from cluster.settings.images import ImageConfig
 from cluster.text.adapters import AdapterDirectory

@@ -16,7 +16,7 @@ from cluster.api.process import IngressProcess
 from cluster.client import CallFailed, GenerateClient
 from cluster.config import ClusterConfig
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
-from cluster.sessions.membership import Membership, ServedModel
+from cluster.sessions.cluster_membership import Membership, ServedModel
 from cluster.settings.ingress import IngressConfig
 from kv_transfer.config import KVTransferConfig
 from tests.checkpoints import make_checkpoint

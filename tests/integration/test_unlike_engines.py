@@ -17,7 +17,7 @@ from cluster.api.process import IngressProcess
 from cluster.client import GenerateClient
 from cluster.config import ClusterConfig
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
-from cluster.sessions.membership import Membership
+from cluster.sessions.cluster_membership import Membership
 from cluster.settings.ingress import IngressConfig
 from kv_transfer.config import KVTransferConfig
 from tests.cluster.serving_setup import FakeAdmin

@@ -30,7 +30,7 @@ from cluster.pool.models import Models
 from cluster.pool.ray_actors import one_line
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.pairing import find_refusal
-from cluster.sessions.membership import Membership, ServedModel
+from cluster.sessions.cluster_membership import Membership, ServedModel
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from cluster.pool.names import CONTROLLER_NAME, ingress_actor_name
 from cluster.pool.ray_actors import call_if_alive, end_actor, find_by_name, one_line, remote_class
 from cluster.pool.trust_calls import give_trust
 from cluster.routing.engine_connection import EngineDescriptor
-from cluster.sessions.membership import Membership, ServedModel
+from cluster.sessions.cluster_membership import Membership, ServedModel
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from cluster.errors import TokenizerUnusable
 from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.routing.least_loaded import LeastLoadedPair
 from cluster.routing.prefix_aware import PrefixAwarePair
-from cluster.sessions.membership import Membership, ServedModel
+from cluster.sessions.cluster_membership import Membership, ServedModel
 from cluster.settings.ingress import IngressConfig
 from tests.cluster.serving_setup import FakeAdmin
 from tests.cluster.tokenizer_kinds import tokenizer_of_kind

@@ -11,7 +11,7 @@ import pytest
 from actors.process.ray_calls import RayCallFailed
 from cluster.pool import saved_state
 from cluster.pool.saved_state import SavedState, StateStore
-from cluster.sessions.membership import Membership
+from cluster.sessions.cluster_membership import Membership
 
 
 class FakeStore:

@@ -16,7 +16,7 @@ from cluster.parameters.generation import GenerateChunk, SamplingOptions
 from cluster.requests.model_versions import ModelVersions
 from cluster.requests.recovery import RecoveryPolicy
 from cluster.routing.engine_connection import EngineKey, EngineRole
-from cluster.sessions.membership import Membership, ServedModel
+from cluster.sessions.cluster_membership import Membership, ServedModel
 from tests.cluster.serving_setup import HELLO, make_serving, make_version
 from tests.fakes import FakeEngine, FakePool
 from tests.kv_transfer.connected_workers import LAYOUT

@@ -22,7 +22,7 @@ from actors.sessions.session_server import SessionServer
 from cluster.errors import EngineLost
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions import session_pool
-from cluster.sessions.membership import Membership
+from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session import EngineSession
 from cluster.sessions.session_pool import SessionPool
 from kv_transfer.trust.grpc_proof import GrpcAcceptor, prove

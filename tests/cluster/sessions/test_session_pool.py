@@ -10,7 +10,7 @@ import pytest
 from cluster.errors import EngineLost
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions import session_pool
-from cluster.sessions.membership import Membership
+from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session_pool import SessionPool
 from kv_transfer.links.refused_messages import RefusedMessages
 from kv_transfer.trust.membership import Member

@@ -24,7 +24,7 @@ from cluster.pool.head_probe import HeadProbe
 from cluster.pool.journal import Journal
 from cluster.pool.models import Models
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
-from cluster.sessions.membership import Membership, ServedModel
+from cluster.sessions.cluster_membership import Membership, ServedModel
 from kv_transfer.trust.membership import Trust, TrustMaterial
 from tests.cluster.pool.fake_ray import CANNOT_START, FakeActor, FakeRay
 from tests.kv_transfer.connected_workers import LAYOUT

@@ -22,7 +22,7 @@ from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
 from cluster.pool.names import ingress_actor_name
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
-from cluster.sessions.membership import Membership
+from cluster.sessions.cluster_membership import Membership
 from cluster.settings.ingress import IngressConfig
 from kv_transfer.trust.membership import Trust, TrustMaterial
 from tests.cluster.pool.fake_ray import CANNOT_START, UNAVAILABLE, FakeRay

@@ -3,7 +3,7 @@ from dataclasses import replace
 from actors.config import ModelFacts
 from actors.core.requests.adapter import Adapter
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
-from cluster.sessions.membership import Membership, ServedModel
+from cluster.sessions.cluster_membership import Membership, ServedModel
 from tests.kv_transfer.connected_workers import LAYOUT
 
 
