@@ -12,7 +12,7 @@ from actors.core.requests.request_limits import ImageFacts, RequestLimits
 from actors.lora_config import LoraConfig
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.pairing import PairingFacts
+from kv_transfer.links.link_compatibility import PairingFacts
 
 
 class _Settings(BaseModel):

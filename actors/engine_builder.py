@@ -22,14 +22,14 @@ from actors.ranks.process_ranks import ProcessRanks
 from actors.ranks.rank_group import RankGroup, gather_ranks
 from actors.ranks.rank_launcher import RankLauncher
 from actors.worker_builder import build_worker
-from kv_transfer.connectors.scheduler_connector import ConnectorScheduler
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.links.control import Control
+from kv_transfer.links.control_streams import Control
 from kv_transfer.params import EngineAddress
 from kv_transfer.prefix.prefix_fetch import PrefixFetches
 from kv_transfer.prefix.prefix_sources import PrefixSources
-from kv_transfer.stores.choice import ChosenStore, choose_stores
-from kv_transfer.stores.scheduler import StoreSet
+from kv_transfer.sides.scheduler_side import ConnectorScheduler
+from kv_transfer.stores.configured_stores import ChosenStore, choose_stores
+from kv_transfer.stores.store_set import StoreSet
 from kv_transfer.trust.membership import Trust
 
 logger = logging.getLogger(__name__)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
 from actors.model.model_runner import ModelRunner
-from kv_transfer.connector import KVConnectorMetadata, KVConnectorWorker
-from kv_transfer.pairing import PairingFacts
+from kv_transfer.connector.interface import KVConnectorWorker
+from kv_transfer.connector.steps import KVConnectorMetadata
+from kv_transfer.links.link_compatibility import PairingFacts
 
 
 class Worker:

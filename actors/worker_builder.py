@@ -9,15 +9,15 @@ from actors.config import EngineConfig
 from actors.model.model_runner import ModelRunner
 from actors.model.tensor_parallel.group import TensorParallelGroup
 from actors.worker import Worker
-from kv_transfer.connector import KVConnectorWorker
-from kv_transfer.connectors.rank_connector import RankConnector
-from kv_transfer.connectors.staging import StagingConnector
-from kv_transfer.connectors.worker_connector import ConnectorWorker
-from kv_transfer.links.control import Control
+from kv_transfer.connector.interface import KVConnectorWorker
+from kv_transfer.links.control_streams import Control
 from kv_transfer.params import EngineAddress
-from kv_transfer.stores.choice import choose_stores
-from kv_transfer.stores.connector import StoringConnector
-from kv_transfer.stores.worker import StoreCopier
+from kv_transfer.sides.rank_parts import RankConnector
+from kv_transfer.sides.staged_bytes import StagingConnector
+from kv_transfer.sides.storing_side import StoringConnector
+from kv_transfer.sides.worker_side import ConnectorWorker
+from kv_transfer.stores.configured_stores import choose_stores
+from kv_transfer.stores.store_copier import StoreCopier
 
 logger = logging.getLogger(__name__)
 

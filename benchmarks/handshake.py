@@ -18,11 +18,11 @@ import grpc.aio
 from rich.console import Console
 from rich.table import Table
 
-from kv_transfer.trust.byte_stream import accept_proof, dial_proof
 from kv_transfer.trust.grpc_proof import GrpcAcceptor, prove
 from kv_transfer.trust.handshake import Acceptor, Dialer, Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 from kv_transfer.trust.secret import Purpose
+from kv_transfer.trust.socket_handshake import accept_proof, dial_proof
 
 _REPEATS: Final = 300
 _TIMEOUT_S: Final = 30.0

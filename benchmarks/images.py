@@ -23,7 +23,7 @@ from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.links.loopback import LoopbackHub
+from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress
 from kv_transfer.trust.membership import Trust, TrustMaterial
 

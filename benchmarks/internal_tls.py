@@ -34,8 +34,8 @@ from actors.sessions.session_server import SessionServer
 from benchmarks.kv_transfer import in_two_processes, make_layout, receive_chunks
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.session import EngineSession
-from kv_transfer.links.control import ControlStream
-from kv_transfer.links.wire import Chunk, ControlMessage
+from kv_transfer.handoff.control_messages import Chunk, ControlMessage
+from kv_transfer.links.control_streams import ControlStream
 from kv_transfer.params import EngineAddress
 from kv_transfer.trust.authority import draw_tls_material
 from kv_transfer.trust.grpc_proof import GrpcAcceptor

@@ -14,17 +14,11 @@ from typing import Final
 
 import torch
 
-from kv_transfer.connector import (
-    KVConnectorMetadata,
-    KVConnectorOutput,
-    LoadOutcome,
-    ReceivedKV,
-    Reservation,
-    StagedBytes,
-)
-from kv_transfer.connectors.staging import StagingConnector
+from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.steps import KVConnectorMetadata, Reservation, StagedBytes
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.prefix.prefix_fetch import name_of_staged
+from kv_transfer.sides.staged_bytes import StagingConnector
 
 _NUM_RUNS: Final = 25
 _BLOCK_SIZE: Final = 16

@@ -20,7 +20,7 @@ from actors.core.requests.stop import find_stop
 from actors.core.requests.structured_output import StructuredOutputManager, find_objection
 from actors.core.stats import SchedulerStats, SpecDecodingStats
 from actors.errors import IntegrityError
-from kv_transfer.connector import ProducerEnd
+from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.params import TransferRole
 
 

@@ -17,7 +17,8 @@ from actors.core.requests.request import StatusChange as StatusChange
 from actors.core.requests.sampling_params import PoolingParams, SamplingParams
 from actors.core.requests.status import FinishReason
 from actors.core.stats import SchedulerStats
-from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput
+from kv_transfer.connector.reports import KVConnectorOutput
+from kv_transfer.connector.steps import KVConnectorMetadata
 from kv_transfer.ranges import (
     MAX_COUNT,
     MAX_ITEMS,
@@ -33,7 +34,7 @@ from kv_transfer.ranges import (
     WireName,
     Word,
 )
-from kv_transfer.stats import TransferTimings
+from kv_transfer.transfer_stats import TransferTimings
 
 NO_TOKEN: Final = -1
 GroupBlockIds: TypeAlias = Annotated[

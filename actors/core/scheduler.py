@@ -47,7 +47,8 @@ from actors.core.stats import SchedulerStats, SpecDecodingStats
 from actors.core.step import Step
 from actors.errors import DuplicateRequest, IntegrityError
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import KVConnectorScheduler, ProducerEnd
+from kv_transfer.connector.interface import KVConnectorScheduler
+from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.params import TransferRole
 from kv_transfer.prefix.prefix_sources import PrefixSources
 from kv_transfer.ranges import MAX_COUNT

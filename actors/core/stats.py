@@ -9,9 +9,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from actors.core.requests.adapter import AdapterStats
+from kv_transfer.connector.store_steps import StoreStats
 from kv_transfer.ranges import MAX_KINDS, Clock, Count, Total, Word
-from kv_transfer.stats import TransferStats
-from kv_transfer.stores.messages import StoreStats
+from kv_transfer.transfer_stats import TransferStats
 
 
 @dataclass(slots=True)

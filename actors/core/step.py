@@ -16,7 +16,7 @@ from actors.core.queue.places import Places
 from actors.core.queue.request_queue import RequestQueue
 from actors.core.requests.request import Request
 from actors.core.requests.running_rows import RunningRows
-from kv_transfer.connector import ProducerProgress
+from kv_transfer.connector.steps import ProducerProgress
 from kv_transfer.params import TransferRole
 
 

@@ -20,9 +20,9 @@ from actors.executor import Executor, RunningStep
 from actors.model.errors import RankLost, RanksDisagree
 from actors.ranks.rank_group import RankGroup
 from actors.ranks.rank_messages import RankStep
-from kv_transfer.agent.part_reports import PartReports, add_stats
-from kv_transfer.connector import KVConnectorOutput
-from kv_transfer.stats import TransferStats
+from kv_transfer.connector.reports import KVConnectorOutput
+from kv_transfer.sides.part_reports import PartReports, add_stats
+from kv_transfer.transfer_stats import TransferStats
 
 _STOP_TIMEOUT_S = 10.0
 

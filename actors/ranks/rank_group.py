@@ -17,7 +17,7 @@ from actors.ranks.rank_launcher import RankLauncher, Ranks
 from actors.ranks.rank_messages import RankTask
 from actors.worker import Worker
 from actors.worker_builder import build_worker
-from kv_transfer.links.control import Control
+from kv_transfer.links.control_streams import Control
 from kv_transfer.params import EngineAddress
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust

@@ -21,14 +21,14 @@ from actors.core.outputs import SchedulerOutput
 from actors.model.errors import RankLost
 from actors.ranks.rank_codec import RankCodec
 from actors.ranks.rank_stream import RankStream
-from kv_transfer.connector import KVConnectorOutput
+from kv_transfer.connector.reports import KVConnectorOutput
 from kv_transfer.errors import Untrusted
 from kv_transfer.ranges import MALFORMED, MAX_KINDS, Address, LongText, Sentence, ShortBytes, Total, WireName
-from kv_transfer.trust.byte_stream import accept_proof, dial_proof
 from kv_transfer.trust.callers import wait_welcome
 from kv_transfer.trust.handshake import Acceptor, Dialer, Party
 from kv_transfer.trust.membership import Member, TrustMaterial
 from kv_transfer.trust.secret import MAX_ACCEPTED, Purpose
+from kv_transfer.trust.socket_handshake import accept_proof, dial_proof
 from kv_transfer.trust.tls import TlsFiles, TlsMaterial
 from kv_transfer.trust.tls_socket import TlsSocket
 

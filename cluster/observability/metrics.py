@@ -29,7 +29,7 @@ from cluster.errors import (
 )
 from cluster.observability.status import ClusterView, EngineView
 from kv_transfer.links.refused_messages import RefusedMessages
-from kv_transfer.stats import TransferStats
+from kv_transfer.transfer_stats import TransferStats
 
 _TTFT_BUCKETS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _ITL_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)

@@ -10,7 +10,7 @@ from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import NoEngineAvailable
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.pairing import find_refusal
-from kv_transfer.pairing import PairingFacts
+from kv_transfer.links.link_compatibility import PairingFacts
 from kv_transfer.params import PrefixSource
 
 

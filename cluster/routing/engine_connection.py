@@ -15,7 +15,7 @@ from typing import Final, Protocol, TypeAlias
 
 from actors.core.outputs import EngineCoreOutput
 from actors.core.requests.request import EngineCoreRequest
-from kv_transfer.pairing import PairingFacts
+from kv_transfer.links.link_compatibility import PairingFacts
 from kv_transfer.params import EngineAddress
 
 EngineKey: TypeAlias = tuple[str, int]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
-from kv_transfer.pairing import find_mismatch
+from kv_transfer.links.link_compatibility import find_mismatch
 
 
 @dataclass(frozen=True, slots=True)

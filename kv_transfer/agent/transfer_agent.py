@@ -19,17 +19,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kv_transfer.agent.transfers import TransferTable
+from kv_transfer.agent.transfer_table import TransferTable
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput, ProducerProgress
+from kv_transfer.connector.reports import KVConnectorOutput
+from kv_transfer.connector.steps import KVConnectorMetadata, ProducerProgress
 from kv_transfer.errors import KVTransferError, ProtocolViolation
-from kv_transfer.layout import KVCacheLayout
-from kv_transfer.links.control import Control, ControlStream
-from kv_transfer.links.link import ChunkJob
-from kv_transfer.links.link_table import LinkTable, PublishedLinks
-from kv_transfer.links.peer_link import PeerLink
-from kv_transfer.links.refused_messages import RefusedMessages
-from kv_transfer.links.wire import (
+from kv_transfer.handoff.control_messages import (
     Cancel,
     Chunk,
     ChunkSum,
@@ -42,6 +37,12 @@ from kv_transfer.links.wire import (
     Refused,
     Welcome,
 )
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.links.control_streams import Control, ControlStream
+from kv_transfer.links.data_thread import ChunkJob
+from kv_transfer.links.link_table import LinkTable, PublishedLinks
+from kv_transfer.links.peer_link import PeerLink
+from kv_transfer.links.refused_messages import RefusedMessages
 from kv_transfer.params import EngineAddress
 from kv_transfer.transports.base import ComputeEvent, Transport
 

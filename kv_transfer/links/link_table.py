@@ -10,19 +10,19 @@ from typing import Final, Protocol
 
 from torch import Tensor
 
+from kv_transfer.block_pieces import PieceMap
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.errors import LinkLost, ProtocolViolation
+from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, Hello, Refused, Welcome
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.checksum import checksum_of
-from kv_transfer.links.control import Control, ControlStream, StreamEvents
-from kv_transfer.links.link import ChunkJob, DataThread
-from kv_transfer.links.link_pulse import Lifeless, LinkPulse
+from kv_transfer.links.control_streams import Control, ControlStream, StreamEvents
+from kv_transfer.links.data_thread import ChunkJob, DataThread
+from kv_transfer.links.link_compatibility import PairingFacts
+from kv_transfer.links.link_liveness import Lifeless, LinkPulse
 from kv_transfer.links.peer_link import LinkState, PeerLink, find_disagreement, find_forgery, find_welcome_mistake
-from kv_transfer.links.pieces import PieceMap
-from kv_transfer.links.wire import PROTOCOL_VERSION, Hello, Refused, Welcome
-from kv_transfer.pairing import PairingFacts
 from kv_transfer.params import EngineAddress, TransferRole
-from kv_transfer.stats import LinkStats
+from kv_transfer.transfer_stats import LinkStats
 from kv_transfer.transports.base import DataLink, Transport
 from kv_transfer.transports.opening import Opening
 from kv_transfer.trust.secret import SessionKey

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kv_transfer.block_pieces import PieceMap, shared_kv_heads
 from kv_transfer.errors import ProtocolViolation
-from kv_transfer.layout import KVCacheLayout
-from kv_transfer.links.control import ControlStream
-from kv_transfer.links.link import ChunkJob, DataThread
-from kv_transfer.links.pieces import PieceMap, shared_kv_heads
-from kv_transfer.links.wire import (
+from kv_transfer.handoff.control_messages import (
     Cancel,
     Chunk,
     ChunkSum,
@@ -27,8 +24,11 @@ from kv_transfer.links.wire import (
     Refused,
     Welcome,
 )
-from kv_transfer.pairing import PairingFacts, find_mismatch
-from kv_transfer.stats import LinkState
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.links.control_streams import ControlStream
+from kv_transfer.links.data_thread import ChunkJob, DataThread
+from kv_transfer.links.link_compatibility import PairingFacts, find_mismatch
+from kv_transfer.transfer_stats import LinkState
 from kv_transfer.transports.base import ComputeEvent
 from kv_transfer.trust.handshake import Party, Proven
 

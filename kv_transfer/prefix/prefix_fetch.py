@@ -12,18 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kv_transfer.connector import (
-    KVConnectorMetadata,
-    KVConnectorOutput,
-    ProducerEnd,
-    ProducerFinish,
-    ProducerProgress,
-    Reservation,
-    WantedPrefix,
-)
+from kv_transfer.connector.reports import KVConnectorOutput, WantedPrefix
+from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
+from kv_transfer.connector.store_steps import LoadedBlocks
 from kv_transfer.params import KVTransferParams, PrefixSource, TransferRole
 from kv_transfer.prefix.fetch_cost import FetchCost
-from kv_transfer.stores.messages import LoadedBlocks
 
 _MARK: Final = "\0fetch"
 """Keeps a fetch's name apart from that of the request that it is for, which may be in a handoff at the same time."""
@@ -41,7 +34,7 @@ def name_of_loan(want: WantedPrefix) -> str:
 
 
 def name_of_staged(transfer_id: str) -> str:
-    """Under which reports speak of a fetch of staged bytes (staging.py). No request has such a name."""
+    """Under which reports speak of a fetch of staged bytes (staged_bytes.py). No request has such a name."""
     return f"{transfer_id}{_STAGED_MARK}"
 
 

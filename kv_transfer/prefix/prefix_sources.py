@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput, WantedPrefix
+from kv_transfer.connector.reports import KVConnectorOutput, WantedPrefix
+from kv_transfer.connector.steps import KVConnectorMetadata
+from kv_transfer.connector.store_steps import LoadedBlocks
 from kv_transfer.params import PrefixSource
 from kv_transfer.prefix.prefix_fetch import PrefixFetches
-from kv_transfer.stores.messages import LoadedBlocks
-from kv_transfer.stores.scheduler import StoreSet
+from kv_transfer.stores.store_set import StoreSet
 
 
 class PrefixSources:

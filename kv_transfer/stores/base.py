@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.stores.scheduler import KVStoreScheduler
+from kv_transfer.stores.store_set import KVStoreScheduler
 
 
 class KVStoreWorker(Protocol):

@@ -35,11 +35,11 @@ from kv_transfer.transports.opening import Opening
 from kv_transfer.transports.shared_memory import SharedMemoryLink
 from kv_transfer.transports.shared_pool import map_pool, open_pool, pool_bytes
 from kv_transfer.transports.tcp_link import TcpLink
-from kv_transfer.trust.byte_stream import accept_proof, dial_proof
 from kv_transfer.trust.callers import BACKLOG, PROOF_TIMEOUT_S, Caller, Callers, Prove, wait_welcome
 from kv_transfer.trust.handshake import Acceptor, Dialer, Party
 from kv_transfer.trust.refusals import Refusals
 from kv_transfer.trust.secret import KeySource, Purpose, SessionKey
+from kv_transfer.trust.socket_handshake import accept_proof, dial_proof
 from kv_transfer.trust.tls import InternalTls, shake_hands
 from kv_transfer.trust.tls_socket import TlsSocket
 

@@ -23,7 +23,7 @@ from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress
-from kv_transfer.stats import TransferStats
+from kv_transfer.transfer_stats import TransferStats
 from tests.actors.test_images import Case
 from tests.engine_pair import engine_config
 from tests.integration.test_shared_memory import forbid_memory_files

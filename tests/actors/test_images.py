@@ -17,7 +17,7 @@ from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor
 from actors.model.multimodal.image_batch import ImageBatch
-from kv_transfer.links.loopback import LoopbackHub
+from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from tests.engine_pair import Answer, EnginePair, engine_config
 from tests.trusted import TRUST

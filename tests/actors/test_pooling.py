@@ -15,7 +15,7 @@ from actors.config import EngineConfig, SpeculativeConfig
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from actors.core.requests.sampling_params import PoolingParams, SamplingParams
 from actors.engine_builder import build_engine_core
-from kv_transfer.links.loopback import LoopbackHub
+from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress
 from tests.actors.test_multi_rank_engine import RunningEngine, running
 from tests.checkpoints import make_checkpoint

@@ -23,10 +23,10 @@ from cluster.errors import EngineLost
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
+from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, Hello, Refused
+from kv_transfer.handoff.control_messages import decode as decode_control
+from kv_transfer.handoff.control_messages import encode as encode_control
 from kv_transfer.links.grpc_control import CONTROL_METHOD
-from kv_transfer.links.wire import PROTOCOL_VERSION, Hello, Refused
-from kv_transfer.links.wire import decode as decode_control
-from kv_transfer.links.wire import encode as encode_control
 from kv_transfer.trust.grpc_proof import prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Trust, TrustMaterial

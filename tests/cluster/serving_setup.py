@@ -30,7 +30,7 @@ from cluster.routing.engine_connection import EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
 from cluster.text.input_processor import InputProcessor, ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
-from kv_transfer.stats import TransferTimings
+from kv_transfer.transfer_stats import TransferTimings
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, FakeEngine, FakePool, byte_tokenizer
 
 MODEL = ModelDescription("tiny", max_model_len=64, vocab_size=VOCAB_SIZE, eos_token_ids=(EOS_TOKEN_ID,))

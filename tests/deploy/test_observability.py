@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors.core.stats import SchedulerStats
 from cluster.observability.metrics import ServingMetrics, exposition
 from cluster.observability.status import ClusterView, EngineView, RequestView
-from kv_transfer.stats import TransferStats
+from kv_transfer.transfer_stats import TransferStats
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
 _RULES = yaml.safe_load((_DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"]

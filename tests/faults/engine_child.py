@@ -25,10 +25,10 @@ from actors.core.stats import SchedulerStats
 from actors.engine_server import EngineServer
 from actors.model import model_runner
 from kv_transfer.agent.transfer_agent import TransferAgent
-from kv_transfer.connectors import worker_connector
+from kv_transfer.sides import worker_side
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links import link_table as links
-from kv_transfer.stats import TransferStats
+from kv_transfer.transfer_stats import TransferStats
 from kv_transfer.transports import tcp
 from kv_transfer.transports.base import Transport
 from kv_transfer.transports.shared_pool import allocate_shared_pool
@@ -149,7 +149,7 @@ class EngineChild:
 
     def _wrap(self, life: Life, patches: ExitStack) -> None:
         """While the engine is put together."""
-        make_transport = worker_connector.make_transport
+        make_transport = worker_side.make_transport
 
         def make_faulty_transport(*args: Any) -> Transport:
             return FaultyTransport(make_transport(*args), self._points)
@@ -159,8 +159,8 @@ class EngineChild:
             return self._agents[-1]
 
         wrapped: list[tuple[Any, str, Any]] = [
-            (worker_connector, "make_transport", make_faulty_transport),
-            (worker_connector, "TransferAgent", keep_agent),
+            (worker_side, "make_transport", make_faulty_transport),
+            (worker_side, "TransferAgent", keep_agent),
             (engine_server, "GrpcControl", faulty_control(self._points)),
             (model_runner, "allocate_kv_cache", _allocate_shared if life.is_pool_shared else _allocate),
         ]

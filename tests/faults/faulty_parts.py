@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kv_transfer.agent.transfer_agent import TransferAgent
-from kv_transfer.links.control import ControlStream, StreamEvents
+from kv_transfer.handoff.control_messages import ControlMessage, Ready
+from kv_transfer.links.control_streams import ControlStream, StreamEvents
 from kv_transfer.links.grpc_control import GrpcControl, GrpcStream
-from kv_transfer.links.wire import ControlMessage, Ready
 from kv_transfer.params import EngineAddress
 from kv_transfer.transports.base import ComputeEvent, DataLink, PendingLink, Transport
 from kv_transfer.transports.byte_stream import ByteStream

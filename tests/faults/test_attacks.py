@@ -21,8 +21,8 @@ from actors.core.requests.request import EngineCoreRequest
 from actors.sessions.remote_encoding import ENCODE_METHOD
 from actors.sessions.session_messages import SESSION_METHOD, Submit
 from actors.sessions.session_messages import encode as encode_session
+from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, Hello
 from kv_transfer.links.grpc_control import CONTROL_METHOD
-from kv_transfer.links.wire import PROTOCOL_VERSION, Hello
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.trust.grpc_proof import prove
 from kv_transfer.trust.handshake import Party

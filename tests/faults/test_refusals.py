@@ -12,7 +12,7 @@ import pytest
 
 from cluster.errors import EngineFailed
 from cluster.routing.engine_connection import EngineRole
-from kv_transfer.links.wire import PROTOCOL_VERSION
+from kv_transfer.handoff.control_messages import PROTOCOL_VERSION
 from kv_transfer.params import TransferRole
 from tests.checkpoints import make_checkpoint
 from tests.faults.engine_child import Life

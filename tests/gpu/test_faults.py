@@ -8,7 +8,8 @@ import time
 import pytest
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import LoadOutcome, ProducerEnd
+from kv_transfer.connector.reports import LoadOutcome
+from kv_transfer.connector.steps import ProducerEnd
 from tests.gpu.conftest import Say, Site, Spawn
 from tests.gpu.process import Process
 from tests.gpu.test_transfer import NUM_TOKENS, SOURCE, TARGET, make_layout

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import LoadOutcome, ProducerEnd
+from kv_transfer.connector.reports import LoadOutcome
+from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.layout import KVCacheLayout
 from tests.gpu.conftest import Site, Spawn
 from tests.gpu.transfer_peer import TransferPeer

@@ -14,18 +14,11 @@ from typing import TypeVar
 import torch
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import (
-    KVConnectorMetadata,
-    KVConnectorOutput,
-    ProducerEnd,
-    ProducerFinish,
-    ProducerProgress,
-    ReceivedKV,
-    Reservation,
-)
-from kv_transfer.connectors.worker_connector import ConnectorWorker
+from kv_transfer.connector.reports import KVConnectorOutput, ReceivedKV
+from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+from kv_transfer.sides.worker_side import ConnectorWorker
 from kv_transfer.trust.membership import TrustMaterial
 from tests.gpu.control_server import ControlServer
 

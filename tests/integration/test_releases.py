@@ -24,7 +24,7 @@ from cluster.sessions.request_stream import RequestStream
 from cluster.text.input_processor import InputProcessor, ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.links.loopback import LoopbackHub
+from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress
 from tests.cluster.serving_setup import make_ingress_server
 from tests.fakes import FakePool

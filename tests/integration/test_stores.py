@@ -15,7 +15,7 @@ from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core
 from kv_transfer.config import KVTransferConfig, StoreConfig
 from kv_transfer.errors import StoreUnavailable
-from kv_transfer.links.loopback import LoopbackHub
+from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress
 from tests.engine_pair import EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt

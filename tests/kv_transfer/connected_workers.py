@@ -15,22 +15,15 @@ import torch
 from torch import Tensor
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import (
-    KVConnectorMetadata,
-    KVConnectorOutput,
-    ProducerEnd,
-    ProducerFinish,
-    ProducerProgress,
-    ReceivedKV,
-    Reservation,
-)
-from kv_transfer.connectors.worker_connector import ConnectorWorker
+from kv_transfer.connector.reports import KVConnectorOutput, ReceivedKV
+from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.links.control import Control, ControlStream
+from kv_transfer.links.control_streams import Control, ControlStream
 from kv_transfer.links.grpc_control import GrpcControl
-from kv_transfer.links.loopback import LoopbackHub
+from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
-from kv_transfer.stats import TransferStats
+from kv_transfer.sides.worker_side import ConnectorWorker
+from kv_transfer.transfer_stats import TransferStats
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.trust.grpc_proof import GrpcAcceptor
 from tests.trusted import TRUST, member

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from torch import Tensor
 
-from kv_transfer.connectors import worker_connector
+from kv_transfer.sides import worker_side
 from kv_transfer.transports.base import ComputeEvent, DataLink, PendingLink, Transport
 from kv_transfer.trust.secret import KeySource
 
@@ -23,13 +23,13 @@ class Faults:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Every worker made from now on has such a transport."""
-        make_transport = worker_connector.make_transport
+        make_transport = worker_side.make_transport
 
         def make(*args: object) -> Transport:
             transport: Transport = make_transport(*args)  # type: ignore[arg-type]  # as they were given
             return _FaultyTransport(transport, self)
 
-        monkeypatch.setattr(worker_connector, "make_transport", make)
+        monkeypatch.setattr(worker_side, "make_transport", make)
 
 
 class _FaultyLink:

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import KVConnectorMetadata, LoadOutcome, ProducerEnd, ProducerProgress
+from kv_transfer.connector.reports import LoadOutcome
+from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerProgress
 from kv_transfer.layout import KVCacheLayout
 from tests.kv_transfer.connected_workers import LAYOUT, Join, Pair, connected_pair
 

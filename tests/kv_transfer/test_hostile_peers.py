@@ -11,11 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_transfer.connector import LoadOutcome, ProducerEnd
-from kv_transfer.layout import KVCacheLayout
-from kv_transfer.links.control import ControlStream
-from kv_transfer.links.grpc_control import GrpcControl
-from kv_transfer.links.wire import (
+from kv_transfer.connector.reports import LoadOutcome
+from kv_transfer.connector.steps import ProducerEnd
+from kv_transfer.handoff.control_messages import (
     PROTOCOL_VERSION,
     Cancel,
     Chunk,
@@ -30,6 +28,9 @@ from kv_transfer.links.wire import (
     Welcome,
     encode,
 )
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.links.control_streams import ControlStream
+from kv_transfer.links.grpc_control import GrpcControl
 from kv_transfer.params import EngineAddress
 from kv_transfer.trust.grpc_proof import GrpcAcceptor
 from tests.kv_transfer.connected_workers import LAYOUT, Node, Pair, connected_pair

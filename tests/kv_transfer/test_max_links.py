@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pytest
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import LoadOutcome, ProducerEnd
-from kv_transfer.links.loopback import LoopbackHub
+from kv_transfer.connector.reports import LoadOutcome
+from kv_transfer.connector.steps import ProducerEnd
+from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress
 from tests.kv_transfer.connected_workers import LAYOUT, Node, Pair
 

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import LoadOutcome, ProducerEnd
-from kv_transfer.connectors import worker_connector
-from kv_transfer.links.control import ControlStream
-from kv_transfer.links.loopback import LoopbackHub
-from kv_transfer.links.wire import ControlMessage
+from kv_transfer.connector.reports import LoadOutcome
+from kv_transfer.connector.steps import ProducerEnd
+from kv_transfer.sides import worker_side
+from kv_transfer.handoff.control_messages import ControlMessage
+from kv_transfer.links.control_streams import ControlStream
+from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress
-from kv_transfer.stats import LinkState, TransferStats
+from kv_transfer.transfer_stats import LinkState, TransferStats
 from kv_transfer.transports.base import DataLink, PendingLink, Transport
 from kv_transfer.trust.secret import KeySource
 from tests.kv_transfer.connected_workers import LAYOUT, Node, Pair, connected_pair
@@ -69,13 +70,13 @@ class _ProxiedTransport:
 @pytest.fixture
 def proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxies]:
     """Of the data links of every worker that the test makes."""
-    proxies, make_transport = Proxies([]), worker_connector.make_transport
+    proxies, make_transport = Proxies([]), worker_side.make_transport
 
     def make(*arguments: object) -> Transport:
         transport: Transport = make_transport(*arguments)  # type: ignore[arg-type]  # as they were given
         return _ProxiedTransport(transport, proxies)
 
-    monkeypatch.setattr(worker_connector, "make_transport", make)
+    monkeypatch.setattr(worker_side, "make_transport", make)
     yield proxies
     for proxy in proxies.made:
         proxy.__exit__(None, None, None)

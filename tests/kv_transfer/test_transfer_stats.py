@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from kv_transfer.connector import LoadOutcome, ProducerEnd
+from kv_transfer.connector.reports import LoadOutcome
+from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.params import TransferRole
-from kv_transfer.stats import LinkState
+from kv_transfer.transfer_stats import LinkState
 from tests.kv_transfer.connected_workers import LAYOUT, Pair, connected_pair
 
 SOURCE = (17, 3, 29, 8)

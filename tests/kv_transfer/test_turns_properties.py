@@ -17,25 +17,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from kv_transfer.agent.transfers import TransferTable
+from kv_transfer.agent.transfer_table import TransferTable
+from kv_transfer.block_pieces import PieceMap
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import (
-    KVConnectorMetadata,
-    LoadOutcome,
-    ProducerEnd,
-    ProducerFinish,
-    ProducerProgress,
-    ReceivedKV,
-    Reservation,
-)
+from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
+from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
+from kv_transfer.handoff.control_messages import Cancel, Chunk, ChunkSum, Finished, Ready
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.checksum import checksum_of
-from kv_transfer.links.control import ControlStream
-from kv_transfer.links.link import ChunkJob, DataThread
+from kv_transfer.links.control_streams import ControlStream
+from kv_transfer.links.data_thread import ChunkJob, DataThread
 from kv_transfer.links.link_table import LinkTable
 from kv_transfer.links.peer_link import LinkState, PeerLink
-from kv_transfer.links.pieces import PieceMap
-from kv_transfer.links.wire import Cancel, Chunk, ChunkSum, Finished, Ready
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 
 BLOCK_SIZE = 2

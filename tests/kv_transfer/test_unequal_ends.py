@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import LoadOutcome, ProducerEnd
+from kv_transfer.connector.reports import LoadOutcome
+from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.layout import KVCacheLayout
 from tests.kv_transfer.connected_workers import LAYOUT, Join, Pair, connected_pair
 

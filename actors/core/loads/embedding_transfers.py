@@ -2,7 +2,7 @@
 
 An engine that prefills fetches from an encode engine what this one has made of an image
 (actors/sessions/remote_encoding.py). The bytes go through blocks of both engines' KV caches
-(kv_transfer/connectors/staging.py), which belong to no request:
+(kv_transfer/sides/staged_bytes.py), which belong to no request:
 
     who fetches   queued -> loading (blocks reserved, READY) -> over: read, blocks back
     who encodes   wanted (READY is in) -> lent (blocks staged) -> over: left, blocks back
@@ -26,10 +26,11 @@ from actors.core.loads.embedding_shelf import EmbeddingShelf
 from actors.core.queue.places import Places
 from actors.core.queue.request_queue import RequestQueue
 from actors.core.stats import EmbeddingStats
-from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput, Reservation, StagedBytes, WantedPrefix
+from kv_transfer.connector.reports import KVConnectorOutput, WantedPrefix
+from kv_transfer.connector.steps import KVConnectorMetadata, Reservation, StagedBytes
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.prefix.prefix_fetch import Loan, add_fetches, name_of_loan, name_of_staged
-from kv_transfer.stats import TransferTimings
+from kv_transfer.transfer_stats import TransferTimings
 
 _MAX_STAGED: Final = 0.5
 """Of all blocks."""

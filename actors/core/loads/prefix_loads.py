@@ -12,10 +12,11 @@ from typing import Final
 from actors.core.blocks.block_pool import KVCacheBlock
 from actors.core.blocks.kv_cache_manager import KVCacheManager
 from actors.core.requests.request import Request
-from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput, WantedPrefix
+from kv_transfer.connector.reports import KVConnectorOutput, WantedPrefix
+from kv_transfer.connector.steps import KVConnectorMetadata
+from kv_transfer.connector.store_steps import LoadedBlocks
 from kv_transfer.prefix.prefix_fetch import name_of_loan
 from kv_transfer.prefix.prefix_sources import PrefixSources
-from kv_transfer.stores.messages import LoadedBlocks
 
 _MAX_LENT: Final = 0.25
 """Of all blocks: what is lent to others must leave room for this engine's own requests."""

@@ -46,20 +46,15 @@ from actors.core.requests.stop import find_stop
 from actors.core.requests.structured_output import StructuredOutputManager, find_objection
 from actors.core.step import Step
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import (
-    KVConnectorMetadata,
-    KVConnectorOutput,
-    KVConnectorScheduler,
-    LoadOutcome,
-    ProducerEnd,
-    ReceivedKV,
-)
+from kv_transfer.connector.interface import KVConnectorScheduler
+from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd
+from kv_transfer.connector.store_steps import StoreStats
 from kv_transfer.params import TransferRole
 from kv_transfer.prefix.prefix_fetch import is_fetch, request_of
 from kv_transfer.prefix.prefix_sources import PrefixSources
 from kv_transfer.ranges import MAX_COUNT
-from kv_transfer.stats import TransferStats
-from kv_transfer.stores.messages import StoreStats
+from kv_transfer.transfer_stats import TransferStats
 
 _LOAN_STEPS: Final = 8
 """About how long a loan takes."""

@@ -30,7 +30,7 @@ from kv_transfer.ranges import (
     TokenIds,
     Word,
 )
-from kv_transfer.stats import TransferTimings
+from kv_transfer.transfer_stats import TransferTimings
 
 if TYPE_CHECKING:
     from actors.core.requests.running_rows import RunningRows

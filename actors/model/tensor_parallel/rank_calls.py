@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Final
 
 from kv_transfer.errors import HungUp, OtherParty, Untrusted
-from kv_transfer.trust.byte_stream import accept_proof, dial_proof
 from kv_transfer.trust.callers import PROOF_TIMEOUT_S, Caller, Callers, wait_welcome
 from kv_transfer.trust.handshake import Acceptor, Dialer, Party
 from kv_transfer.trust.refusals import Refusals
 from kv_transfer.trust.secret import KeySource, Purpose
+from kv_transfer.trust.socket_handshake import accept_proof, dial_proof
 from kv_transfer.trust.tls import InternalTls, shake_hands
 from kv_transfer.trust.tls_socket import TlsSocket
 

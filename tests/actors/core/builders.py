@@ -17,7 +17,7 @@ from actors.core.requests.sampling_params import PoolingParams, SamplingParams, 
 from actors.core.requests.structured_output import StructuredOutputManager
 from actors.core.scheduler import Scheduler
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import KVConnectorScheduler
+from kv_transfer.connector.interface import KVConnectorScheduler
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.prefix.prefix_sources import PrefixSources
 

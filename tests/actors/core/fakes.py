@@ -17,16 +17,8 @@ from actors.core.requests.multimodal import MultiModalFeature
 from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.core.requests.structured_output import GrammarFailure
 from actors.core.scheduler import Scheduler
-from kv_transfer.connector import (
-    KVConnectorMetadata,
-    KVConnectorOutput,
-    LoadOutcome,
-    ProducerEnd,
-    ProducerFinish,
-    ProducerProgress,
-    ReceivedKV,
-    Reservation,
-)
+from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.params import KVTransferParams, TransferRole
 from tests.actors.core.builders import BLOCK_SIZE
 

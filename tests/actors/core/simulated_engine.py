@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from actors.core.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
 from actors.core.requests.request import Request, RequestStatus
 from actors.core.scheduler import Scheduler
-from kv_transfer.agent.transfers import TransferTable
-from kv_transfer.connector import KVConnectorMetadata, KVConnectorOutput, Reservation
+from kv_transfer.agent.transfer_table import TransferTable
+from kv_transfer.connector.reports import KVConnectorOutput
+from kv_transfer.connector.steps import KVConnectorMetadata, Reservation
 from tests.actors.core.builders import BLOCK_SIZE, Clock
 from tests.actors.core.fakes import FakeWorker, prefix_digests
 

@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from kv_transfer.agent.transfers import TransferTable
+from kv_transfer.agent.transfer_table import TransferTable
+from kv_transfer.block_pieces import PieceMap
 from kv_transfer.config import KVTransferConfig
+from kv_transfer.handoff.control_messages import Cancel, Chunk, Finished, Ready
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.links.control import ControlStream
-from kv_transfer.links.link import ChunkJob, DataThread
+from kv_transfer.links.control_streams import ControlStream
+from kv_transfer.links.data_thread import ChunkJob, DataThread
 from kv_transfer.links.link_table import LinkTable
 from kv_transfer.links.peer_link import LinkState, PeerLink
-from kv_transfer.links.pieces import PieceMap
-from kv_transfer.links.wire import Cancel, Chunk, Finished, Ready
 from kv_transfer.params import EngineAddress
 from tests.actors.core.builders import BLOCK_SIZE
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from actors.core.requests.request import FinishReason, Request, RequestStatus
-from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ProducerEnd, ReceivedKV
+from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.params import TransferRole
-from kv_transfer.stats import TransferTimings
+from kv_transfer.transfer_stats import TransferTimings
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from actors.core.requests.request import FinishReason, RequestStatus
-from kv_transfer.connector import KVConnectorOutput, ProducerEnd
+from kv_transfer.connector.reports import KVConnectorOutput
+from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import BLOCK_SIZE, EOS, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, next_token, reference_tokens

@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from actors.core.requests.request import FinishReason, Request
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import LoadOutcome, ReceivedKV
-from kv_transfer.connectors.scheduler_connector import ConnectorScheduler
+from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+from kv_transfer.sides.scheduler_side import ConnectorScheduler
 from tests.actors.core.admission_order import check_admission_order
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import reference_tokens

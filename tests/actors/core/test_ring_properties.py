@@ -20,8 +20,8 @@ from actors.core.requests.multimodal import MultiModalFeature
 from actors.core.requests.request import FinishReason, Request
 from actors.core.requests.sampling_params import PoolingParams
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connectors.scheduler_connector import ConnectorScheduler
 from kv_transfer.params import EngineAddress, HandoffRanks, KVTransferParams, TransferRole
+from kv_transfer.sides.scheduler_side import ConnectorScheduler
 from tests.actors.core.arrivals import place_items
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import describe, reference_tokens

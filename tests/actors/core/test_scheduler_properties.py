@@ -14,12 +14,13 @@ from actors.core.outputs import DraftTokenIds, SchedulerOutput
 from actors.core.requests.request import FinishReason, Request, RequestStatus
 from actors.core.requests.sampling_params import PoolingParams, StructuredOutputParams
 from actors.core.requests.structured_output import GrammarFailure
-from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV, Reservation
+from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.steps import Reservation
+from kv_transfer.connector.store_steps import BlockLoad, LoadedBlocks, StoreMetadata
 from kv_transfer.params import TransferRole
 from kv_transfer.prefix.prefix_sources import PrefixSources
-from kv_transfer.stores.host_memory import HostMemoryScheduler
-from kv_transfer.stores.messages import BlockLoad, LoadedBlocks, StoreMetadata
-from kv_transfer.stores.scheduler import KVStoreScheduler, StoreSet
+from kv_transfer.stores.host_tier import HostMemoryScheduler
+from kv_transfer.stores.store_set import KVStoreScheduler, StoreSet
 from tests.actors.core.admission_order import check_admission_order
 from tests.actors.core.arrivals import ARRIVALS, SETUPS, Arrival, Setup, place_items, share_slots, show_images
 from tests.actors.core.builders import BLOCK_SIZE, EOS, Clock, make_request, make_scheduler

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from kv_transfer.connector import LoadOutcome
-from kv_transfer.links.control import ControlStream
-from kv_transfer.links.wire import PROTOCOL_VERSION, ControlMessage, Hello, Welcome, decode, encode
+from kv_transfer.connector.reports import LoadOutcome
+from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, ControlMessage, Hello, Welcome, decode, encode
+from kv_transfer.links.control_streams import ControlStream
 from kv_transfer.params import EngineAddress
 from kv_transfer.ranges import MALFORMED
 from tests.attacks.inside.message_fuzzer import MessageFuzzer

@@ -16,7 +16,7 @@ from actors.model.tensor_parallel.mesh import RankAddress, RankAddresses
 from actors.ranks.rank_messages import CODEC
 from actors.sessions.remote_encoding import EncodedImage
 from actors.sessions.session_messages import EngineMessage, ReceivedMessage
-from kv_transfer.links.wire import ControlMessage
+from kv_transfer.handoff.control_messages import ControlMessage
 from kv_transfer.trust import handshake
 
 MESSAGES: Final[dict[str, Any]] = {

@@ -27,9 +27,9 @@ from cluster.observability.status import (
 )
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.pairing import RefusedPair
+from kv_transfer.connector.store_steps import StoreStats
 from kv_transfer.params import TransferRole
-from kv_transfer.stats import LinkState, LinkStats, TransferStats
-from kv_transfer.stores.messages import StoreStats
+from kv_transfer.transfer_stats import LinkState, LinkStats, TransferStats
 from tests.cluster.serving_setup import HELLO, make_ingress_server, make_pair
 
 NOW_S = 5000.0

@@ -16,8 +16,8 @@ from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
 from cluster.routing.pairing import RefusedPair, find_refusal, refused_pairs
 from cluster.routing.prefix_aware import PrefixAwarePair
-from kv_transfer.links.wire import PROTOCOL_VERSION
-from kv_transfer.pairing import PairingFacts
+from kv_transfer.handoff.control_messages import PROTOCOL_VERSION
+from kv_transfer.links.link_compatibility import PairingFacts
 
 BLOCK_SIZE = 4
 A = PairingFacts(PROTOCOL_VERSION, "tcp", False, "m", "float32", 2, 2, 8, BLOCK_SIZE, False)

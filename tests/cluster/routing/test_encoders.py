@@ -7,7 +7,7 @@ from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.routing.encoders import choose_encoder
 from cluster.routing.engine_connection import EngineRole
-from kv_transfer.pairing import PairingFacts
+from kv_transfer.links.link_compatibility import PairingFacts
 from tests.cluster.routing.test_base import A, B, C, load
 
 

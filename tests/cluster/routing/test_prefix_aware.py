@@ -12,8 +12,8 @@ from cluster.errors import NoEngineAvailable
 from cluster.routing.base import Route
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.prefix_aware import MAX_TOKENS, PrefixAwarePair
-from kv_transfer.links.wire import PROTOCOL_VERSION
-from kv_transfer.pairing import PairingFacts
+from kv_transfer.handoff.control_messages import PROTOCOL_VERSION
+from kv_transfer.links.link_compatibility import PairingFacts
 from kv_transfer.params import PrefixSource
 
 BLOCK_SIZE = 4

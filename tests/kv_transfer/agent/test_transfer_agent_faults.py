@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import LoadOutcome, ProducerEnd
+from kv_transfer.connector.reports import LoadOutcome
+from kv_transfer.connector.steps import ProducerEnd
+from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, Cancel, Finished, Hello, Ready, decode
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links import link_table as links
-from kv_transfer.links.loopback import LoopbackHub
-from kv_transfer.links.wire import PROTOCOL_VERSION, Cancel, Finished, Hello, Ready, decode
+from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress
 from tests.kv_transfer.connected_workers import LAYOUT, Node, Pair, connected_pair
 from tests.kv_transfer.faulty_transport import Faults

@@ -11,12 +11,13 @@ import xxhash
 from torch import Tensor
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import LoadOutcome, ProducerEnd
+from kv_transfer.connector.reports import LoadOutcome
+from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.errors import ProtocolViolation
+from kv_transfer.handoff.control_messages import ChunkSum
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.checksum import ComparedChunks, checksum_of
-from kv_transfer.links.link import ChunkJob
-from kv_transfer.links.wire import ChunkSum
+from kv_transfer.links.data_thread import ChunkJob
 from tests.kv_transfer.connected_workers import LAYOUT, Join, Pair, connected_pair
 from tests.kv_transfer.faulty_transport import Faults
 

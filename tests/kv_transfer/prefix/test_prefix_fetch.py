@@ -1,19 +1,13 @@
 from __future__ import annotations
 
-from kv_transfer.connector import (
-    KVConnectorMetadata,
-    KVConnectorOutput,
-    LoadOutcome,
-    ProducerEnd,
-    ReceivedKV,
-    WantedPrefix,
-)
+from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV, WantedPrefix
+from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd
+from kv_transfer.connector.store_steps import LoadedBlocks
 from kv_transfer.params import EngineAddress, PrefixSource, TransferRole
 from kv_transfer.prefix.prefix_fetch import PrefixFetches, is_fetch, name_of_loan
 from kv_transfer.prefix.prefix_sources import PrefixSources
-from kv_transfer.stores.host_memory import HostMemoryScheduler
-from kv_transfer.stores.messages import LoadedBlocks
-from kv_transfer.stores.scheduler import StoreSet
+from kv_transfer.stores.host_tier import HostMemoryScheduler
+from kv_transfer.stores.store_set import StoreSet
 
 PEER = EngineAddress("decode-0", 3, "host:1")
 HASHES = [bytes([number]) * 16 for number in range(6)]

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from kv_transfer.connector.store_steps import BlockLoad, LoadedBlocks, StoredBlock, StoreMetadata
 from kv_transfer.stores.base import KVStoreWorker
-from kv_transfer.stores.host_memory import HostMemoryWorker
-from kv_transfer.stores.messages import BlockLoad, LoadedBlocks, StoredBlock, StoreMetadata
-from kv_transfer.stores.worker import StoreCopier
+from kv_transfer.stores.host_tier import HostMemoryWorker
+from kv_transfer.stores.store_copier import StoreCopier
 
 A, B, C = (bytes([number]) * 16 for number in range(3))
 SIZE = 2 * 3 * 2 * 4 * 5 * 4

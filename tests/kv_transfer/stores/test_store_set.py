@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from kv_transfer.stores.host_memory import HostMemoryScheduler
-from kv_transfer.stores.messages import BlockLoad, StoredBlock
-from kv_transfer.stores.scheduler import StoreSet
+from kv_transfer.connector.store_steps import BlockLoad, StoredBlock
+from kv_transfer.stores.host_tier import HostMemoryScheduler
+from kv_transfer.stores.store_set import StoreSet
 from tests.kv_transfer.stores.memory_store import EverythingStore
 
 A, B, C, D = (bytes([number]) * 16 for number in range(4))

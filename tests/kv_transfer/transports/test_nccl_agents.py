@@ -12,17 +12,9 @@ import torch
 
 from kv_transfer.agent.transfer_agent import TransferAgent
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import (
-    KVConnectorMetadata,
-    KVConnectorOutput,
-    LoadOutcome,
-    ProducerEnd,
-    ProducerFinish,
-    ProducerProgress,
-    ReceivedKV,
-    Reservation,
-)
-from kv_transfer.links.loopback import LoopbackHub
+from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
+from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.transports.base import ComputeEvent
 from tests.kv_transfer.connected_workers import LAYOUT

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector import LoadOutcome, ProducerEnd
-from kv_transfer.connectors import worker_connector
-from kv_transfer.connectors.worker_connector import make_transport
+from kv_transfer.connector.reports import LoadOutcome
+from kv_transfer.connector.steps import ProducerEnd
+from kv_transfer.sides import worker_side
 from kv_transfer.errors import LinkLost, TransportUnavailable, TransportWedged
-from kv_transfer.links.control import Control, ControlStream, StreamEvents
-from kv_transfer.links.loopback import LoopbackHub
+from kv_transfer.links.control_streams import Control, ControlStream, StreamEvents
+from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress
+from kv_transfer.sides.worker_side import make_transport
 from kv_transfer.transports.base import ComputeEvent, Transport
 from kv_transfer.transports.loopback import Pipe
 from kv_transfer.transports.nccl_device import mark_compute
@@ -56,7 +57,7 @@ def choose(
 
 
 def test_auto_takes_nccl_on_a_gpu(monkeypatch: pytest.MonkeyPatch, network: FakeNetwork) -> None:
-    monkeypatch.setattr(worker_connector, "load_nccl", lambda: FakeEnd(network).nccl)
+    monkeypatch.setattr(worker_side, "load_nccl", lambda: FakeEnd(network).nccl)
     assert choose("auto", CudaCache()).name == choose("nccl", CudaCache()).name == "nccl"
 
 
@@ -135,7 +136,7 @@ def test_every_chunk_carries_the_event_of_its_step(pair: Pair, monkeypatch: pyte
         marks.append(FakeEvent())
         return marks[-1]
 
-    monkeypatch.setattr(worker_connector, "mark_compute", mark)
+    monkeypatch.setattr(worker_side, "mark_compute", mark)
     moved: dict[str, list[ComputeEvent | None]] = {"send": [], "receive": []}
     for name, afters in moved.items():
         monkeypatch.setattr(Pipe, name, spy(getattr(Pipe, name), afters))

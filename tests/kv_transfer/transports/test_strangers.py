@@ -18,11 +18,11 @@ from kv_transfer.errors import LinkLost, Untrusted
 from kv_transfer.transports.shared_memory import SharedMemoryLink
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.transports.tcp import _CONSUMER, _PRODUCER, TcpTransport, _local_name
-from kv_transfer.trust.byte_stream import dial_proof
 from kv_transfer.trust.callers import MAX_CALLERS, PROOF_TIMEOUT_S
 from kv_transfer.trust.handshake import Dialer
 from kv_transfer.trust.refusals import Refusals
 from kv_transfer.trust.secret import Purpose, SessionKey
+from kv_transfer.trust.socket_handshake import dial_proof
 from tests.kv_transfer.connected_workers import LAYOUT
 
 TIMEOUT_S = 20.0

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from kv_transfer.errors import HungUp, Untrusted
-from kv_transfer.trust.byte_stream import accept_proof, dial_proof
 from kv_transfer.trust.callers import Caller, Callers, wait_welcome
 from kv_transfer.trust.handshake import Acceptor, Dialer, Party
 from kv_transfer.trust.secret import Purpose
+from kv_transfer.trust.socket_handshake import accept_proof, dial_proof
 from tests.trusted import TRUST
 
 TIMEOUT_S = 20.0

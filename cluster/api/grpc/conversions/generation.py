@@ -26,7 +26,7 @@ from cluster.parameters.generation import (
     TextPrompt,
     TokenPrompt,
 )
-from kv_transfer.stats import TransferTimings
+from kv_transfer.transfer_stats import TransferTimings
 
 _OPTIONAL_FIELDS: Final = (
     "temperature",

@@ -7,8 +7,8 @@ from actors.core.stats import EmbeddingStats, SchedulerStats, SpecDecodingStats
 from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.api.shared.version import server_version
 from cluster.observability.status import ClusterView, EngineView, IngressView, ModelView, RequestView
-from kv_transfer.stats import LinkStats, TransferStats
-from kv_transfer.stores.messages import StoreStats
+from kv_transfer.connector.store_steps import StoreStats
+from kv_transfer.transfer_stats import LinkStats, TransferStats
 
 
 def status_to_proto(view: ClusterView) -> admin_pb2.GetStatusResponse:

@@ -13,7 +13,7 @@ from actors.core.requests.block_hash import PUBLIC_KEY, BlockHasher
 from actors.core.requests.multimodal import MultiModalFeature
 from actors.core.requests.request import EngineCoreRequest, Request, RequestStatus
 from actors.core.requests.sampling_params import PoolingParams, SamplingParams
-from kv_transfer.connector import KVConnectorOutput
+from kv_transfer.connector.reports import KVConnectorOutput
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import BLOCK_SIZE, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, loaded, reference_tokens

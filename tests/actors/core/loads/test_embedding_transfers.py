@@ -14,7 +14,7 @@ from actors.core.loads.embedding_transfers import EmbeddingFetch, EmbeddingTrans
 from actors.core.requests.multimodal import PackedArray
 from actors.core.requests.request import RequestStatus
 from actors.core.scheduler import Scheduler
-from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ReceivedKV, WantedPrefix
+from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV, WantedPrefix
 from kv_transfer.params import EngineAddress
 from kv_transfer.prefix.prefix_fetch import name_of_loan
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.core.requests.request import FinishReason, Request, RequestStatus
-from kv_transfer.connector import KVConnectorOutput, LoadOutcome, ProducerEnd, ReceivedKV
+from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.params import HandoffRanks, TransferRole
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from actors.core.outputs import SchedulerOutput
 from actors.core.requests.request import RequestStatus
 from actors.core.scheduler import Scheduler
-from kv_transfer.connector import KVConnectorOutput, WantedPrefix
+from kv_transfer.connector.reports import KVConnectorOutput, WantedPrefix
+from kv_transfer.connector.store_steps import BlockLoad, LoadedBlocks
 from kv_transfer.params import EngineAddress, TransferRole
 from kv_transfer.prefix.prefix_fetch import PrefixFetches, name_of_loan
 from kv_transfer.prefix.prefix_sources import PrefixSources
-from kv_transfer.stores.host_memory import HostMemoryScheduler
-from kv_transfer.stores.messages import BlockLoad, LoadedBlocks
-from kv_transfer.stores.scheduler import StoreSet
+from kv_transfer.stores.host_tier import HostMemoryScheduler
+from kv_transfer.stores.store_set import StoreSet
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens
 from tests.kv_transfer.stores.memory_store import EverythingStore

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.core.requests.request import RequestStatus
-from kv_transfer.connector import KVConnectorOutput
+from kv_transfer.connector.reports import KVConnectorOutput
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, loaded

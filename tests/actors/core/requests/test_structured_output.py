@@ -9,7 +9,7 @@ import pytest
 from actors.core.requests.request import FinishReason, RequestStatus
 from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.core.requests.structured_output import GrammarFailure
-from kv_transfer.connector import KVConnectorOutput
+from kv_transfer.connector.reports import KVConnectorOutput
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, FakeGrammars, loaded, reference_tokens

@@ -1,0 +1,192 @@
+"""The consumer's end of every transfer of this rank: machines by transfer id, and what they say carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kv_transfer.agent.pinned_blocks import PinnedBlocks
+from kv_transfer.agent.transfer_reports import TransferReports
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
+from kv_transfer.connector.steps import Reservation
+from kv_transfer.errors import ProtocolViolation
+from kv_transfer.handoff.consumer_machine import ConsumerTransfer
+from kv_transfer.handoff.control_messages import Chunk, ChunkSum, Finished
+from kv_transfer.handoff.instructions import Instruction, ReceiveBlocks, ReportReceived, Send
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.links.checksum import ComparedChunks
+from kv_transfer.links.data_thread import ChunkJob
+from kv_transfer.links.peer_link import PeerLink
+from kv_transfer.transports.base import ComputeEvent
+
+
+@dataclass(slots=True)
+class _Consuming:
+    """vacated: on a device, where the last use of its blocks by those who had them before is over."""
+
+    request_id: str
+    machine: ConsumerTransfer
+    link: PeerLink
+    vacated: ComputeEvent | None
+
+
+class ConsumingTable:
+    """Belongs to the agent's thread."""
+
+    def __init__(self, config: KVTransferConfig, layout: KVCacheLayout, reports: TransferReports) -> None:
+        self._config = config
+        self._layout = layout
+        self._reports = reports
+        self._consuming: dict[str, _Consuming] = {}
+        self._transfer_of_request: dict[str, str] = {}
+        self._compared: dict[PeerLink, ComparedChunks] = {}
+        """Of links with checksums."""
+        self.pins = PinnedBlocks()
+
+    def __len__(self) -> int:
+        return len(self._consuming)
+
+    # -- what the scheduler asks for -----------------------------------------------------------------------------
+
+    def begin(self, reservation: Reservation, link: PeerLink, now_s: float, vacated: ComputeEvent | None) -> None:
+        """The blocks are reserved: say READY."""
+        params = reservation.params
+        transfer_id = params.transfer_id
+        if transfer_id in self._consuming:
+            num_local_tokens = min(
+                reservation.num_local_blocks * self._layout.block_size, reservation.num_prompt_tokens
+            )
+            reason = f"{transfer_id} is the transfer of another request"
+            failed = ReceivedKV(LoadOutcome.FAILED, num_local_tokens, reason=reason)
+            self._reports.count_received(failed)
+            self._reports.output.finished_recving[reservation.request_id] = failed
+            return
+        machine = ConsumerTransfer(
+            transfer_id=transfer_id,
+            attempt=params.attempt,
+            block_ids=reservation.block_ids,
+            num_local_blocks=reservation.num_local_blocks,
+            num_prompt_tokens=reservation.num_prompt_tokens,
+            block_size=self._layout.block_size,
+            block_size_bytes=self._layout.block_size_bytes,
+            drain_timeout_s=self._config.chunk_timeout_s,
+            block_hashes=reservation.block_hashes,
+            content_hash=params.content_hash,
+        )
+        consuming = self._consuming[transfer_id] = _Consuming(reservation.request_id, machine, link, vacated)
+        self._transfer_of_request[reservation.request_id] = transfer_id
+        self._reports.count_begun(params.attempt)
+        link.num_transfers += 1
+        link.last_active_s = now_s
+        self.pins.begin(transfer_id, now_s)
+        self.pins.hold(transfer_id, len(reservation.block_ids))
+        self._follow(consuming, machine.start())
+
+    def on_cancel(self, request_id: str, now_s: float) -> None:
+        """A load is not wanted any more."""
+        consuming = self._consuming.get(self._transfer_of_request.get(request_id, ""))
+        if consuming is None:
+            return
+        instructions = consuming.machine.on_cancel(now_s)
+        if consuming.link.withdraw(consuming.machine.transfer_id):
+            # The link is not up yet, so READY was not said: nothing will ever come, and nobody has to be told.
+            instructions = consuming.machine.on_link_lost("cancelled before it was asked for")
+        self._follow(consuming, instructions)
+
+    # -- what producers say --------------------------------------------------------------------------------------
+
+    def on_message(self, link: PeerLink, message: Chunk | ChunkSum | Finished, now_s: float) -> None:
+        """Raises ProtocolViolation for a chunk of no transfer: its bytes would have nowhere to go."""
+        consuming = self._consuming.get(message.transfer_id)
+        is_ours = consuming is not None and consuming.link is link and consuming.machine.attempt == message.attempt
+        if consuming is None or not is_ours:
+            if not isinstance(message, Finished):
+                raise ProtocolViolation(f"a chunk of {message.transfer_id}, which is not in transfer here")
+            self._reports.count_dropped("unknown transfer")
+            return
+        match message:
+            case Chunk():
+                assert link.pieces is not None, "chunks come on open links"
+                consuming.machine.use_pieces(link.pieces)
+                self._follow(consuming, consuming.machine.on_chunk(message, now_s))
+            case ChunkSum():
+                if not self._config.checksum:
+                    raise ProtocolViolation(f"{message.transfer_id}: a checksum, which this link does not have")
+                self._compared_on(link).add_word(message)
+                self._compare(link, now_s)
+            case Finished():
+                self._follow(consuming, consuming.machine.on_finished(message, now_s))
+
+    # -- what links and clocks do --------------------------------------------------------------------------------
+
+    def on_chunk_received(self, link: PeerLink, job: ChunkJob, now_s: float) -> None:
+        """A data thread has received a chunk, which counts when it has been compared. Raises ProtocolViolation."""
+        if job.checksum is None:
+            self._count_chunk(job, now_s, is_intact=True)
+            return
+        self._compared_on(link).add_job(job)
+        self._compare(link, now_s)
+
+    def on_link_dead(self, link: PeerLink, reason: str) -> None:
+        """The link's data thread has ended: its transfers fail."""
+        for job in self._compared.pop(link, ComparedChunks()).take_unsure():
+            job.wipe()
+        for consuming in [c for c in self._consuming.values() if c.link is link]:
+            self._follow(consuming, consuming.machine.on_link_lost(reason))
+
+    def overdue(self, now_s: float) -> list[PeerLink]:
+        """The links that are stuck: a cancel was not answered in time."""
+        return [consuming.link for consuming in self._draining() if consuming.machine.is_overdue(now_s)]
+
+    def deadlines(self) -> Iterable[float]:
+        """Monotonic times by which overdue() is to be called."""
+        return (c.machine.deadline_s for c in self._draining() if c.machine.deadline_s is not None)
+
+    def _draining(self) -> list[_Consuming]:
+        """Cancelled loads. On a closing link the end of its data thread is awaited, which no deadline brings nearer."""
+        return [c for c in self._consuming.values() if c.machine.deadline_s is not None and c.link.is_usable]
+
+    def _compared_on(self, link: PeerLink) -> ComparedChunks:
+        return self._compared.setdefault(link, ComparedChunks())
+
+    def _compare(self, link: PeerLink, now_s: float) -> None:
+        while (compared := self._compared_on(link).take()) is not None:
+            job, is_intact = compared
+            if not is_intact:
+                self._reports.stats.num_corrupt_chunks += 1
+                job.wipe()
+            self._count_chunk(job, now_s, is_intact=is_intact)
+
+    def _count_chunk(self, job: ChunkJob, now_s: float, *, is_intact: bool) -> None:
+        consuming = self._consuming.get(job.transfer_id)
+        if consuming is not None:
+            machine = consuming.machine
+            self._follow(consuming, machine.on_chunk_received(len(job.blocks), now_s, is_intact=is_intact))
+
+    # -- what machines say ---------------------------------------------------------------------------------------
+
+    def _follow(self, consuming: _Consuming, instructions: Sequence[Instruction]) -> None:
+        machine, link = consuming.machine, consuming.link
+        for instruction in instructions:
+            match instruction:
+                case Send(message):
+                    link.say(message)
+                case ReceiveBlocks(block_ids):
+                    assert link.data is not None, "chunks come on open links"
+                    index = machine.num_announced_chunks - 1
+                    job = link.make_job(machine.transfer_id, machine.attempt, index, block_ids, consuming.vacated)
+                    link.data.put(job)
+                case ReportReceived(received):
+                    self._reports.count_received(received)
+                    self._reports.output.finished_recving[consuming.request_id] = received
+                    self._forget(consuming)
+                case _:
+                    raise AssertionError(f"not a consumer's: {instruction}")
+
+    def _forget(self, consuming: _Consuming) -> None:
+        transfer_id = consuming.machine.transfer_id
+        del self._consuming[transfer_id]
+        del self._transfer_of_request[consuming.request_id]
+        self.pins.end(transfer_id)
+        consuming.link.num_transfers -= 1

@@ -1,0 +1,262 @@
+"""The producer's end of every transfer of this rank: machines by transfer id, and what they say carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from kv_transfer.agent.early_ready import ParkedMessages
+from kv_transfer.agent.pinned_blocks import PinnedBlocks
+from kv_transfer.agent.transfer_reports import TransferReports
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.connector.reports import WantedPrefix
+from kv_transfer.connector.steps import ProducerEnd, ProducerFinish
+from kv_transfer.errors import ProtocolViolation
+from kv_transfer.handoff.chunk_queue import ChunkQueue, QueuedChunk
+from kv_transfer.handoff.control_messages import Cancel, Chunk, ChunkSum, Finished, Ready
+from kv_transfer.handoff.instructions import (
+    DropQueued,
+    Instruction,
+    ReportFailedSending,
+    ReportFinishedSending,
+    ReportReady,
+    Send,
+    SendBlocks,
+)
+from kv_transfer.handoff.producer_machine import ProducerTransfer
+from kv_transfer.links.data_thread import ChunkJob
+from kv_transfer.links.peer_link import PeerLink
+from kv_transfer.params import EngineAddress, KVTransferParams
+from kv_transfer.transports.base import ComputeEvent
+
+
+@dataclass(slots=True)
+class _Producing:
+    """computed: on a device, where its latest progress is done."""
+
+    request_id: str
+    peer: tuple[str, int]
+    machine: ProducerTransfer
+    link: PeerLink | None = None
+    computed: ComputeEvent | None = None
+
+
+class ProducingTable:
+    """Belongs to the agent's thread."""
+
+    def __init__(self, config: KVTransferConfig, block_size: int, reports: TransferReports) -> None:
+        self._config = config
+        self._block_size = block_size
+        self._reports = reports
+        self._producing: dict[str, _Producing] = {}
+        self._transfer_of_request: dict[str, str] = {}
+        self._queues: dict[PeerLink, ChunkQueue] = {}
+        """Of links on which chunks have been queued. A queued chunk's transfer is in _producing."""
+        self._parked = ParkedMessages(config.ready_timeout_s)
+        self._duplicates: set[str] = set()
+        """Requests whose ticket was another one's: they have failed, and have not ended in the scheduler yet."""
+        self._breaches: list[tuple[PeerLink, ProtocolViolation]] = []
+        self.pins = PinnedBlocks()
+
+    def __len__(self) -> int:
+        return len(self._producing)
+
+    # -- what the scheduler asks for -----------------------------------------------------------------------------
+
+    def begin(self, request_id: str, params: KVTransferParams, num_prompt_tokens: int, now_s: float) -> None:
+        """Expect READY, which may be here already."""
+        transfer_id = params.transfer_id
+        if transfer_id in self._producing:
+            self._duplicates.add(request_id)
+            self._reports.output.failed_sending[request_id] = f"{transfer_id} is the transfer of another request"
+            return
+        machine = ProducerTransfer(
+            transfer_id=transfer_id,
+            attempt=params.attempt,
+            num_prompt_tokens=num_prompt_tokens,
+            block_size=self._block_size,
+            max_chunk_blocks=1,
+            deadline_s=now_s + self._config.ready_timeout_s,
+            content_hash=params.content_hash,
+        )
+        peer = (params.peer.engine_id, params.peer.incarnation)
+        producing = self._producing[transfer_id] = _Producing(request_id, peer, machine)
+        self._transfer_of_request[request_id] = transfer_id
+        self._reports.count_begun(params.attempt)
+        parked = self._parked.take(transfer_id)
+        if parked is not None:
+            try:
+                self._on_ready(producing, *parked, now_s)
+            except ProtocolViolation as error:
+                self._breaches.append((parked[0], error))
+
+    def take_breaches(self) -> list[tuple[PeerLink, ProtocolViolation]]:
+        """The links whose parked READY turned out to break the protocol when their request came, once."""
+        breaches, self._breaches = self._breaches, []
+        return breaches
+
+    def on_finish(self, finish: ProducerFinish) -> None:
+        """A request has ended in the scheduler."""
+        producing = self._of_request(finish.request_id)
+        if finish.request_id in self._duplicates:
+            self._duplicates.remove(finish.request_id)
+            self._reports.output.finished_sending.add(finish.request_id)
+        elif producing is not None:
+            self._follow(producing, producing.machine.on_finish(finish.end, finish.first_token_id))
+
+    def on_progress(self, progress: Iterable[tuple[str, tuple[int, ...], int]], after: ComputeEvent | None) -> None:
+        """(request_id, block_ids, num_computed_tokens), once the device has passed `after`."""
+        for request_id, block_ids, num_computed_tokens in progress:
+            producing = self._of_request(request_id)
+            if producing is not None:
+                producing.computed = after
+                if producing.link is None or producing.link.pieces is None:
+                    continue  # Before READY nothing leaves, and nothing is to be remembered.
+                self.pins.hold(producing.machine.transfer_id, len(block_ids))
+                pieces = producing.link.pieces.ids(block_ids)
+                self._follow(producing, producing.machine.on_computed(pieces, num_computed_tokens))
+
+    def _of_request(self, request_id: str) -> _Producing | None:
+        return self._producing.get(self._transfer_of_request.get(request_id, ""))
+
+    # -- what consumers say --------------------------------------------------------------------------------------
+
+    def on_message(self, link: PeerLink, message: Ready | Cancel, now_s: float) -> None:
+        """READY may come before our own request does: it is parked. Raises ProtocolViolation."""
+        producing = self._producing.get(message.transfer_id)
+        if producing is not None and producing.machine.attempt != message.attempt:
+            self._reports.count_dropped("another attempt")
+        elif isinstance(message, Ready):
+            if producing is not None:
+                self._on_ready(producing, link, message, now_s)
+            elif not self._parked.put(link, message, now_s):
+                self._refuse(link, message)
+            elif message.block_hashes:
+                self._reports.output.wanted_prefixes.append(_describe_want(link, message))
+        elif producing is not None:
+            if producing.link is link:
+                self._follow(producing, producing.machine.on_cancel("the consumer let the request go"))
+            else:
+                self._reports.count_dropped("cancel of another link's transfer")
+        elif self._parked.take(message.transfer_id, link) is not None:
+            self._refuse(link, message)
+
+    def _on_ready(self, producing: _Producing, link: PeerLink, message: Ready, now_s: float) -> None:
+        if not link.is_usable:
+            self._reports.count_dropped("message on a closed link")
+        elif producing.peer != link.peer or producing.machine.attempt != message.attempt:
+            self._reports.count_dropped("another incarnation or attempt")
+            self._refuse(link, message)
+        elif producing.link is not None:
+            self._reports.count_dropped("duplicate")
+        else:
+            assert link.pieces is not None, "a producer's link is open from the start"
+            producing.link = link
+            link.num_transfers += 1
+            self.pins.begin(message.transfer_id, now_s)
+            machine, pieces = producing.machine, link.pieces
+            machine.block_size = pieces.piece_tokens
+            machine.max_chunk_blocks = max(1, self._config.max_chunk_bytes // pieces.piece_size_bytes)
+            first_piece = message.first_block * pieces.peer_pieces_per_block
+            self._follow(producing, machine.on_ready(msgspec.structs.replace(message, first_block=first_piece)))
+
+    def _refuse(self, link: PeerLink, message: Ready | Cancel) -> None:
+        reason = "the producer does not have the request"
+        link.say(Finished(message.transfer_id, message.attempt, ProducerEnd.ABORTED, 0, None, reason))
+
+    # -- what links and clocks do --------------------------------------------------------------------------------
+
+    def on_chunk_sent(self, link: PeerLink, job: ChunkJob) -> None:
+        """A data thread has sent a chunk."""
+        if job.checksum is not None:
+            link.say(ChunkSum(job.transfer_id, job.attempt, job.index, job.checksum))
+        producing = self._producing.get(job.transfer_id)
+        if producing is not None:
+            self._follow(producing, producing.machine.on_chunk_sent())
+        self._queues[link].on_sent()
+        self._announce(link)
+
+    def on_link_dead(self, link: PeerLink, reason: str) -> None:
+        """The link's data thread has ended: its transfers fail."""
+        self._queues.pop(link, None)
+        for producing in [p for p in self._producing.values() if p.link is link]:
+            self._follow(producing, producing.machine.on_link_lost(reason))
+
+    def on_time(self, now_s: float) -> None:
+        """READY has its deadline, on either side."""
+        for producing in list(self._producing.values()):
+            self._follow(producing, producing.machine.on_time(now_s))
+        for link, message in self._parked.expire(now_s):
+            self._refuse(link, message)
+
+    def deadlines(self) -> Iterable[float]:
+        """Monotonic times by which on_time is to be called."""
+        yield from (p.machine.deadline_s for p in self._producing.values() if p.machine.is_awaiting_ready)
+        parked = self._parked.next_deadline()
+        if parked is not None:
+            yield parked
+
+    # -- what machines say ---------------------------------------------------------------------------------------
+
+    def _follow(self, producing: _Producing, instructions: Sequence[Instruction]) -> None:
+        machine, link, request_id = producing.machine, producing.link, producing.request_id
+        for instruction in instructions:
+            match instruction:
+                case Send(message):
+                    assert link is not None, "nothing is said before READY"
+                    link.say(message)
+                case SendBlocks(first_block, block_ids):
+                    self._queue_blocks(producing, first_block, block_ids)
+                case DropQueued():
+                    assert link is not None, "nothing is queued before READY"
+                    self._queues[link].drop(machine.transfer_id)
+                case ReportReady():
+                    self._reports.output.ready_to_prefill.add(request_id)
+                case ReportFailedSending(reason):
+                    self._reports.stats.num_transfers_failed += 1
+                    self._reports.output.failed_sending[request_id] = reason
+                case ReportFinishedSending():
+                    self._reports.output.finished_sending.add(request_id)
+                    self._forget(producing)
+                case _:
+                    raise AssertionError(f"not a producer's: {instruction}")
+
+    def _forget(self, producing: _Producing) -> None:
+        transfer_id = producing.machine.transfer_id
+        del self._producing[transfer_id]
+        del self._transfer_of_request[producing.request_id]
+        self.pins.end(transfer_id)
+        if producing.link is not None:
+            producing.link.num_transfers -= 1
+        else:
+            self._parked.refuse_later(transfer_id)
+
+    def _queue_blocks(self, producing: _Producing, first_block: int, block_ids: tuple[int, ...]) -> None:
+        link, transfer_id = producing.link, producing.machine.transfer_id
+        assert link is not None, "nothing is sent before READY"
+        assert link.pieces is not None, "a producer's link is open from the start"
+        if link not in self._queues:
+            self._queues[link] = ChunkQueue(self._config.max_chunk_bytes)
+        size_bytes = len(block_ids) * link.pieces.piece_size_bytes
+        self._queues[link].put(QueuedChunk(transfer_id, first_block, block_ids, size_bytes, producing.computed))
+        self._announce(link)
+
+    def _announce(self, link: PeerLink) -> None:
+        """Announce what it is time for, and give it to the data thread. A closing link announces nothing more."""
+        assert link.data is not None, "a producer's link is open from the start"
+        while link.is_usable and (chunk := self._queues[link].take()) is not None:
+            machine = self._producing[chunk.transfer_id].machine
+            index = machine.num_announced_chunks
+            machine.on_chunk_announced()
+            link.say(Chunk(machine.transfer_id, machine.attempt, chunk.first_block, len(chunk.block_ids)))
+            link.data.put(link.make_job(machine.transfer_id, machine.attempt, index, chunk.block_ids, chunk.after))
+
+
+def _describe_want(link: PeerLink, message: Ready) -> WantedPrefix:
+    # Its addresses are not known here, and nobody dials a consumer.
+    assert link.pieces is not None, "a producer's link is open from the start"
+    further = ("",) * (link.pieces.peer_tp_size - 1)
+    peer = EngineAddress(link.peer[0], link.peer[1], "", further)
+    return WantedPrefix(message.transfer_id, message.attempt, peer, message.block_hashes)

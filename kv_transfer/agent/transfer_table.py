@@ -1,0 +1,133 @@
+"""Every transfer of this engine's rank: what happens is given to those that it is about, what they report collected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from kv_transfer.agent.consumer_transfers import ConsumingTable
+from kv_transfer.agent.producer_transfers import ProducingTable
+from kv_transfer.agent.transfer_reports import TransferReports
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.connector.reports import KVConnectorOutput
+from kv_transfer.connector.steps import KVConnectorMetadata, ProducerProgress
+from kv_transfer.errors import ProtocolViolation
+from kv_transfer.handoff.control_messages import Cancel, Chunk, ChunkSum, Finished, Ready
+from kv_transfer.layout import KVCacheLayout
+from kv_transfer.links.data_thread import ChunkJob
+from kv_transfer.links.link_table import LinkTable
+from kv_transfer.links.peer_link import PeerLink
+from kv_transfer.transports.base import ComputeEvent
+
+
+class TransferTable:
+    """Belongs to the agent's thread."""
+
+    def __init__(self, config: KVTransferConfig, layout: KVCacheLayout, links: LinkTable) -> None:
+        self._links = links
+        self._reports = TransferReports()
+        self._producing = ProducingTable(config, layout.block_size, self._reports)
+        self._consuming = ConsumingTable(config, layout, self._reports)
+
+    @property
+    def output(self) -> KVConnectorOutput:
+        """What has happened since it was last taken."""
+        return self._reports.output
+
+    def take_output(self, num_links: int, epoch_s: float = 0.0) -> KVConnectorOutput:
+        """What happened since the last call, with a copy of the counters.
+
+        epoch_s: the Unix time of the monotonic clock's zero
+        """
+        output, self._reports.output = self._reports.output, KVConnectorOutput()
+        stats, pins = self._reports.stats, (self._producing.pins, self._consuming.pins)
+        oldest_s = min((pin.oldest_s for pin in pins if pin.oldest_s is not None), default=None)
+        output.stats = replace(
+            stats,
+            num_links=num_links,
+            num_links_lost=self._links.num_lost,
+            num_active_transfers=len(self._producing) + len(self._consuming),
+            num_pinned_blocks=sum(pin.num_blocks for pin in pins),
+            oldest_pin_at_s=None if oldest_s is None else epoch_s + oldest_s,
+            dropped_messages=dict(stats.dropped_messages),
+        )
+        return output
+
+    def count_dropped(self, reason: str) -> None:
+        """A message was dropped."""
+        self._reports.count_dropped(reason)
+
+    def count_stall(self) -> None:
+        """A chunk missed its deadline."""
+        self._reports.stats.num_stalls += 1
+
+    def take_breaches(self) -> list[tuple[PeerLink, ProtocolViolation]]:
+        """The links that the last step has found to break the protocol, once."""
+        return self._producing.take_breaches()
+
+    # -- what the scheduler asks for -----------------------------------------------------------------------------
+
+    def on_step(self, metadata: KVConnectorMetadata, now_s: float, after: ComputeEvent | None = None) -> None:
+        """Before a forward. after: on a device, where what was computed so far is done.
+
+        A finish comes after the progress of the step that finished it: the steps' order holds.
+        """
+        for request_id, params, num_prompt_tokens in metadata.new_producers:
+            self._producing.begin(request_id, params, num_prompt_tokens, now_s)
+        # What the prefix cache holds leaves before this step's forward computes the rest.
+        cached = ((p.request_id, p.block_ids, p.num_computed_tokens_before) for p in metadata.progress)
+        self._producing.on_progress(cached, after)
+        for reservation in metadata.reservations:
+            self._consuming.begin(reservation, self._links.to_producer(reservation.params.peer), now_s, after)
+        for finish in metadata.producer_finishes:
+            self._producing.on_finish(finish)
+        for request_id in metadata.consumer_cancels:
+            self._consuming.on_cancel(request_id, now_s)
+
+    def on_computed(self, progress: Iterable[ProducerProgress], after: ComputeEvent | None = None) -> None:
+        """After a forward, which the device has done when it has passed `after`."""
+        computed = ((p.request_id, p.block_ids, p.num_computed_tokens_after) for p in progress)
+        self._producing.on_progress(computed, after)
+
+    # -- what peers say, and what links do -----------------------------------------------------------------------
+
+    def on_consumer_message(self, link: PeerLink, message: Ready | Cancel, now_s: float) -> None:
+        """Raises ProtocolViolation."""
+        self._producing.on_message(link, message, now_s)
+
+    def on_producer_message(self, link: PeerLink, message: Chunk | ChunkSum | Finished, now_s: float) -> None:
+        """Raises ProtocolViolation."""
+        self._consuming.on_message(link, message, now_s)
+
+    def on_chunk_moved(self, link: PeerLink, job: ChunkJob, now_s: float) -> None:
+        """A data thread moved a chunk. Raises ProtocolViolation."""
+        stats = self._reports.stats
+        num_blocks = len(job.blocks)
+        num_bytes = sum(block.nbytes for block in job.blocks)
+        link.num_bytes += num_bytes
+        link.last_active_s = now_s
+        if link.is_producer:
+            stats.num_sent_chunks += 1
+            stats.num_sent_blocks += num_blocks
+            stats.num_sent_bytes += num_bytes
+            self._producing.on_chunk_sent(link, job)
+        else:
+            stats.num_received_chunks += 1
+            stats.num_received_blocks += num_blocks
+            stats.num_received_bytes += num_bytes
+            self._consuming.on_chunk_received(link, job, now_s)
+
+    def on_link_dead(self, link: PeerLink) -> None:
+        """The link's data thread has ended: its transfers fail."""
+        reason = f"link with {link.peer[0]} lost: {link.reason}"
+        self._producing.on_link_dead(link, reason)
+        self._consuming.on_link_dead(link, reason)
+
+    def on_time(self, now_s: float) -> list[PeerLink]:
+        """Apply deadlines; returns the links that are stuck."""
+        self._producing.on_time(now_s)
+        return self._consuming.overdue(now_s)
+
+    def next_deadline(self) -> float | None:
+        """Monotonic time of the first deadline of any transfer."""
+        return min([*self._producing.deadlines(), *self._consuming.deadlines()], default=None)

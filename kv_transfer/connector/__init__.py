@@ -1,0 +1,1 @@
+"""The values and interfaces between a scheduler and what moves its KV, which both sides import."""

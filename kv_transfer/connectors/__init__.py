@@ -1,1 +1,0 @@
-"""The connectors that engines use: scheduler side, worker side, several ranks, staging."""

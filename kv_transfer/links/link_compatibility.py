@@ -1,0 +1,98 @@
+"""Whether KV can travel between two engines: one rule, for the handshake that refuses and the router that avoids it.
+
+What one life of an engine must have in common with a peer is known once its model is loaded. It goes to the router with
+the engine's address, and to a peer in Hello. Which of the ranks meet is no matter of it: layout.py plans that, for any
+two engines that hold the same heads in all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, Hello
+from kv_transfer.layout import KVCacheLayout
+
+
+@dataclass(frozen=True, slots=True)
+class PairingFacts:
+    """What an engine says of itself to those that would exchange KV with it.
+
+    num_kv_heads: of all ranks
+    transport:    as in KVTransferConfig.transport, but for `auto`
+    """
+
+    protocol_version: int
+    transport: str
+    checksum: bool
+    model_fingerprint: str
+    dtype: str
+    num_kv_heads: int
+    num_layers: int
+    head_dim: int
+    block_size: int
+    is_on_gpu: bool
+
+    @classmethod
+    def of_rank(
+        cls,
+        layout: KVCacheLayout,
+        transport: str,
+        *,
+        checksum: bool,
+        is_on_gpu: bool,
+        protocol_version: int = PROTOCOL_VERSION,
+    ) -> Self:
+        """Of an engine, as any of its ranks can tell. layout: the rank's."""
+        return cls(
+            protocol_version=protocol_version,
+            transport=transport,
+            checksum=checksum,
+            model_fingerprint=layout.model_fingerprint,
+            dtype=layout.dtype,
+            num_kv_heads=layout.total_num_kv_heads,
+            num_layers=layout.num_layers,
+            head_dim=layout.head_dim,
+            block_size=layout.block_size,
+            is_on_gpu=is_on_gpu,
+        )
+
+    @classmethod
+    def of_hello(cls, hello: Hello) -> Self:
+        """Of the engine that says this."""
+        return cls.of_rank(
+            hello.layout,
+            hello.transport,
+            checksum=hello.checksum,
+            is_on_gpu=hello.is_on_gpu,
+            protocol_version=hello.protocol_version,
+        )
+
+
+def find_mismatch(one: PairingFacts, other: PairingFacts, at_one: str, at_other: str) -> str | None:
+    """What keeps the two from being a pair, with both values; None if nothing does. It is the same in both directions.
+
+    The number of blocks is each end's own affair. Block sizes may differ on CPUs, if one is a multiple of the other: on
+    a GPU the copies of a chunk that is cut into pieces are not ordered against the compute stream.
+    at_one, at_other: what they are called, such as "prefill-0" or "the consumer"
+    """
+    if one == other:
+        return None
+    pairs = {
+        "protocol version": (one.protocol_version, other.protocol_version),
+        "transport": (one.transport, other.transport),
+        "checksum": (one.checksum, other.checksum),
+        "model": (one.model_fingerprint, other.model_fingerprint),
+        "dtype": (one.dtype, other.dtype),
+        "num_kv_heads of all ranks": (one.num_kv_heads, other.num_kv_heads),
+        "num_layers": (one.num_layers, other.num_layers),
+        "head_dim": (one.head_dim, other.head_dim),
+    }
+    mismatches = [f"{name}: {a!r} at {at_one}, {b!r} at {at_other}" for name, (a, b) in pairs.items() if a != b]
+    sizes = f"{one.block_size} at {at_one}, {other.block_size} at {at_other}"
+    small, large = sorted((one.block_size, other.block_size))
+    if large % small:
+        mismatches.append(f"block_size, not a multiple: {sizes}")
+    elif large != small and (one.is_on_gpu or other.is_on_gpu):
+        mismatches.append(f"block_size: {sizes}, which only engines on CPUs may have")
+    return "; ".join(mismatches) or None

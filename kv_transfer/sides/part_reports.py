@@ -1,0 +1,139 @@
+"""One report for a request on which several links, or several ranks, work: each of them is a part.
+
+A request is ready, sent or received when all of its parts are; it has failed as soon as one has. Parts report as one
+link does: each thing at most once, and "finished" (sending or receiving) last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.store_steps import LoadedBlocks
+from kv_transfer.transfer_stats import TransferStats, TransferTimings
+
+# The gravest first. A producer that has finished the request itself has told its client so, whatever else happened.
+_GRAVITY = (LoadOutcome.RELEASED, LoadOutcome.FAILED, LoadOutcome.CANCELLED, LoadOutcome.LOADED)
+
+_MAX_WANTS: Final = 1024
+
+
+@dataclass(slots=True)
+class _Request:
+    num_ready: int = 0
+    num_sent: int = 0
+    has_failed: bool = False
+    received: list[ReceivedKV] = field(default_factory=list)
+
+
+class PartReports:
+    """Belongs to one thread. Remembers a request from its first part's report to its last part's."""
+
+    def __init__(self, num_parts: Callable[[str], int]) -> None:
+        """num_parts: of a request."""
+        self._num_parts = num_parts
+        self._requests: dict[str, _Request] = {}
+        self._loads: dict[str, list[LoadedBlocks]] = {}
+        self._wants = WantCounts()
+
+    def add(self, output: KVConnectorOutput) -> KVConnectorOutput:
+        """Take in one part's output; returns what is now true of whole requests, with the same stats."""
+        whole = KVConnectorOutput(stats=output.stats, doomed_loads=set(output.doomed_loads))
+        for request_id in output.ready_to_prefill:
+            request = self._request(request_id)
+            request.num_ready += 1
+            if request.num_ready == self._num_parts(request_id):
+                whole.ready_to_prefill.add(request_id)
+        for request_id, reason in output.failed_sending.items():
+            request = self._request(request_id)
+            if not request.has_failed:
+                request.has_failed = True
+                whole.failed_sending[request_id] = reason
+        for request_id in output.finished_sending:
+            request = self._request(request_id)
+            request.num_sent += 1
+            if request.num_sent == self._num_parts(request_id):
+                del self._requests[request_id]
+                whole.finished_sending.add(request_id)
+        for request_id, received in output.finished_recving.items():
+            request = self._request(request_id)
+            request.received.append(received)
+            if len(request.received) == self._num_parts(request_id):
+                del self._requests[request_id]
+                whole.finished_recving[request_id] = merge_received(request.received)
+            elif received.outcome is LoadOutcome.FAILED:
+                # The producer may wait for the READY of this part, and send nothing on the others before it.
+                whole.doomed_loads.add(request_id)
+        for request_id, loaded in output.finished_loading.items():
+            loads = self._loads.setdefault(request_id, [])
+            loads.append(loaded)
+            if len(loads) == self._num_parts(request_id):
+                whole.finished_loading[request_id] = min(self._loads.pop(request_id), key=lambda load: load.num_blocks)
+        whole.wanted_prefixes += [
+            want for want in output.wanted_prefixes if self._wants.is_last(want.transfer_id, want.num_ranks)
+        ]
+        return whole
+
+    def _request(self, request_id: str) -> _Request:
+        return self._requests.setdefault(request_id, _Request())
+
+
+class WantCounts:
+    """Counts the parts of fetches that others want, until all of a fetch's have come."""
+
+    def __init__(self) -> None:
+        self._num_parts: dict[str, int] = {}
+
+    def is_last(self, transfer_id: str, num_parts: int) -> bool:
+        """Count a part; returns whether it is the last one of so many."""
+        count = self._num_parts.pop(transfer_id, 0) + 1
+        if count == num_parts:
+            return True
+        self._num_parts[transfer_id] = count
+        if len(self._num_parts) > _MAX_WANTS:
+            # The rest of the oldest one never came, and its asker has given up by now.
+            del self._num_parts[next(iter(self._num_parts))]
+        return False
+
+
+def merge_received(parts: list[ReceivedKV]) -> ReceivedKV:
+    """What became of a load whose parts ended so: the gravest outcome, and the tokens that all parts have."""
+    worst = min(parts, key=lambda part: _GRAVITY.index(part.outcome))
+    return ReceivedKV(
+        outcome=worst.outcome,
+        num_valid_tokens=min(part.num_valid_tokens for part in parts),
+        first_token_id=worst.first_token_id,
+        reason=worst.reason,
+        timings=_merge_timings([part.timings for part in parts if part.timings is not None]),
+    )
+
+
+def _merge_timings(parts: list[TransferTimings]) -> TransferTimings | None:
+    """Parts move side by side, the same blocks of different heads."""
+    if not parts:
+        return None
+    return TransferTimings(
+        num_blocks=max(part.num_blocks for part in parts),
+        num_bytes=sum(part.num_bytes for part in parts),
+        num_chunks=max(part.num_chunks for part in parts),
+        transfer_s=max(part.transfer_s for part in parts),
+        exposed_s=max(part.exposed_s for part in parts),
+    )
+
+
+def add_stats(parts: Iterable[TransferStats]) -> TransferStats:
+    """Counters over all ranks; transfers, links and pinned blocks are counted once on each rank."""
+    total = TransferStats()
+    for part in parts:
+        for counter in fields(TransferStats):
+            mine, more = getattr(total, counter.name), getattr(part, counter.name)
+            if isinstance(more, dict):
+                mine = {key: mine.get(key, 0) + more.get(key, 0) for key in mine | more}
+            elif counter.name == "oldest_pin_at_s":
+                mine = min((at_s for at_s in (mine, more) if at_s is not None), default=None)
+            else:
+                mine += more
+            setattr(total, counter.name, mine)
+    return total

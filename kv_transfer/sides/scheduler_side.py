@@ -1,0 +1,109 @@
+"""The connector's scheduler side: bookkeeping in the engine thread, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.connector.reports import KVConnectorOutput
+from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
+from kv_transfer.params import KVTransferParams, TransferRole
+
+
+@dataclass(slots=True)
+class _Request:
+    """One request with a ticket. is_ready: producer, READY is in. is_loading: consumer, its report is outstanding."""
+
+    params: KVTransferParams
+    num_prompt_tokens: int
+    is_ready: bool = False
+    is_loading: bool = False
+
+
+class ConnectorScheduler:
+    """A KVConnectorScheduler. Every producer's request is held until finished_sending, every load until its report."""
+
+    def __init__(self, config: KVTransferConfig, block_size: int) -> None:
+        self._max_reserved_requests = config.max_reserved_requests
+        self._block_size = block_size
+        self._requests: dict[str, _Request] = {}
+        self._num_loading = 0
+        self._new_producers: list[tuple[str, KVTransferParams, int]] = []
+        self._reservations: list[Reservation] = []
+        self._finishes: list[ProducerFinish] = []
+        self._cancels: list[str] = []
+
+    def on_new_request(self, request_id: str, params: KVTransferParams, num_prompt_tokens: int) -> None:
+        """Take note of a request with a ticket."""
+        self._requests[request_id] = _Request(params, num_prompt_tokens)
+        if params.role is TransferRole.PRODUCER:
+            self._new_producers.append((request_id, params, num_prompt_tokens))
+
+    def get_num_new_matched_tokens(self, request_id: str, num_local_tokens: int) -> tuple[int | None, bool]:
+        """See KVConnectorScheduler."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return 0, False
+        if request.params.role is TransferRole.PRODUCER:
+            return (0, False) if request.is_ready else (None, False)
+        if self._num_loading >= self._max_reserved_requests:
+            return None, False
+        return request.num_prompt_tokens - num_local_tokens, True
+
+    def update_state_after_alloc(self, request_id: str, block_ids: Sequence[int], num_local_tokens: int) -> None:
+        """The consumer's blocks are allocated: the next metadata carries the reservation."""
+        request = self._requests[request_id]
+        request.is_loading = True
+        self._num_loading += 1
+        num_local_blocks = -(-num_local_tokens // self._block_size)
+        self._reservations.append(
+            Reservation(request_id, request.params, tuple(block_ids), num_local_blocks, request.num_prompt_tokens)
+        )
+
+    def build_connector_meta(self, progress: Sequence[ProducerProgress]) -> KVConnectorMetadata:
+        """Collect what this step asks of the worker side."""
+        metadata = KVConnectorMetadata(
+            new_producers=tuple(self._new_producers),
+            reservations=tuple(self._reservations),
+            progress=tuple(progress),
+            producer_finishes=tuple(self._finishes),
+            consumer_cancels=tuple(self._cancels),
+        )
+        self._new_producers, self._reservations, self._finishes, self._cancels = [], [], [], []
+        return metadata
+
+    def update_connector_output(self, output: KVConnectorOutput) -> None:
+        """Take in what the worker side reported."""
+        for request_id in output.ready_to_prefill:
+            request = self._requests.get(request_id)
+            if request is not None:
+                request.is_ready = True
+        for request_id in output.finished_recving:
+            request = self._requests.pop(request_id, None)
+            if request is not None and request.is_loading:
+                self._num_loading -= 1
+
+    def request_finished(self, request_id: str, end: ProducerEnd, first_token_id: int | None = None) -> bool:
+        """See KVConnectorScheduler."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return False
+        if request.params.role is TransferRole.PRODUCER:
+            del self._requests[request_id]
+            self._finishes.append(ProducerFinish(request_id, end, first_token_id))
+            return True
+        if request.is_loading:
+            # It stays here until its report: the load still counts.
+            self._cancels.append(request_id)
+            return True
+        del self._requests[request_id]
+        return False
+
+    def cancel_load(self, request_id: str) -> None:
+        """End a consumer's load that took too long."""
+        self._cancels.append(request_id)
+
+    def has_pending(self) -> bool:
+        """Whether the next metadata would not be empty."""
+        return bool(self._new_producers or self._reservations or self._finishes or self._cancels)

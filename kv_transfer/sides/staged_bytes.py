@@ -1,0 +1,95 @@
+"""Bytes that are no KV, and travel like it: staged in blocks of the KV cache for as long as a link moves them.
+
+So links, their registered memory, checksums and deadlines are those that KV has. A transfer of staged bytes is a fetch
+(prefix_fetch.py) whose one "block hash" names the bytes. Who has them stages them when READY is in, who asked reads
+them when its report is in; the blocks belong to no request and go back to the scheduler with the same reports.
+
+The bytes run through the blocks token by token, so that they survive block sizes that differ. Invariant: a slot of a
+free block holds finite numbers, which arbitrary bytes may not be: what was staged is zeroed before its blocks are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kv_transfer.connector.interface import KVConnectorWorker
+from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome
+from kv_transfer.connector.steps import KVConnectorMetadata
+from kv_transfer.prefix.prefix_fetch import is_staged
+
+
+@dataclass(frozen=True, slots=True)
+class _Awaited:
+    block_ids: tuple[int, ...]
+    num_tokens: int
+
+
+class StagingConnector:
+    """A KVConnectorWorker around another. Belongs to the thread that steps, like the KV cache itself."""
+
+    def __init__(self, links: KVConnectorWorker, kv_cache: Tensor) -> None:
+        """kv_cache: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]"""
+        self._links = links
+        self._blocks = kv_cache.view(_widest_word(kv_cache.shape[-1] * kv_cache.itemsize))
+        self._slots = self._blocks.permute(0, 4, 1, 2, 3, 5)
+        self._lent: dict[str, tuple[int, ...]] = {}
+        self._awaited: dict[str, _Awaited] = {}
+
+    def start_step(self, metadata: KVConnectorMetadata) -> None:
+        """Before the forward."""
+        for staged in metadata.staged:
+            self._write(staged.block_ids, staged.data)
+            self._lent[staged.name] = staged.block_ids
+        for reservation in metadata.reservations:
+            if is_staged(reservation.request_id):
+                awaited = _Awaited(reservation.block_ids, reservation.num_prompt_tokens)
+                self._awaited[reservation.request_id] = awaited
+        self._links.start_step(replace(metadata, staged=()) if metadata.staged else metadata)
+
+    def finish_step(self, metadata: KVConnectorMetadata) -> None:
+        """After the forward."""
+        self._links.finish_step(metadata)
+
+    def take_output(self) -> KVConnectorOutput:
+        """What happened since the last call, with the bytes that came."""
+        output = self._links.take_output()
+        if self._lent:
+            for name in output.finished_sending & self._lent.keys():
+                self._wipe(self._lent.pop(name))
+        if self._awaited:
+            for name in output.finished_recving.keys() & self._awaited.keys():
+                awaited, received = self._awaited.pop(name), output.finished_recving[name]
+                if received.outcome is LoadOutcome.LOADED and received.num_valid_tokens == awaited.num_tokens:
+                    output.received_bytes[name] = self._read(awaited)
+                self._wipe(awaited.block_ids)
+        return output
+
+    def shutdown(self) -> None:
+        """Close every link."""
+        self._links.shutdown()
+
+    def _write(self, block_ids: Sequence[int], data: bytes) -> None:
+        staged = torch.zeros((len(block_ids), *self._slots.shape[1:]), dtype=self._slots.dtype)
+        staged.view(-1).view(torch.uint8).numpy()[: len(data)] = np.frombuffer(data, dtype=np.uint8)
+        self._slots[self._index(block_ids)] = staged.to(self._slots.device)
+
+    def _read(self, awaited: _Awaited) -> bytes:
+        staged = self._slots[self._index(awaited.block_ids)].flatten(0, 1)[: awaited.num_tokens]
+        return staged.contiguous().cpu().numpy().tobytes()
+
+    def _wipe(self, block_ids: Sequence[int]) -> None:
+        self._blocks.index_fill_(0, self._index(block_ids), 0)
+
+    def _index(self, block_ids: Sequence[int]) -> Tensor:
+        return torch.tensor(block_ids, dtype=torch.int64, device=self._slots.device)
+
+
+def _widest_word(run_bytes: int) -> torch.dtype:
+    """The largest integer that runs of so many bytes consist of: torch gathers and scatters element by element."""
+    words = (torch.int64, torch.int32, torch.int16)
+    return next((word for word in words if run_bytes % word.itemsize == 0), torch.uint8)

@@ -1,0 +1,41 @@
+"""A connector's worker side with stores beside its links."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kv_transfer.connector.interface import KVConnectorWorker
+from kv_transfer.connector.reports import KVConnectorOutput
+from kv_transfer.connector.steps import KVConnectorMetadata
+from kv_transfer.stores.store_copier import StoreCopier
+
+
+class StoringConnector:
+    """A KVConnectorWorker around another. Blocks are copied out before a link may write them."""
+
+    def __init__(self, links: KVConnectorWorker, copier: StoreCopier) -> None:
+        self._links = links
+        self._copier = copier
+
+    def start_step(self, metadata: KVConnectorMetadata) -> None:
+        """Before the forward."""
+        if metadata.stores is not None:
+            self._copier.start_step(metadata.stores)
+            metadata = replace(metadata, stores=None)
+        self._links.start_step(metadata)
+
+    def finish_step(self, metadata: KVConnectorMetadata) -> None:
+        """After the forward."""
+        self._links.finish_step(metadata)
+
+    def take_output(self) -> KVConnectorOutput:
+        """What happened since the last call, on links and in stores."""
+        output = self._links.take_output()
+        output.finished_loading = self._copier.take_loaded()
+        output.store_stats = self._copier.stats
+        return output
+
+    def shutdown(self) -> None:
+        """Close links and stores."""
+        self._links.shutdown()
+        self._copier.close()

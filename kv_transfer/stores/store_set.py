@@ -1,0 +1,147 @@
+"""The scheduler side of an engine's stores: which blocks go where, and which come back for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kv_transfer.connector.store_steps import BlockLoad, StoredBlock, StoreMetadata
+
+
+class KVStoreScheduler(Protocol):
+    """One store's bookkeeping. All calls come from the engine thread and return at once, without I/O."""
+
+    def find(self, block_hashes: Sequence[bytes]) -> int:
+        """How many of these, from the first one on, it can bring."""
+
+    def choose_cached(self, block_hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Which of these blocks, whose KV was just computed or received, are to be saved now."""
+
+    def choose_evicted(self, block_hash: bytes) -> bool:
+        """Whether this block, which the KV cache is about to forget, is to be saved."""
+
+    def take_forgotten(self) -> Sequence[bytes]:
+        """The blocks that it gave up since the last time, for others or for good."""
+
+    def begin_load(self, block_hashes: Sequence[bytes]) -> None:
+        """These, which find() has just named, are going to be loaded: not to be forgotten before that is over."""
+
+    def end_load(self, block_hashes: Sequence[bytes], num_loaded: int) -> None:
+        """That is over; the first so many were brought by every rank. It need not have been tried at all."""
+
+    def clear(self) -> None:
+        """Forget everything: what is stored is not wanted any more. No load is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    """Blocks that a request is going to load, or loads: in which store each of them is."""
+
+    stores: list[int]
+    hashes: tuple[bytes, ...]
+
+
+class StoreSet:
+    """Belongs to the engine thread; collects what the next step asks of the worker side."""
+
+    def __init__(self, stores: Sequence[KVStoreScheduler]) -> None:
+        self._stores = list(stores)
+        self._dropped: list[tuple[int, bytes]] = []
+        self._saves: dict[tuple[int, bytes], StoredBlock] = {}
+        self._loads: list[BlockLoad] = []
+        self._cancelled: list[str] = []
+        self._reserved: dict[str, _Reserved] = {}
+
+    def on_blocks_cached(self, block_hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
+        """These blocks' KV is final, for as long as they are not evicted."""
+        for index, store in enumerate(self._stores):
+            chosen = set(store.choose_cached(block_hashes))
+            self._take_forgotten(index)
+            for block_hash, block_id in zip(block_hashes, block_ids, strict=True):
+                if block_hash in chosen:
+                    self._saves[index, block_hash] = StoredBlock(index, block_hash, block_id)
+
+    def on_block_evicted(self, block_hash: bytes, block_id: int) -> None:
+        """This block is being given to somebody else, who writes it at the earliest in the step now being made."""
+        for index, store in enumerate(self._stores):
+            is_wanted = store.choose_evicted(block_hash)
+            self._take_forgotten(index)
+            if is_wanted:
+                self._saves[index, block_hash] = StoredBlock(index, block_hash, block_id)
+
+    def _take_forgotten(self, index: int) -> None:
+        """What a store gives up is dropped, or, if it is not even saved yet, never saved."""
+        for block_hash in self._stores[index].take_forgotten():
+            if self._saves.pop((index, block_hash), None) is None:
+                self._dropped.append((index, block_hash))
+
+    def reserve(self, request_id: str, block_hashes: Sequence[bytes]) -> int:
+        """How many of these, from the first one on, can be brought; they stay until start() or give_up()."""
+        found = self._find(block_hashes)
+        if found:
+            hashes = tuple(block_hashes[: len(found)])
+            self._reserved[request_id] = _Reserved(found, hashes)
+            for index, wanted in _by_store(found, hashes):
+                self._stores[index].begin_load(wanted)
+        return len(found)
+
+    def start(self, request_id: str, block_ids: Sequence[int]) -> None:
+        """Bring what was reserved into these blocks of the KV cache."""
+        reserved = self._reserved[request_id]
+        blocks = tuple(map(StoredBlock, reserved.stores, reserved.hashes, block_ids))
+        assert len(blocks) == len(reserved.hashes), "each block has its place"
+        self._loads.append(BlockLoad(request_id, blocks))
+
+    def cancel(self, request_id: str) -> None:
+        """A load is not wanted any more; its report still comes."""
+        self._cancelled.append(request_id)
+
+    def end(self, request_id: str, num_blocks: int) -> None:
+        """A load brought so many blocks, or was given up before its start. Unknown ones are ignored."""
+        reserved = self._reserved.pop(request_id, None)
+        if reserved is None:
+            return
+        loaded = dict(_by_store(reserved.stores[:num_blocks], reserved.hashes))
+        for index, hashes in _by_store(reserved.stores, reserved.hashes):
+            self._stores[index].end_load(hashes, len(loaded.get(index, ())))
+
+    @property
+    def num_reserved(self) -> int:
+        """Loads that are reserved or under way."""
+        return len(self._reserved)
+
+    def clear(self) -> None:
+        """Forget everything that is stored."""
+        for index, store in enumerate(self._stores):
+            store.clear()
+            self._take_forgotten(index)
+
+    def _find(self, block_hashes: Sequence[bytes]) -> list[int]:
+        """The store of each of these, from the first one on: the one that has most of the rest, the nearest of such."""
+        found: list[int] = []
+        while len(found) < len(block_hashes):
+            rest = block_hashes[len(found) :]
+            num_blocks, minus_index = max((store.find(rest), -index) for index, store in enumerate(self._stores))
+            if not num_blocks:
+                break
+            found += [-minus_index] * num_blocks
+        return found
+
+    def take_metadata(self) -> StoreMetadata | None:
+        """What was collected, once; None if nothing."""
+        metadata = StoreMetadata(
+            tuple(self._dropped), tuple(self._saves.values()), tuple(self._loads), tuple(self._cancelled)
+        )
+        if metadata.is_empty():
+            return None
+        self._dropped, self._saves, self._loads, self._cancelled = [], {}, [], []
+        return metadata
+
+
+def _by_store(stores: Sequence[int], hashes: Sequence[bytes]) -> list[tuple[int, list[bytes]]]:
+    """The hashes of each store; there may be more hashes than stores, which are left out."""
+    grouped: dict[int, list[bytes]] = {}
+    for index, block_hash in zip(stores, hashes, strict=False):
+        grouped.setdefault(index, []).append(block_hash)
+    return list(grouped.items())
