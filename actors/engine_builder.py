@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from actors.config import EngineConfig
-from actors.core.loads.embedding_shelf import EmbeddingShelf
 from actors.core.loads.embedding_transfers import Staging
+from actors.core.loads.kept_embeddings import KeptEmbeddings
 from actors.core.queue.adapter_cache import AdapterCache
 from actors.core.requests.block_hash import BlockHashKey
 from actors.core.scheduler import Scheduler
@@ -27,7 +27,7 @@ from kv_transfer.links.control_streams import Control
 from kv_transfer.params import EngineAddress
 from kv_transfer.prefix.prefix_fetch import PrefixFetches
 from kv_transfer.prefix.prefix_sources import PrefixSources
-from kv_transfer.sides.scheduler_side import ConnectorScheduler
+from kv_transfer.sides.scheduler_side import SchedulerSide
 from kv_transfer.stores.configured_stores import ChosenStore, choose_stores
 from kv_transfer.stores.store_set import StoreSet
 from kv_transfer.trust.membership import Trust
@@ -42,7 +42,7 @@ def build_engine_core(
     on_progress: Callable[[], None],
     say: Callable[[str], None] = logger.info,
     launch_ranks: RankLauncher = ProcessRanks,
-    shelf: EmbeddingShelf | None = None,
+    kept_embeddings: KeptEmbeddings | None = None,
     *,
     trust: Trust,
 ) -> EngineCore:
@@ -51,7 +51,7 @@ def build_engine_core(
     on_progress: called from a transfer thread when a step is due because something arrived or left
     say: told what the start is busy with, in a few words
     launch_ranks: starts the tensor-parallel ranks after the first, which is this process
-    shelf: embeddings that others fetch are taken from there
+    kept_embeddings: embeddings that others fetch are taken from there
     trust: what the ranks prove themselves by, and the key of block hashes
     Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable, StoreUnavailable or RankLost.
     """
@@ -73,13 +73,13 @@ def build_engine_core(
         config.cache,
         runner.layout.num_blocks,
         runner.max_model_len,
-        connector=ConnectorScheduler(config.kv_transfer, config.cache.block_size),
+        connector=SchedulerSide(config.kv_transfer, config.cache.block_size),
         structured_output=_make_grammars(config, runner, on_progress),
         prefix_sources=_make_prefix_sources(config, identity, runner.layout, stores),
         worker_abilities=runner.abilities,
         kv_transfer_config=config.kv_transfer,
         adapters=_make_adapter_cache(config, runner),
-        staging=_make_staging(identity, runner.layout, shelf or EmbeddingShelf()),
+        staging=_make_staging(identity, runner.layout, kept_embeddings or KeptEmbeddings()),
         vocab_size=runner.vocab_size,
         clock=time.monotonic,
     )
@@ -133,8 +133,8 @@ def _make_prefix_sources(
     return PrefixSources(StoreSet([store.make_scheduler(layout) for store in stores]) if stores else None, fetches)
 
 
-def _make_staging(identity: EngineAddress, layout: KVCacheLayout, shelf: EmbeddingShelf) -> Staging:
-    return Staging(_name(identity), layout.num_kv_heads * layout.token_size_bytes, shelf)
+def _make_staging(identity: EngineAddress, layout: KVCacheLayout, kept_embeddings: KeptEmbeddings) -> Staging:
+    return Staging(_name(identity), layout.num_kv_heads * layout.token_size_bytes, kept_embeddings)
 
 
 def _name(identity: EngineAddress) -> str:

@@ -17,8 +17,8 @@ from dataclasses import replace
 import grpc
 
 from actors.config import EngineConfig, ModelFacts
-from actors.core.loads.embedding_shelf import EmbeddingShelf
 from actors.core.loads.embedding_transfers import EmbeddingFetch
+from actors.core.loads.kept_embeddings import KeptEmbeddings
 from actors.core.requests.adapter import Adapter
 from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.core.requests.request import EngineCoreRequest
@@ -110,15 +110,15 @@ class EngineServer:
         )
         member = Member(self._first_rank(), self._trust)
         self._control = GrpcControl(asyncio.get_running_loop(), member, acceptor, link_timeout_s)
-        shelf = EmbeddingShelf()
+        kept_embeddings = KeptEmbeddings()
         self._encoders = RemoteEncoders(
             self._config.scheduler.encode_timeout_s,
             self,
-            shelf,
+            kept_embeddings,
             Member(own, self._trust),
             self._find_embeddings_mistake,
         )
-        self.encode_service = EncodeService(self._encode, shelf, own, acceptor, self.refused_messages)
+        self.encode_service = EncodeService(self._encode, kept_embeddings, own, acceptor, self.refused_messages)
         handlers = (sessions.handler(), self._control.handler(), self.encode_service.handler(), acceptor.handler())
         self._server.add_generic_rpc_handlers(handlers)
         address = f"{host}:{listen(self._server, f'{host}:0', self._trust.tls)}"
@@ -131,7 +131,7 @@ class EngineServer:
             self._wake.set,
             self._say,
             self._launch_ranks,
-            shelf,
+            kept_embeddings,
             trust=self._trust,
         )
         self._thread = EngineThread(self._core, sessions.deliver, self._on_death, self._wake)

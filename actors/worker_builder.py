@@ -12,10 +12,10 @@ from actors.worker import Worker
 from kv_transfer.connector.interface import KVConnectorWorker
 from kv_transfer.links.control_streams import Control
 from kv_transfer.params import EngineAddress
-from kv_transfer.sides.rank_parts import RankConnector
-from kv_transfer.sides.staged_bytes import StagingConnector
-from kv_transfer.sides.storing_side import StoringConnector
-from kv_transfer.sides.worker_side import ConnectorWorker
+from kv_transfer.sides.rank_parts import RankParts
+from kv_transfer.sides.staged_bytes import StagingSide
+from kv_transfer.sides.storing_side import StoringSide
+from kv_transfer.sides.worker_side import WorkerSide
 from kv_transfer.stores.configured_stores import choose_stores
 from kv_transfer.stores.store_copier import StoreCopier
 
@@ -50,13 +50,13 @@ def build_worker(
     runner.initialize_kv_cache(num_blocks)
     say("warming up")
     runner.warm_up()
-    pairs = ConnectorWorker(
+    pairs = WorkerSide(
         config.kv_transfer, identity, runner.layout, runner.kv_cache, control=control, on_progress=on_progress
     )
-    connector: KVConnectorWorker = StagingConnector(RankConnector(pairs, runner.layout), runner.kv_cache)
+    connector: KVConnectorWorker = StagingSide(RankParts(pairs, runner.layout), runner.kv_cache)
     stores = choose_stores(config.kv_transfer, is_on_gpu=runner.kv_cache.is_cuda)
     if stores:
         say("opening KV stores")
         workers = [store.make_worker(runner.layout) for store in stores]
-        connector = StoringConnector(connector, StoreCopier(runner.kv_cache, workers, on_progress))
+        connector = StoringSide(connector, StoreCopier(runner.kv_cache, workers, on_progress))
     return Worker(runner, connector, pairs.transport_name, pairs.pairing)

@@ -18,7 +18,7 @@ from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, Receiv
 from kv_transfer.connector.steps import KVConnectorMetadata, Reservation, StagedBytes
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.prefix.prefix_fetch import name_of_staged
-from kv_transfer.sides.staged_bytes import StagingConnector
+from kv_transfer.sides.staged_bytes import StagingSide
 
 _NUM_RUNS: Final = 25
 _BLOCK_SIZE: Final = 16
@@ -69,7 +69,7 @@ def _measure(
     kv_cache: torch.Tensor, data: bytes, blocks: tuple[int, ...], num_slots: int
 ) -> tuple[float, float, float]:
     links = _Links()
-    connector = StagingConnector(links, kv_cache)
+    connector = StagingSide(links, kv_cache)
     put_in = _timed(lambda: connector.start_step(KVConnectorMetadata(staged=(StagedBytes("image", blocks, data),))))
     links.output.finished_sending.add("image")
     zeroed = _timed(connector.take_output)

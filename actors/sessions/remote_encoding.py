@@ -22,8 +22,8 @@ import grpc
 import grpc.aio
 import msgspec
 
-from actors.core.loads.embedding_shelf import EmbeddingShelf
 from actors.core.loads.embedding_transfers import EmbeddingFetch, Fetched
+from actors.core.loads.kept_embeddings import KeptEmbeddings
 from actors.core.requests.multimodal import EMBEDDINGS, EncoderInput, PackedArray
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.request_limits import DescribedArray
@@ -56,7 +56,7 @@ _decode_input: Final = msgspec.msgpack.Decoder(EncoderInput).decode
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """What an encode engine has on its shelf. dtype: by torch's name; shape: [num_embeds, hidden_size]"""
+    """What an encode engine has among those it keeps. dtype: by torch's name; shape: [num_embeds, hidden_size]"""
 
     dtype: Word
     shape: tuple[Count, Count]
@@ -72,12 +72,12 @@ class EncodeService:
     def __init__(
         self,
         encode: Callable[[EncoderInput], Awaitable[PackedArray]],
-        shelf: EmbeddingShelf,
+        kept_embeddings: KeptEmbeddings,
         own: Party,
         acceptor: GrpcAcceptor,
         refused_messages: RefusedMessages,
     ) -> None:
-        """encode: makes an image's embeddings, [num_embeds, hidden_size]; shelf: where they are fetched from
+        """encode: makes an image's embeddings, [num_embeds, hidden_size]; kept_embeddings: where they are fetched from
 
         own: this engine; acceptor: the server's, which refuses who does not prove the cluster's secret
         refused_messages: counts the calls that are no images
@@ -86,7 +86,7 @@ class EncodeService:
         self._refused_messages = refused_messages
         acceptor.register(Purpose.ENCODE, own)
         self._encode = encode
-        self._shelf = shelf
+        self._kept_embeddings = kept_embeddings
         self._under_way: dict[str, asyncio.Task[PackedArray]] = {}
         self.num_encoded = 0
         """Images encoded for others so far."""
@@ -118,7 +118,7 @@ class EncodeService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
 
     async def _encoded(self, image: EncoderInput) -> EncodedImage:
-        if (known := self._shelf.get(image.mm_hash)) is not None:
+        if (known := self._kept_embeddings.get(image.mm_hash)) is not None:
             return _describe(known)
         task = self._under_way.get(image.mm_hash)
         if task is None:
@@ -130,7 +130,7 @@ class EncodeService:
         try:
             embeddings = await self._encode(image)
             self.num_encoded += 1
-            self._shelf.put(image.mm_hash, embeddings)
+            self._kept_embeddings.put(image.mm_hash, embeddings)
             return embeddings
         finally:
             del self._under_way[image.mm_hash]
@@ -153,11 +153,11 @@ class RemoteEncoders:
         self,
         timeout_s: float,
         fetches: EmbeddingFetches,
-        shelf: EmbeddingShelf,
+        kept_embeddings: KeptEmbeddings,
         member: Member,
         find_mistake: Callable[[DescribedArray, int], str | None],
     ) -> None:
-        """shelf: where what was fetched is kept, so that an image is fetched once for those who show it later.
+        """kept_embeddings: where what was fetched is kept: an image is fetched once for all who show it later.
 
         member: this engine
         find_mistake: says why what an encode engine describes cannot be so many embeddings of this engine's model
@@ -166,7 +166,7 @@ class RemoteEncoders:
         self._find_mistake = find_mistake
         self._timeout_s = timeout_s
         self._fetches = fetches
-        self._shelf = shelf
+        self._kept_embeddings = kept_embeddings
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def embed(self, request: EngineCoreRequest) -> EngineCoreRequest:
@@ -186,7 +186,7 @@ class RemoteEncoders:
 
     async def _embed(self, encoder: EngineAddress, image: EncoderInput, num_embeds: int) -> EncoderInput:
         """The image's embeddings, or what came in, if they cannot be had."""
-        if (known := self._shelf.get(image.mm_hash)) is not None and known.shape[0] == num_embeds:
+        if (known := self._kept_embeddings.get(image.mm_hash)) is not None and known.shape[0] == num_embeds:
             return EncoderInput(image.mm_hash, {EMBEDDINGS: known})
         deadline_s = time.monotonic() + self._timeout_s
         made = await self._ask(encoder, image)
@@ -198,7 +198,7 @@ class RemoteEncoders:
                 fetched = await self._fetch(encoder, image.mm_hash, made.num_bytes, deadline_s)
                 if fetched.data is not None and len(fetched.data) == made.num_bytes:
                     embeddings = PackedArray(made.dtype, made.shape, fetched.data)
-                    self._shelf.put(image.mm_hash, embeddings)
+                    self._kept_embeddings.put(image.mm_hash, embeddings)
                     return EncoderInput(image.mm_hash, {EMBEDDINGS: embeddings})
                 made = fetched.reason or "not all of the embeddings came"
         fields = {"engine_id": encoder.engine_id, "reason": made}

@@ -11,7 +11,7 @@ from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import Reservation
 from kv_transfer.errors import ProtocolViolation
-from kv_transfer.handoff.consumer_machine import ConsumerTransfer
+from kv_transfer.handoff.consumer_machine import ConsumerMachine
 from kv_transfer.handoff.control_messages import Chunk, ChunkSum, Finished
 from kv_transfer.handoff.instructions import Instruction, ReceiveBlocks, ReportReceived, Send
 from kv_transfer.layout import KVCacheLayout
@@ -26,12 +26,12 @@ class _Consuming:
     """vacated: on a device, where the last use of its blocks by those who had them before is over."""
 
     request_id: str
-    machine: ConsumerTransfer
+    machine: ConsumerMachine
     link: PeerLink
     vacated: ComputeEvent | None
 
 
-class ConsumingTable:
+class ConsumerTransfers:
     """Belongs to the agent's thread."""
 
     def __init__(self, config: KVTransferConfig, layout: KVCacheLayout, reports: TransferReports) -> None:
@@ -62,7 +62,7 @@ class ConsumingTable:
             self._reports.count_received(failed)
             self._reports.output.finished_recving[reservation.request_id] = failed
             return
-        machine = ConsumerTransfer(
+        machine = ConsumerMachine(
             transfer_id=transfer_id,
             attempt=params.attempt,
             block_ids=reservation.block_ids,
@@ -171,7 +171,7 @@ class ConsumingTable:
         for instruction in instructions:
             match instruction:
                 case Send(message):
-                    link.say(message)
+                    link.send(message)
                 case ReceiveBlocks(block_ids):
                     assert link.data is not None, "chunks come on open links"
                     index = machine.num_announced_chunks - 1

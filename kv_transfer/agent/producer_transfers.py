@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from kv_transfer.agent.early_ready import ParkedMessages
+from kv_transfer.agent.early_ready import EarlyReadies
 from kv_transfer.agent.pinned_blocks import PinnedBlocks
 from kv_transfer.agent.transfer_reports import TransferReports
 from kv_transfer.config import KVTransferConfig
@@ -25,7 +25,7 @@ from kv_transfer.handoff.instructions import (
     Send,
     SendBlocks,
 )
-from kv_transfer.handoff.producer_machine import ProducerTransfer
+from kv_transfer.handoff.producer_machine import ProducerMachine
 from kv_transfer.links.data_thread import ChunkJob
 from kv_transfer.links.peer_link import PeerLink
 from kv_transfer.params import EngineAddress, KVTransferParams
@@ -38,12 +38,12 @@ class _Producing:
 
     request_id: str
     peer: tuple[str, int]
-    machine: ProducerTransfer
+    machine: ProducerMachine
     link: PeerLink | None = None
     computed: ComputeEvent | None = None
 
 
-class ProducingTable:
+class ProducerTransfers:
     """Belongs to the agent's thread."""
 
     def __init__(self, config: KVTransferConfig, block_size: int, reports: TransferReports) -> None:
@@ -54,7 +54,7 @@ class ProducingTable:
         self._transfer_of_request: dict[str, str] = {}
         self._queues: dict[PeerLink, ChunkQueue] = {}
         """Of links on which chunks have been queued. A queued chunk's transfer is in _producing."""
-        self._parked = ParkedMessages(config.ready_timeout_s)
+        self._early = EarlyReadies(config.ready_timeout_s)
         self._duplicates: set[str] = set()
         """Requests whose ticket was another one's: they have failed, and have not ended in the scheduler yet."""
         self._breaches: list[tuple[PeerLink, ProtocolViolation]] = []
@@ -72,7 +72,7 @@ class ProducingTable:
             self._duplicates.add(request_id)
             self._reports.output.failed_sending[request_id] = f"{transfer_id} is the transfer of another request"
             return
-        machine = ProducerTransfer(
+        machine = ProducerMachine(
             transfer_id=transfer_id,
             attempt=params.attempt,
             num_prompt_tokens=num_prompt_tokens,
@@ -85,15 +85,15 @@ class ProducingTable:
         producing = self._producing[transfer_id] = _Producing(request_id, peer, machine)
         self._transfer_of_request[request_id] = transfer_id
         self._reports.count_begun(params.attempt)
-        parked = self._parked.take(transfer_id)
-        if parked is not None:
+        early = self._early.take(transfer_id)
+        if early is not None:
             try:
-                self._on_ready(producing, *parked, now_s)
+                self._on_ready(producing, *early, now_s)
             except ProtocolViolation as error:
-                self._breaches.append((parked[0], error))
+                self._breaches.append((early[0], error))
 
     def take_breaches(self) -> list[tuple[PeerLink, ProtocolViolation]]:
-        """The links whose parked READY turned out to break the protocol when their request came, once."""
+        """Return the links whose early READY turned out to break the protocol when their request came, once."""
         breaches, self._breaches = self._breaches, []
         return breaches
 
@@ -124,14 +124,14 @@ class ProducingTable:
     # -- what consumers say --------------------------------------------------------------------------------------
 
     def on_message(self, link: PeerLink, message: Ready | Cancel, now_s: float) -> None:
-        """READY may come before our own request does: it is parked. Raises ProtocolViolation."""
+        """READY may come before our own request does: it is kept until then. Raises ProtocolViolation."""
         producing = self._producing.get(message.transfer_id)
         if producing is not None and producing.machine.attempt != message.attempt:
             self._reports.count_dropped("another attempt")
         elif isinstance(message, Ready):
             if producing is not None:
                 self._on_ready(producing, link, message, now_s)
-            elif not self._parked.put(link, message, now_s):
+            elif not self._early.put(link, message, now_s):
                 self._refuse(link, message)
             elif message.block_hashes:
                 self._reports.output.wanted_prefixes.append(_describe_want(link, message))
@@ -140,7 +140,7 @@ class ProducingTable:
                 self._follow(producing, producing.machine.on_cancel("the consumer let the request go"))
             else:
                 self._reports.count_dropped("cancel of another link's transfer")
-        elif self._parked.take(message.transfer_id, link) is not None:
+        elif self._early.take(message.transfer_id, link) is not None:
             self._refuse(link, message)
 
     def _on_ready(self, producing: _Producing, link: PeerLink, message: Ready, now_s: float) -> None:
@@ -164,14 +164,14 @@ class ProducingTable:
 
     def _refuse(self, link: PeerLink, message: Ready | Cancel) -> None:
         reason = "the producer does not have the request"
-        link.say(Finished(message.transfer_id, message.attempt, ProducerEnd.ABORTED, 0, None, reason))
+        link.send(Finished(message.transfer_id, message.attempt, ProducerEnd.ABORTED, 0, None, reason))
 
     # -- what links and clocks do --------------------------------------------------------------------------------
 
     def on_chunk_sent(self, link: PeerLink, job: ChunkJob) -> None:
         """A data thread has sent a chunk."""
         if job.checksum is not None:
-            link.say(ChunkSum(job.transfer_id, job.attempt, job.index, job.checksum))
+            link.send(ChunkSum(job.transfer_id, job.attempt, job.index, job.checksum))
         producing = self._producing.get(job.transfer_id)
         if producing is not None:
             self._follow(producing, producing.machine.on_chunk_sent())
@@ -188,15 +188,15 @@ class ProducingTable:
         """READY has its deadline, on either side."""
         for producing in list(self._producing.values()):
             self._follow(producing, producing.machine.on_time(now_s))
-        for link, message in self._parked.expire(now_s):
+        for link, message in self._early.expire(now_s):
             self._refuse(link, message)
 
     def deadlines(self) -> Iterable[float]:
         """Monotonic times by which on_time is to be called."""
         yield from (p.machine.deadline_s for p in self._producing.values() if p.machine.is_awaiting_ready)
-        parked = self._parked.next_deadline()
-        if parked is not None:
-            yield parked
+        early = self._early.next_deadline()
+        if early is not None:
+            yield early
 
     # -- what machines say ---------------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class ProducingTable:
             match instruction:
                 case Send(message):
                     assert link is not None, "nothing is said before READY"
-                    link.say(message)
+                    link.send(message)
                 case SendBlocks(first_block, block_ids):
                     self._queue_blocks(producing, first_block, block_ids)
                 case DropQueued():
@@ -231,7 +231,7 @@ class ProducingTable:
         if producing.link is not None:
             producing.link.num_transfers -= 1
         else:
-            self._parked.refuse_later(transfer_id)
+            self._early.refuse_later(transfer_id)
 
     def _queue_blocks(self, producing: _Producing, first_block: int, block_ids: tuple[int, ...]) -> None:
         link, transfer_id = producing.link, producing.machine.transfer_id
@@ -250,7 +250,7 @@ class ProducingTable:
             machine = self._producing[chunk.transfer_id].machine
             index = machine.num_announced_chunks
             machine.on_chunk_announced()
-            link.say(Chunk(machine.transfer_id, machine.attempt, chunk.first_block, len(chunk.block_ids)))
+            link.send(Chunk(machine.transfer_id, machine.attempt, chunk.first_block, len(chunk.block_ids)))
             link.data.put(link.make_job(machine.transfer_id, machine.attempt, index, chunk.block_ids, chunk.after))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from kv_transfer.agent.consumer_transfers import ConsumingTable
-from kv_transfer.agent.producer_transfers import ProducingTable
+from kv_transfer.agent.consumer_transfers import ConsumerTransfers
+from kv_transfer.agent.producer_transfers import ProducerTransfers
 from kv_transfer.agent.transfer_reports import TransferReports
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.reports import KVConnectorOutput
@@ -26,8 +26,8 @@ class TransferTable:
     def __init__(self, config: KVTransferConfig, layout: KVCacheLayout, links: LinkTable) -> None:
         self._links = links
         self._reports = TransferReports()
-        self._producing = ProducingTable(config, layout.block_size, self._reports)
-        self._consuming = ConsumingTable(config, layout, self._reports)
+        self._producing = ProducerTransfers(config, layout.block_size, self._reports)
+        self._consuming = ConsumerTransfers(config, layout, self._reports)
 
     @property
     def output(self) -> KVConnectorOutput:

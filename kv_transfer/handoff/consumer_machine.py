@@ -18,7 +18,7 @@ from kv_transfer.transfer_stats import TransferTimings
 
 
 @dataclass(slots=True)
-class ConsumerTransfer:
+class ConsumerMachine:
     """block_ids: the prompt's, those included that are already here. drain_timeout_s: for the answer to a cancel."""
 
     transfer_id: str

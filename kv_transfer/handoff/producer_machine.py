@@ -37,7 +37,7 @@ class ProducerState(enum.Enum):
 
 
 @dataclass(slots=True)
-class ProducerTransfer:
+class ProducerMachine:
     """max_chunk_blocks: a chunk has no more. deadline_s: monotonic, for READY."""
 
     transfer_id: str

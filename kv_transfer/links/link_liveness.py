@@ -31,7 +31,7 @@ class Lifeless:
     reason: str
 
 
-class LinkPulse:
+class LinkLiveness:
     """Of all links of one agent. Times are monotonic."""
 
     def __init__(self, timeout_s: float) -> None:

@@ -19,7 +19,7 @@ from kv_transfer.links.checksum import checksum_of
 from kv_transfer.links.control_streams import Control, ControlStream, StreamEvents
 from kv_transfer.links.data_thread import ChunkJob, DataThread
 from kv_transfer.links.link_compatibility import PairingFacts
-from kv_transfer.links.link_liveness import Lifeless, LinkPulse
+from kv_transfer.links.link_liveness import Lifeless, LinkLiveness
 from kv_transfer.links.peer_link import LinkState, PeerLink, find_disagreement, find_forgery, find_welcome_mistake
 from kv_transfer.params import EngineAddress, TransferRole
 from kv_transfer.transfer_stats import LinkStats
@@ -86,7 +86,7 @@ class LinkTable:
         self._links: dict[ControlStream, PeerLink] = {}
         self._lost: OrderedDict[_LinkKey, LinkStats] = OrderedDict()
         """The last one with each peer and role, bounded; the latest comes last."""
-        self._pulse = LinkPulse(config.link_timeout_s)
+        self._pulse = LinkLiveness(config.link_timeout_s)
         self.num_lost = 0
         """Links that ended with transfers on them."""
         self.num_changes = 0

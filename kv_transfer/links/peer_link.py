@@ -53,7 +53,7 @@ class PeerLink:
     state: LinkState = LinkState.CONNECTING
     data: DataThread | None = None
     reason: str = ""
-    unsaid: list[ControlMessage] = field(default_factory=list)
+    unsent: list[ControlMessage] = field(default_factory=list)
     pieces: PieceMap | None = None
     opened_s: float = 0.0
     last_active_s: float = 0.0
@@ -84,26 +84,26 @@ class PeerLink:
             end = "producer" if self.is_producer else "consumer"
             raise ProtocolViolation(f"{type(message).__name__} came to the {end}'s end of a link in {self.state.name}")
 
-    def say(self, message: ControlMessage) -> None:
+    def send(self, message: ControlMessage) -> None:
         """Send, or keep until the link is open; a closing link drops it."""
         if self.state is LinkState.OPEN:
             self.stream.send(message)
         elif self.state is LinkState.CONNECTING:
-            self.unsaid.append(message)
+            self.unsent.append(message)
 
     def withdraw(self, transfer_id: str) -> bool:
         """Forget what was to be said of a transfer once the link is open; returns whether none of it was said."""
-        kept = [message for message in self.unsaid if getattr(message, "transfer_id", None) != transfer_id]
-        is_withdrawn = len(kept) < len(self.unsaid)
-        self.unsaid = kept
+        kept = [message for message in self.unsent if getattr(message, "transfer_id", None) != transfer_id]
+        is_withdrawn = len(kept) < len(self.unsent)
+        self.unsent = kept
         return is_withdrawn
 
     def open(self, data: DataThread, now_s: float) -> None:
         """The handshake is through."""
         self.heard_s = now_s
         self.state, self.data, self.deadline_s = LinkState.OPEN, data, None
-        unsaid, self.unsaid = self.unsaid, []
-        for message in unsaid:
+        unsent, self.unsent = self.unsent, []
+        for message in unsent:
             self.stream.send(message)
 
     def make_job(

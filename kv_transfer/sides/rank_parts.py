@@ -18,7 +18,7 @@ from kv_transfer.params import KVTransferParams, TransferRole
 from kv_transfer.sides.part_reports import PartReports, WantCounts
 
 
-class RankConnector:
+class RankParts:
     """A KVConnectorWorker around another that knows only transfers between two ranks."""
 
     def __init__(self, pairs: KVConnectorWorker, layout: KVCacheLayout) -> None:

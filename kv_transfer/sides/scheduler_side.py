@@ -21,7 +21,7 @@ class _Request:
     is_loading: bool = False
 
 
-class ConnectorScheduler:
+class SchedulerSide:
     """A KVConnectorScheduler. Every producer's request is held until finished_sending, every load until its report."""
 
     def __init__(self, config: KVTransferConfig, block_size: int) -> None:

@@ -29,7 +29,7 @@ class _Awaited:
     num_tokens: int
 
 
-class StagingConnector:
+class StagingSide:
     """A KVConnectorWorker around another. Belongs to the thread that steps, like the KV cache itself."""
 
     def __init__(self, links: KVConnectorWorker, kv_cache: Tensor) -> None:

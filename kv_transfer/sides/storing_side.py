@@ -10,7 +10,7 @@ from kv_transfer.connector.steps import KVConnectorMetadata
 from kv_transfer.stores.store_copier import StoreCopier
 
 
-class StoringConnector:
+class StoringSide:
     """A KVConnectorWorker around another. Blocks are copied out before a link may write them."""
 
     def __init__(self, links: KVConnectorWorker, copier: StoreCopier) -> None:

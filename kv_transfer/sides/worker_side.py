@@ -25,7 +25,7 @@ from kv_transfer.transports.nccl_library import install_command, load_nccl, nccl
 from kv_transfer.transports.tcp import TcpTransport
 
 
-class ConnectorWorker:
+class WorkerSide:
     """A KVConnectorWorker over one transport."""
 
     def __init__(

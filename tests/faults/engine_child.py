@@ -25,9 +25,9 @@ from actors.core.stats import SchedulerStats
 from actors.engine_server import EngineServer
 from actors.model import model_runner
 from kv_transfer.agent.transfer_agent import TransferAgent
-from kv_transfer.sides import worker_side
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links import link_table as links
+from kv_transfer.sides import worker_side
 from kv_transfer.transfer_stats import TransferStats
 from kv_transfer.transports import tcp
 from kv_transfer.transports.base import Transport

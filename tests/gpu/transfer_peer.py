@@ -18,7 +18,7 @@ from kv_transfer.connector.reports import KVConnectorOutput, ReceivedKV
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
-from kv_transfer.sides.worker_side import ConnectorWorker
+from kv_transfer.sides.worker_side import WorkerSide
 from kv_transfer.trust.membership import TrustMaterial
 from tests.gpu.control_server import ControlServer
 
@@ -44,9 +44,7 @@ class TransferPeer:
         self._address = EngineAddress(engine_id, 1, self._server.address)
         self._output = KVConnectorOutput()
         self._has_news = threading.Event()
-        self._worker = ConnectorWorker(
-            config, self._address, layout, self._cache, self._server.control, self._has_news.set
-        )
+        self._worker = WorkerSide(config, self._address, layout, self._cache, self._server.control, self._has_news.set)
 
     def address(self) -> EngineAddress:
         return self._address

@@ -22,7 +22,7 @@ from kv_transfer.links.control_streams import Control, ControlStream
 from kv_transfer.links.grpc_control import GrpcControl
 from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
-from kv_transfer.sides.worker_side import ConnectorWorker
+from kv_transfer.sides.worker_side import WorkerSide
 from kv_transfer.transfer_stats import TransferStats
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.trust.grpc_proof import GrpcAcceptor
@@ -63,7 +63,7 @@ class Node:
         self.cache = allocate_shared_pool(layout) if is_shared else torch.zeros(layout.shape)
         self.output = KVConnectorOutput()
         self._has_news = threading.Event()
-        self.worker = ConnectorWorker(config, address, layout, self.cache, control, self._has_news.set)
+        self.worker = WorkerSide(config, address, layout, self.cache, control, self._has_news.set)
 
     # -- what a scheduler asks for --------------------------------------------------------------------------------
 

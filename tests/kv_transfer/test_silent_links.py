@@ -14,11 +14,11 @@ import torch
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.reports import LoadOutcome
 from kv_transfer.connector.steps import ProducerEnd
-from kv_transfer.sides import worker_side
 from kv_transfer.handoff.control_messages import ControlMessage
 from kv_transfer.links.control_streams import ControlStream
 from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress
+from kv_transfer.sides import worker_side
 from kv_transfer.transfer_stats import LinkState, TransferStats
 from kv_transfer.transports.base import DataLink, PendingLink, Transport
 from kv_transfer.trust.secret import KeySource
@@ -181,7 +181,7 @@ def test_a_load_that_is_cancelled_while_its_producer_does_not_answer_gives_its_b
         node.cancel("a")
         assert node.wait_received("a").outcome is LoadOutcome.CANCELLED
         (link,) = node.worker._agent._links._links.values()
-        assert [getattr(message, "transfer_id", "") for message in link.unsaid] == ["t-b"]
+        assert [getattr(message, "transfer_id", "") for message in link.unsent] == ["t-b"]
         assert node.stats().num_active_transfers == 1
     finally:
         node.worker.shutdown()

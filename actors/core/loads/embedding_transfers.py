@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from actors.core.blocks.kv_cache_manager import KVCacheManager
-from actors.core.loads.embedding_shelf import EmbeddingShelf
+from actors.core.loads.kept_embeddings import KeptEmbeddings
 from actors.core.queue.places import Places
 from actors.core.queue.request_queue import RequestQueue
 from actors.core.stats import EmbeddingStats
@@ -49,7 +49,7 @@ class Staging:
 
     identity: str
     slot_size_bytes: int
-    shelf: EmbeddingShelf
+    kept_embeddings: KeptEmbeddings
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ class EmbeddingTransfers:
         """Answer a want; returns how many blocks that takes, or None if there is no room for it yet."""
         assert self._staging is not None, "no want is taken without"
         want = wanted.want
-        embeddings = self._staging.shelf.get(want.block_hashes[0].removeprefix(_KEY).decode(errors="replace"))
+        embeddings = self._staging.kept_embeddings.get(want.block_hashes[0].removeprefix(_KEY).decode(errors="replace"))
         num_tokens = 0 if embeddings is None else self._num_tokens_for(len(embeddings.data))
         if is_late or self._kv.num_blocks_for(num_tokens) > self._max_num_blocks:
             embeddings, num_tokens = None, 0

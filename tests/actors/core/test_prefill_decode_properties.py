@@ -17,7 +17,7 @@ from actors.core.requests.request import FinishReason, Request
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
-from kv_transfer.sides.scheduler_side import ConnectorScheduler
+from kv_transfer.sides.scheduler_side import SchedulerSide
 from tests.actors.core.admission_order import check_admission_order
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import reference_tokens
@@ -123,7 +123,7 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
             watermark=setup.watermark,
             enable_prefix_caching=setup.caching,
             overlap=setup.overlap,
-            connector=ConnectorScheduler(config, BLOCK_SIZE),
+            connector=SchedulerSide(config, BLOCK_SIZE),
             load_failure_policy=setup.failure,
             handoff_timeout_s=10.0,
             clock=self.clock,

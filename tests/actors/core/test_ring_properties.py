@@ -21,7 +21,7 @@ from actors.core.requests.request import FinishReason, Request
 from actors.core.requests.sampling_params import PoolingParams
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress, HandoffRanks, KVTransferParams, TransferRole
-from kv_transfer.sides.scheduler_side import ConnectorScheduler
+from kv_transfer.sides.scheduler_side import SchedulerSide
 from tests.actors.core.arrivals import place_items
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import describe, reference_tokens
@@ -121,7 +121,7 @@ class RingMachine(RuleBasedStateMachine):
             enable_prefix_caching=setup.caching,
             overlap=setup.overlap,
             num_lookahead_tokens=setup.num_lookahead,
-            connector=ConnectorScheduler(self.network.config, BLOCK_SIZE),
+            connector=SchedulerSide(self.network.config, BLOCK_SIZE),
             load_failure_policy=setup.failure,
             handoff_timeout_s=10.0,
             clock=self.clock,

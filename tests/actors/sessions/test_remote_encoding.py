@@ -11,8 +11,8 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from actors.core.loads.embedding_shelf import EmbeddingShelf
 from actors.core.loads.embedding_transfers import EmbeddingFetch, Fetched
+from actors.core.loads.kept_embeddings import KeptEmbeddings
 from actors.core.requests.multimodal import EMBEDDINGS, EncoderInput, MultiModalFeature, PackedArray
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.request_limits import DescribedArray, ImageFacts, find_embeddings_mistake
@@ -51,17 +51,17 @@ def request(address: str, *names: str) -> EngineCoreRequest:
 
 
 class Links:
-    """Fetches from a shelf, or never."""
+    """Fetches from kept embeddings, or never."""
 
-    def __init__(self, shelf: EmbeddingShelf | None) -> None:
-        self.shelf = shelf
+    def __init__(self, kept_embeddings: KeptEmbeddings | None) -> None:
+        self.kept_embeddings = kept_embeddings
         self.begun: list[EmbeddingFetch] = []
         self.cancelled: list[EmbeddingFetch] = []
 
     def begin_fetch(self, fetch: EmbeddingFetch) -> None:
         self.begun.append(fetch)
-        if self.shelf is not None:
-            made = self.shelf.get(fetch.mm_hash)
+        if self.kept_embeddings is not None:
+            made = self.kept_embeddings.get(fetch.mm_hash)
             fetch.on_over(Fetched(None, "forgotten") if made is None else Fetched(made.data[: fetch.num_bytes]))
 
     def cancel_fetch(self, fetch: EmbeddingFetch) -> None:
@@ -69,8 +69,8 @@ class Links:
 
 
 @pytest.fixture
-def shelf() -> EmbeddingShelf:
-    return EmbeddingShelf()
+def kept_embeddings() -> KeptEmbeddings:
+    return KeptEmbeddings()
 
 
 async def made(item: EncoderInput) -> PackedArray:
@@ -79,10 +79,13 @@ async def made(item: EncoderInput) -> PackedArray:
 
 @asynccontextmanager
 async def encode_engine(
-    encode: Callable[[EncoderInput], Awaitable[PackedArray]], shelf: EmbeddingShelf, trust: Trust = TRUST
+    encode: Callable[[EncoderInput], Awaitable[PackedArray]], kept_embeddings: KeptEmbeddings, trust: Trust = TRUST
 ) -> AsyncIterator[tuple[str, EncodeService]]:
     acceptor = GrpcAcceptor(trust)
-    service, server = EncodeService(encode, shelf, Party("encode-0", 1), acceptor, RefusedMessages()), grpc.aio.server()
+    service, server = (
+        EncodeService(encode, kept_embeddings, Party("encode-0", 1), acceptor, RefusedMessages()),
+        grpc.aio.server(),
+    )
     server.add_generic_rpc_handlers((service.handler(), acceptor.handler()))
     port = listen(server, "127.0.0.1:0", trust.tls)
     await server.start()
@@ -96,7 +99,7 @@ def find_mistake(described: DescribedArray, num_embeds: int) -> str | None:
     return find_embeddings_mistake(described, ImageFacts(hidden_size=4), num_embeds)
 
 
-async def test_an_image_is_encoded_once_for_all_who_ask(shelf: EmbeddingShelf) -> None:
+async def test_an_image_is_encoded_once_for_all_who_ask(kept_embeddings: KeptEmbeddings) -> None:
     may_go_on = asyncio.Event()
 
     async def encode(item: EncoderInput) -> PackedArray:
@@ -104,10 +107,10 @@ async def test_an_image_is_encoded_once_for_all_who_ask(shelf: EmbeddingShelf) -
         return made_of(item.mm_hash)
 
     encoders, others = (
-        RemoteEncoders(30.0, Links(shelf), EmbeddingShelf(), member(), find_mistake),
-        RemoteEncoders(30.0, Links(shelf), EmbeddingShelf(), member(), find_mistake),
+        RemoteEncoders(30.0, Links(kept_embeddings), KeptEmbeddings(), member(), find_mistake),
+        RemoteEncoders(30.0, Links(kept_embeddings), KeptEmbeddings(), member(), find_mistake),
     )
-    async with encode_engine(encode, shelf) as (address, service):
+    async with encode_engine(encode, kept_embeddings) as (address, service):
         asking = asyncio.gather(encoders.embed(request(address, "a", "b")), others.embed(request(address, "b", "a")))
         asyncio.get_running_loop().call_soon(may_go_on.set)
         first, second = await asking
@@ -141,11 +144,11 @@ async def wrong(item: EncoderInput) -> PackedArray:
 async def test_what_does_not_come_is_encoded_by_who_asked(
     encode: Callable[[EncoderInput], Awaitable[PackedArray]],
     reason: str,
-    shelf: EmbeddingShelf,
+    kept_embeddings: KeptEmbeddings,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    encoders = RemoteEncoders(0.3, Links(shelf), EmbeddingShelf(), member(), find_mistake)
-    async with encode_engine(encode, shelf) as (address, service):
+    encoders = RemoteEncoders(0.3, Links(kept_embeddings), KeptEmbeddings(), member(), find_mistake)
+    async with encode_engine(encode, kept_embeddings) as (address, service):
         asked = request(address, "a")
         assert await encoders.embed(asked) == asked
         for task in service._under_way.values():
@@ -160,9 +163,9 @@ def encrypted() -> Trust:
     return with_tls()
 
 
-async def test_an_image_is_encoded_over_tls(shelf: EmbeddingShelf, encrypted: Trust) -> None:
-    encoders = RemoteEncoders(30.0, Links(shelf), EmbeddingShelf(), member(trust=encrypted), find_mistake)
-    async with encode_engine(made, shelf, encrypted) as (address, service):
+async def test_an_image_is_encoded_over_tls(kept_embeddings: KeptEmbeddings, encrypted: Trust) -> None:
+    encoders = RemoteEncoders(30.0, Links(kept_embeddings), KeptEmbeddings(), member(trust=encrypted), find_mistake)
+    async with encode_engine(made, kept_embeddings, encrypted) as (address, service):
         embedded = await encoders.embed(request(address, "a"))
     assert embedded.encoder_inputs == (EncoderInput("a", {EMBEDDINGS: made_of("a")}),)
     assert service.num_encoded == 1
@@ -171,7 +174,7 @@ async def test_an_image_is_encoded_over_tls(shelf: EmbeddingShelf, encrypted: Tr
 
 @pytest.mark.parametrize("stranger", ["in plain text", "of another authority", "with TLS and another secret"])
 async def test_nobody_else_has_an_image_encoded_over_tls(
-    stranger: str, shelf: EmbeddingShelf, encrypted: Trust, caplog: pytest.LogCaptureFixture
+    stranger: str, kept_embeddings: KeptEmbeddings, encrypted: Trust, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert encrypted.material is not None
     trusts = {
@@ -179,8 +182,10 @@ async def test_nobody_else_has_an_image_encoded_over_tls(
         "of another authority": with_tls(),
         "with TLS and another secret": Trust(replace(encrypted.material, secrets=(bytes(32),))),
     }
-    encoders = RemoteEncoders(5.0, Links(shelf), EmbeddingShelf(), member(trust=trusts[stranger]), find_mistake)
-    async with encode_engine(made, shelf, encrypted) as (address, service):
+    encoders = RemoteEncoders(
+        5.0, Links(kept_embeddings), KeptEmbeddings(), member(trust=trusts[stranger]), find_mistake
+    )
+    async with encode_engine(made, kept_embeddings, encrypted) as (address, service):
         assert await encoders.embed(request(address, "a")) == request(address, "a"), "who asked encodes it"
     assert service.num_encoded == 0
     assert [record.levelname for record in caplog.records if record.name == "actors.sessions.remote_encoding"] == [
@@ -190,23 +195,23 @@ async def test_nobody_else_has_an_image_encoded_over_tls(
 
 
 async def test_an_encode_engine_that_is_gone_holds_nobody_up() -> None:
-    encoders = RemoteEncoders(30.0, Links(None), EmbeddingShelf(), member(), find_mistake)
+    encoders = RemoteEncoders(30.0, Links(None), KeptEmbeddings(), member(), find_mistake)
     asked = request("127.0.0.1:1", "a")
     assert await asyncio.wait_for(encoders.embed(asked), 10.0) == asked
     await encoders.close()
 
 
-async def test_embeddings_that_were_forgotten_meanwhile_are_made_by_who_asked(shelf: EmbeddingShelf) -> None:
-    encoders = RemoteEncoders(30.0, Links(EmbeddingShelf()), EmbeddingShelf(), member(), find_mistake)
-    async with encode_engine(made, shelf) as (address, _):
+async def test_embeddings_that_were_forgotten_meanwhile_are_made_by_who_asked(kept_embeddings: KeptEmbeddings) -> None:
+    encoders = RemoteEncoders(30.0, Links(KeptEmbeddings()), KeptEmbeddings(), member(), find_mistake)
+    async with encode_engine(made, kept_embeddings) as (address, _):
         assert await encoders.embed(request(address, "a")) == request(address, "a")
     await encoders.close()
 
 
-async def test_a_fetch_that_is_not_over_in_time_is_cancelled(shelf: EmbeddingShelf) -> None:
+async def test_a_fetch_that_is_not_over_in_time_is_cancelled(kept_embeddings: KeptEmbeddings) -> None:
     links = Links(None)
-    encoders = RemoteEncoders(0.3, links, EmbeddingShelf(), member(), find_mistake)
-    async with encode_engine(made, shelf) as (address, _):
+    encoders = RemoteEncoders(0.3, links, KeptEmbeddings(), member(), find_mistake)
+    async with encode_engine(made, kept_embeddings) as (address, _):
         assert await encoders.embed(request(address, "a")) == request(address, "a")
     assert links.cancelled == links.begun
     assert [fetch.num_bytes for fetch in links.begun] == [len(made_of("a").data)]
@@ -214,7 +219,7 @@ async def test_a_fetch_that_is_not_over_in_time_is_cancelled(shelf: EmbeddingShe
     await encoders.close()
 
 
-async def test_a_request_that_is_aborted_cancels_its_fetch(shelf: EmbeddingShelf) -> None:
+async def test_a_request_that_is_aborted_cancels_its_fetch(kept_embeddings: KeptEmbeddings) -> None:
     begun = asyncio.Event()
 
     class Telling(Links):
@@ -223,8 +228,8 @@ async def test_a_request_that_is_aborted_cancels_its_fetch(shelf: EmbeddingShelf
             begun.set()
 
     links = Telling(None)
-    encoders = RemoteEncoders(30.0, links, EmbeddingShelf(), member(), find_mistake)
-    async with encode_engine(made, shelf) as (address, _):
+    encoders = RemoteEncoders(30.0, links, KeptEmbeddings(), member(), find_mistake)
+    async with encode_engine(made, kept_embeddings) as (address, _):
         embedding = asyncio.create_task(encoders.embed(request(address, "a")))
         await begun.wait()
         embedding.cancel()

@@ -148,7 +148,7 @@ def test_a_cancel_without_an_answer_closes_the_link_once_and_reports_when_it_is_
     table.on_step(KVConnectorMetadata(reservations=(Reservation("r", ticket, (1, 2), 0, 8),)), now_s=100.0)
     assert table.next_deadline() is None
     link = links.to_producer(PREFILL)
-    link.state, link.unsaid = LinkState.OPEN, []  # READY is said.
+    link.state, link.unsent = LinkState.OPEN, []  # READY is said.
     table.on_step(KVConnectorMetadata(consumer_cancels=("r",)), now_s=100.0)
     assert table.next_deadline() == pytest.approx(105.0)
     assert table.on_time(104.9) == []

@@ -9,7 +9,7 @@ import pytest
 from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.errors import ProtocolViolation
-from kv_transfer.handoff.consumer_machine import ConsumerTransfer
+from kv_transfer.handoff.consumer_machine import ConsumerMachine
 from kv_transfer.handoff.control_messages import Cancel, Chunk, Finished, Ready
 from kv_transfer.handoff.instructions import Instruction, ReceiveBlocks, ReportReceived, Send
 from kv_transfer.transfer_stats import TransferTimings
@@ -17,11 +17,11 @@ from kv_transfer.transfer_stats import TransferTimings
 BLOCKS = (5, 2, 8, 3)
 """For 14 tokens in blocks of 4: the first is here already, the last is partial."""
 
-Event = Callable[[ConsumerTransfer], list[Instruction]]
+Event = Callable[[ConsumerMachine], list[Instruction]]
 
 
-def new_transfer(num_local_blocks: int = 1) -> ConsumerTransfer:
-    return ConsumerTransfer(
+def new_transfer(num_local_blocks: int = 1) -> ConsumerMachine:
+    return ConsumerMachine(
         transfer_id="t",
         attempt=3,
         block_ids=BLOCKS,
@@ -50,11 +50,11 @@ def handed_over(num_chunks: int) -> Event:
     return finished(ProducerEnd.HANDED_OVER, num_chunks)
 
 
-def cancel(transfer: ConsumerTransfer) -> list[Instruction]:
+def cancel(transfer: ConsumerMachine) -> list[Instruction]:
     return transfer.on_cancel(1.5)
 
 
-def link_lost(transfer: ConsumerTransfer) -> list[Instruction]:
+def link_lost(transfer: ConsumerMachine) -> list[Instruction]:
     return transfer.on_link_lost("cut")
 
 

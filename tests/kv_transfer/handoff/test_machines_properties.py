@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import ProducerEnd
-from kv_transfer.handoff.consumer_machine import ConsumerTransfer
+from kv_transfer.handoff.consumer_machine import ConsumerMachine
 from kv_transfer.handoff.control_messages import Cancel, Chunk, Finished, Ready
 from kv_transfer.handoff.instructions import (
     DropQueued,
@@ -29,7 +29,7 @@ from kv_transfer.handoff.instructions import (
     Send,
     SendBlocks,
 )
-from kv_transfer.handoff.producer_machine import ProducerState, ProducerTransfer
+from kv_transfer.handoff.producer_machine import ProducerMachine, ProducerState
 
 BLOCK_SIZE = 4
 TOKEN_ID = 42
@@ -77,8 +77,8 @@ class HandoffMachine(RuleBasedStateMachine):
         self.num_finished_sending = 0
         self.reports: list[ReceivedKV] = []
 
-        self.producer = ProducerTransfer("t", 0, num_prompt_tokens, BLOCK_SIZE, max_chunk_blocks, DEADLINE_S)
-        self.consumer = ConsumerTransfer(
+        self.producer = ProducerMachine("t", 0, num_prompt_tokens, BLOCK_SIZE, max_chunk_blocks, DEADLINE_S)
+        self.consumer = ConsumerMachine(
             "t", 0, self.target_ids, self.num_local_blocks, num_prompt_tokens, BLOCK_SIZE, 1, drain_timeout_s=1.0
         )
         self.follow_consumer(self.consumer.start())

@@ -18,7 +18,7 @@ from kv_transfer.handoff.instructions import (
     Send,
     SendBlocks,
 )
-from kv_transfer.handoff.producer_machine import ProducerState, ProducerTransfer
+from kv_transfer.handoff.producer_machine import ProducerMachine, ProducerState
 
 DEADLINE_S = 100.0
 BLOCKS = (9, 4, 7)
@@ -27,11 +27,11 @@ BLOCKS = (9, 4, 7)
 LATE = "READY came too late"
 NO_READY = "the consumer did not reserve blocks in time"
 
-Event = Callable[[ProducerTransfer], list[Instruction]]
+Event = Callable[[ProducerMachine], list[Instruction]]
 
 
-def new_transfer(max_chunk_blocks: int = 100) -> ProducerTransfer:
-    return ProducerTransfer(
+def new_transfer(max_chunk_blocks: int = 100) -> ProducerMachine:
+    return ProducerMachine(
         transfer_id="t",
         attempt=3,
         num_prompt_tokens=10,
@@ -54,20 +54,20 @@ def finish(end: ProducerEnd) -> Event:
     return lambda transfer: transfer.on_finish(end, first_token_id)
 
 
-def announced(transfer: ProducerTransfer) -> list[Instruction]:
+def announced(transfer: ProducerMachine) -> list[Instruction]:
     transfer.on_chunk_announced()
     return []
 
 
-def chunk_sent(transfer: ProducerTransfer) -> list[Instruction]:
+def chunk_sent(transfer: ProducerMachine) -> list[Instruction]:
     return transfer.on_chunk_sent()
 
 
-def cancel(transfer: ProducerTransfer) -> list[Instruction]:
+def cancel(transfer: ProducerMachine) -> list[Instruction]:
     return transfer.on_cancel("let go")
 
 
-def link_lost(transfer: ProducerTransfer) -> list[Instruction]:
+def link_lost(transfer: ProducerMachine) -> list[Instruction]:
     return transfer.on_link_lost("cut")
 
 

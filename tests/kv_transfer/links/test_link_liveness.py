@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from kv_transfer.handoff.control_messages import ControlMessage, Ping
 from kv_transfer.links.data_thread import ChunkJob, DataThread
-from kv_transfer.links.link_liveness import Lifeless, LinkPulse
+from kv_transfer.links.link_liveness import Lifeless, LinkLiveness
 from kv_transfer.links.peer_link import LinkState, PeerLink
 from kv_transfer.transports.loopback import Pipe
 from kv_transfer.trust.handshake import Proven
@@ -49,7 +49,7 @@ def link(state: LinkState = LinkState.OPEN, heard_s: float = 100.0) -> tuple[Pee
 
 def pulse_from(start_s: float, *links: PeerLink) -> Callable[[float], list[Lifeless]]:
     """Beats of a pulse that has beaten at start_s."""
-    pulse = LinkPulse(TIMEOUT_S)
+    pulse = LinkLiveness(TIMEOUT_S)
     assert pulse.beat(links, start_s) == []
     return lambda now_s: pulse.beat(links, now_s)
 
@@ -90,7 +90,7 @@ def test_whoever_was_stopped_himself_gives_each_peer_one_more_beat() -> None:
 
 def test_a_link_that_comes_up_or_goes_down_has_deadlines_of_its_own() -> None:
     links = [link(state, heard_s=0.0) for state in LinkState if state is not LinkState.OPEN]
-    pulse = LinkPulse(TIMEOUT_S)
+    pulse = LinkLiveness(TIMEOUT_S)
     for now_s in (100.0, 102.0, 104.0):
         assert pulse.beat([one for one, _ in links], now_s) == []
     assert all(stream.said == [] for _, stream in links)
@@ -99,7 +99,7 @@ def test_a_link_that_comes_up_or_goes_down_has_deadlines_of_its_own() -> None:
 
 def test_the_next_beat_is_due_while_a_link_is_open() -> None:
     opened, _ = link()
-    pulse = LinkPulse(TIMEOUT_S)
+    pulse = LinkLiveness(TIMEOUT_S)
     pulse.beat([opened], 100.0)
     assert pulse.next_deadline([opened]) == 102.0
 

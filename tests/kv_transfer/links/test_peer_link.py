@@ -110,17 +110,17 @@ def test_what_is_said_before_a_link_is_open_goes_out_in_order_and_what_is_said_t
     stream = Stream()
     link = PeerLink(stream, False, ("prefill-0", 3), deadline_s=1.0)
     first, second, third, lost = (Cancel(name, 0) for name in ("first", "second", "third", "lost"))
-    link.say(first)
-    link.say(second)
+    link.send(first)
+    link.send(second)
     assert stream.said == []
     data = DataThread("test-link", lambda opening: Pipe(), NoEvents(), is_sender=False, chunk_timeout_s=1.0)
     link.open(data, now_s=4.0)
-    link.say(third)
+    link.send(third)
     assert stream.said == [first, second, third]
     assert link.deadline_s is None, "the handshake is over"
     assert link.heard_s == 4.0
     link.state = LinkState.CLOSING
-    link.say(lost)
+    link.send(lost)
     assert stream.said == [first, second, third]
     data.abort()
     assert data.join(5.0)

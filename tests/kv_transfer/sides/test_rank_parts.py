@@ -7,7 +7,7 @@ from dataclasses import replace
 from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
-from kv_transfer.sides.rank_parts import RankConnector
+from kv_transfer.sides.rank_parts import RankParts
 from kv_transfer.transfer_stats import TransferStats
 from tests.kv_transfer.connected_workers import LAYOUT
 
@@ -53,7 +53,7 @@ def test_a_rank_is_an_engine_of_its_own_to_its_peers() -> None:
 
 def test_a_producer_sends_to_every_rank_that_wants_its_heads_and_waits_for_all() -> None:
     pairs = Pairs()
-    rank = RankConnector(pairs, TWO_HEADS)
+    rank = RankParts(pairs, TWO_HEADS)
     progress = ProducerProgress("r", (4, 5), 0, 8)
     step = KVConnectorMetadata(new_producers=(("r", ticket(TransferRole.PRODUCER, FOUR), 10),), progress=(progress,))
     rank.start_step(step)
@@ -79,7 +79,7 @@ def test_a_producer_sends_to_every_rank_that_wants_its_heads_and_waits_for_all()
 
 def test_a_replica_that_nobody_takes_heads_from_waits_for_nothing() -> None:
     pairs = Pairs()
-    replica = RankConnector(pairs, replace(LAYOUT, num_kv_heads=1, tp_size=4, tp_rank=1, num_replicas=2))
+    replica = RankParts(pairs, replace(LAYOUT, num_kv_heads=1, tp_size=4, tp_rank=1, num_replicas=2))
     replica.start_step(KVConnectorMetadata(new_producers=(("r", ticket(TransferRole.PRODUCER, ONE), 10),)))
     assert pairs.started[0].is_empty()
     assert replica.take_output().ready_to_prefill == {"r"}
@@ -91,7 +91,7 @@ def test_a_replica_that_nobody_takes_heads_from_waits_for_nothing() -> None:
 
 def test_a_consumer_takes_each_head_from_one_rank_and_reports_once() -> None:
     pairs = Pairs()
-    rank = RankConnector(pairs, TWO_HEADS)
+    rank = RankParts(pairs, TWO_HEADS)
     reservation = Reservation("r", ticket(TransferRole.CONSUMER, FOUR), (1, 2), 1, 10)
     rank.start_step(KVConnectorMetadata(reservations=(reservation,), consumer_cancels=("unknown",)))
     assert [(r.request_id, r.params.transfer_id, r.params.peer) for r in pairs.started[0].reservations] == [
@@ -116,7 +116,7 @@ def test_both_ends_name_a_part_alike() -> None:
         (TWO_HEADS, TransferRole.CONSUMER, EngineAddress("p", 1, "h:1", ("h:2",))),
     ):
         pairs = Pairs()
-        rank = RankConnector(pairs, layout)
+        rank = RankParts(pairs, layout)
         if role is TransferRole.PRODUCER:
             rank.start_step(KVConnectorMetadata(new_producers=(("r", ticket(role, peer), 10),)))
             transfer_ids.append(pairs.started[0].new_producers[0][1].transfer_id)
@@ -129,5 +129,5 @@ def test_both_ends_name_a_part_alike() -> None:
 
 def test_shutdown_reaches_the_links() -> None:
     pairs = Pairs()
-    RankConnector(pairs, LAYOUT).shutdown()
+    RankParts(pairs, LAYOUT).shutdown()
     assert pairs.is_shut_down

@@ -8,23 +8,23 @@ from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
-from kv_transfer.sides.scheduler_side import ConnectorScheduler
+from kv_transfer.sides.scheduler_side import SchedulerSide
 
 PEER = EngineAddress("peer", 1, "peer:1")
 PRODUCER = KVTransferParams("t", 0, TransferRole.PRODUCER, PEER)
 CONSUMER = KVTransferParams("t", 0, TransferRole.CONSUMER, PEER)
 
 
-def new_connector(max_reserved_requests: int = 2) -> ConnectorScheduler:
-    return ConnectorScheduler(KVTransferConfig(max_reserved_requests=max_reserved_requests), block_size=4)
+def new_connector(max_reserved_requests: int = 2) -> SchedulerSide:
+    return SchedulerSide(KVTransferConfig(max_reserved_requests=max_reserved_requests), block_size=4)
 
 
-def reserve(connector: ConnectorScheduler, request_id: str) -> None:
+def reserve(connector: SchedulerSide, request_id: str) -> None:
     connector.on_new_request(request_id, CONSUMER, 10)
     connector.update_state_after_alloc(request_id, [1, 2, 3], 0)
 
 
-def report(connector: ConnectorScheduler, request_id: str) -> None:
+def report(connector: SchedulerSide, request_id: str) -> None:
     connector.update_connector_output(KVConnectorOutput(finished_recving={request_id: ReceivedKV(LoadOutcome.FAILED)}))
 
 

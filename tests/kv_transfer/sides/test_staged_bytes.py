@@ -21,9 +21,9 @@ from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.prefix.prefix_fetch import Loan, add_fetches, name_of_loan, name_of_staged
-from kv_transfer.sides.rank_parts import RankConnector
-from kv_transfer.sides.staged_bytes import StagingConnector
-from kv_transfer.sides.worker_side import ConnectorWorker
+from kv_transfer.sides.rank_parts import RankParts
+from kv_transfer.sides.staged_bytes import StagingSide
+from kv_transfer.sides.worker_side import WorkerSide
 from tests.kv_transfer.connected_workers import LAYOUT
 from tests.kv_transfer.transports.fake_nccl import FakeEvent, FakeNetwork
 from tests.kv_transfer.transports.nccl_ends import make_end
@@ -47,7 +47,7 @@ class End:
         self.output = KVConnectorOutput()
         self._has_news = threading.Event()
         links = make(self.address, layout, self.cache, self._has_news.set)
-        self.worker = StagingConnector(RankConnector(links, layout), self.cache)
+        self.worker = StagingSide(RankParts(links, layout), self.cache)
 
     def step(self, metadata: KVConnectorMetadata) -> None:
         self.worker.start_step(metadata)
@@ -67,7 +67,7 @@ class End:
 
 
 class AgentWorker:
-    """An agent over a fake device, as ConnectorWorker has one over a real one."""
+    """An agent over a fake device, as WorkerSide has one over a real one."""
 
     def __init__(self, agent: TransferAgent) -> None:
         self._agent = agent
@@ -98,7 +98,7 @@ def make_ends(request: pytest.FixtureRequest) -> Iterator[Callable[[int, int], t
     ) -> KVConnectorWorker:
         control = hub.control(address)
         if request.param == "loopback":
-            return ConnectorWorker(settings, address, layout, cache, control, on_progress)
+            return WorkerSide(settings, address, layout, cache, control, on_progress)
         end = make_end(network)
         agent = TransferAgent(settings, address, layout, cache, end.transport, control, on_progress)
         return AgentWorker(agent)

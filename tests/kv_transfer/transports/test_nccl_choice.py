@@ -13,11 +13,11 @@ from torch import Tensor
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.reports import LoadOutcome
 from kv_transfer.connector.steps import ProducerEnd
-from kv_transfer.sides import worker_side
 from kv_transfer.errors import LinkLost, TransportUnavailable, TransportWedged
 from kv_transfer.links.control_streams import Control, ControlStream, StreamEvents
 from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress
+from kv_transfer.sides import worker_side
 from kv_transfer.sides.worker_side import make_transport
 from kv_transfer.transports.base import ComputeEvent, Transport
 from kv_transfer.transports.loopback import Pipe

@@ -9,8 +9,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from actors.core.loads.embedding_shelf import EmbeddingShelf
 from actors.core.loads.embedding_transfers import EmbeddingFetch, EmbeddingTransfers, Fetched, Staging
+from actors.core.loads.kept_embeddings import KeptEmbeddings
 from actors.core.requests.multimodal import PackedArray
 from actors.core.requests.request import RequestStatus
 from actors.core.scheduler import Scheduler
@@ -32,7 +32,7 @@ class Engine:
 
     scheduler: Scheduler
     clock: Clock
-    shelf: EmbeddingShelf
+    kept_embeddings: KeptEmbeddings
     driver: Driver = field(init=False)
     told: dict[str, list[Fetched]] = field(default_factory=dict)
     loading: dict[str, str] = field(default_factory=dict)
@@ -93,9 +93,11 @@ class Engine:
 
 
 def make_engine(**options: Any) -> Engine:
-    clock, shelf = Clock(), EmbeddingShelf()
-    staging = Staging("me", SLOT_BYTES, shelf)
-    return Engine(make_scheduler(connector=FakeConnector(), staging=staging, clock=clock, **options), clock, shelf)
+    clock, kept_embeddings = Clock(), KeptEmbeddings()
+    staging = Staging("me", SLOT_BYTES, kept_embeddings)
+    return Engine(
+        make_scheduler(connector=FakeConnector(), staging=staging, clock=clock, **options), clock, kept_embeddings
+    )
 
 
 def embeddings(num_bytes: int) -> PackedArray:
@@ -117,7 +119,7 @@ def test_what_comes_is_told_and_its_blocks_are_back() -> None:
 
 def test_what_is_wanted_is_lent_until_it_has_left() -> None:
     engine = make_engine()
-    engine.shelf.put("cat", embeddings(BLOCK_BYTES + 1))
+    engine.kept_embeddings.put("cat", embeddings(BLOCK_BYTES + 1))
     want = engine.want("cat")
     assert engine.num_held_blocks == 2
     assert engine.sent == {name_of_loan(want): embeddings(BLOCK_BYTES + 1).data}
@@ -132,7 +134,7 @@ def test_what_is_wanted_is_lent_until_it_has_left() -> None:
 def test_who_wants_what_cannot_be_had_gets_an_answer_at_once(is_too_large: bool) -> None:
     engine = make_engine(num_blocks=8)
     if is_too_large:
-        engine.shelf.put("cat", embeddings(5 * BLOCK_BYTES))
+        engine.kept_embeddings.put("cat", embeddings(5 * BLOCK_BYTES))
     want = engine.want("cat")
     assert engine.sent == {name_of_loan(want): b""}
     engine.end_sending(name_of_loan(want))
@@ -151,7 +153,7 @@ def test_an_image_that_can_never_have_room_is_refused_at_once() -> None:
 def test_blocks_that_requests_need_soon_are_not_taken(is_sender: bool) -> None:
     """A running request grows, and one that waits lacks room: the image waits for both, and no longer."""
     engine = make_engine(num_blocks=8, max_num_seqs=1)
-    engine.shelf.put("cat", embeddings(BLOCK_BYTES))
+    engine.kept_embeddings.put("cat", embeddings(BLOCK_BYTES))
     scheduler = engine.scheduler
     scheduler.add_request(make_request("runs", 3 * BLOCK_SIZE, max_tokens=8, ignore_eos=True))
     scheduler.add_request(make_request("waits", 4 * BLOCK_SIZE, max_tokens=1))
@@ -184,7 +186,7 @@ def test_a_fetch_without_room_ends_at_its_deadline_with_nothing_held() -> None:
 
 def test_a_want_without_room_is_answered_with_nothing_at_its_deadline() -> None:
     engine = make_engine(num_blocks=4)
-    engine.shelf.put("cat", embeddings(BLOCK_BYTES))
+    engine.kept_embeddings.put("cat", embeddings(BLOCK_BYTES))
     engine.fetch("dog")
     engine.fetch("bird")
     engine.step()
@@ -280,7 +282,7 @@ def test_whatever_comes_requests_are_served_and_every_block_is_back(
             fetches.append(engine.fetch(f"image-{number}", num_bytes))
         elif what == "want":
             if choice:
-                engine.shelf.put(f"image-{number}", embeddings(num_bytes % 256))
+                engine.kept_embeddings.put(f"image-{number}", embeddings(num_bytes % 256))
             engine.want(f"image-{number}")
         elif what == "cancel" and fetches:
             engine.transfers.cancel(fetches[choice % len(fetches)])

@@ -15,7 +15,7 @@ from actors.process.sized_cache import SizedCache
 _MAX_BYTES: Final = 256 << 20
 
 
-class EmbeddingShelf:
+class KeptEmbeddings:
     """Bounded; what was not used for longest goes first. May be used from any thread."""
 
     def __init__(self) -> None:
