@@ -50,7 +50,7 @@ features: $(READY) ## Ask for every feature in every scenario, and write docs/fe
 settings: $(READY) ## Write docs/settings.md from the settings in the code
 	@$(BIN)/python -m tools.write_settings_page
 
-check: $(READY) ## Lint, types, import contracts, generated pages
+check: $(READY) ## Lint, types, import contracts, words, generated pages
 	@echo "== ruff"
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/ruff check $(CODE)
@@ -58,6 +58,8 @@ check: $(READY) ## Lint, types, import contracts, generated pages
 	@$(BIN)/mypy
 	@echo "== import contracts"
 	@$(BIN)/lint-imports
+	@echo "== words"
+	@$(BIN)/python -m tools.check_words
 	@echo "== protos"
 	@$(BIN)/python -m tools.check_protos
 	@echo "== settings page"
