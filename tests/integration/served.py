@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import Empty, Queue
 
@@ -25,14 +25,34 @@ class ServeProcess:
     """Starts on construction; wait_until_ready() gives the address."""
 
     def __init__(
-        self, config: dict[str, object], directory: Path, *arguments: str, environment: Mapping[str, str] | None = None
+        self,
+        config: dict[str, object],
+        directory: Path,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        run_by: Sequence[str] = (),
     ) -> None:
-        """environment: besides ours, of which Ray's variables are left out."""
+        """Start `raypd serve`.
+
+        environment: variables besides ours, of which Ray's are left out.
+        run_by: a command that runs it, such as prlimit.
+        """
         config_file = directory / "cluster.yaml"
         config_file.write_text(yaml.safe_dump(config))
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cluster", "serve", "--config", str(config_file), "--port", "0", *arguments],
+            [
+                *run_by,
+                sys.executable,
+                "-m",
+                "cluster",
+                "serve",
+                "--config",
+                str(config_file),
+                "--port",
+                "0",
+                *arguments,
+            ],
             cwd=ROOT,
             env=inherited | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | dict(environment or {}),
             stdout=subprocess.PIPE,
