@@ -29,9 +29,11 @@ test: $(READY) ## Run the tests that need neither a GPU nor minutes each
 	@echo "== pytest"
 	@$(PYTEST) -m "not more and not slow and not gpu" $(ARGS)
 
-test-more: $(READY) ## Run the tests that take minutes: chaos, attacks, Ray nodes, the image, soak
+test-more: $(READY) ## Run the tests that take minutes: chaos, attacks, Ray nodes, hosts, the image, soak
 	@echo "== pytest, what takes minutes"
-	@$(PYTEST) -m "more and not slow and not gpu" $(ARGS)
+	@$(PYTEST) -m "more and not alone and not slow and not gpu" $(ARGS)
+	@echo "== pytest, what needs the machine for itself"
+	@$(BIN)/python -m pytest -m "more and alone and not slow and not gpu" $(ARGS)
 
 test-all: test test-more ## Run both
 

@@ -9,7 +9,7 @@ import pytest
 from tests.faults.live_engines import TRANSFER, LiveEngines
 from tests.faults.two_hosts import TwoHosts
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.more, pytest.mark.alone]
 
 
 @pytest.mark.parametrize(

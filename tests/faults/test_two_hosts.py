@@ -10,7 +10,7 @@ from tests.faults.fault_points import Action, Fault, Point
 from tests.faults.live_engines import IMPATIENT, TRANSFER, LiveEngines
 from tests.faults.two_hosts import TwoHosts
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.more, pytest.mark.alone]
 
 OUTAGE_S = 2.0
 

@@ -18,7 +18,7 @@ from tests.hosts.watching import is_idle, states, status_becomes
 
 logger = logging.getLogger(__name__)
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.more, pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(280)]
 
 _STATUS_TIMEOUT_S = 15.0
 _CHANGE_TIMEOUT_S = 60.0
@@ -60,7 +60,8 @@ async def test_serving_goes_on_without_the_head_and_changes_with_the_next_one(se
             await _engine_becomes(client, "decode-1", 2)
         logger.info("%s", seen.report())
         after = await status_becomes(client, is_idle, _IDLE_TIMEOUT_S)
-    assert longest_pause_s < 1.0
+    # An ingress or engine that asked the head on the way of a token would have waited for at least this time.
+    assert longest_pause_s < HEARTBEAT_TIMEOUT_S / 2
     assert len(without_head.engines) == 3
     kept = {engine.engine_id: engine.address for engine in before.engines if engine.engine_id != "decode-1"}
     assert {engine.engine_id: engine.address for engine in after.engines}.items() >= kept.items()

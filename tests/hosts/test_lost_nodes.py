@@ -16,7 +16,7 @@ from tests.hosts.watching import is_idle, is_waiting, is_whole, states, status_b
 
 logger = logging.getLogger(__name__)
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.more, pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(280)]
 
 _REPLACED_S = HEARTBEAT_TIMEOUT_S + 15.0
 _JOINED_S = 90.0

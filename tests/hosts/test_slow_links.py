@@ -19,7 +19,7 @@ from tests.hosts.watching import is_idle, states, status_becomes
 
 logger = logging.getLogger(__name__)
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.more, pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(280)]
 
 _IDLE_TIMEOUT_S = 20.0
 

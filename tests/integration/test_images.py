@@ -14,7 +14,7 @@ from tests.integration.served import ServeProcess
 from tests.patience import TEST_S
 from tests.vision import VisionReference, draw_image, encode_png
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(TEST_S)]
+pytestmark = [pytest.mark.ray, pytest.mark.more, pytest.mark.timeout(TEST_S)]
 
 _FAMILY = "qwen2_5_vl"
 _NUM_TOKENS = 12

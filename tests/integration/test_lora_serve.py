@@ -16,7 +16,7 @@ from tests.integration.served import ServeProcess
 from tests.patience import TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(TEST_S)]
+pytestmark = [pytest.mark.ray, pytest.mark.more, pytest.mark.timeout(TEST_S)]
 
 NUM_TOKENS = 10
 PROMPT = random_prompt(40)

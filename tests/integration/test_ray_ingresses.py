@@ -17,7 +17,7 @@ _NUM_INGRESSES = 3
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.timeout(TEST_S)
 async def test_killing_any_of_three_ingresses_under_load_loses_nothing(
     checkpoint: Callable[[str], Path], tmp_path: Path

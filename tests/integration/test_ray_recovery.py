@@ -15,7 +15,7 @@ from tests.integration.served import ServeProcess, process_listening_at
 from tests.patience import TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(TEST_S)]
+pytestmark = [pytest.mark.ray, pytest.mark.more, pytest.mark.timeout(TEST_S)]
 
 _NUM_TOKENS = 100
 _NUM_REQUESTS = 8

@@ -26,7 +26,7 @@ from tests.integration.cluster_load import engines_become, load
 from tests.integration.served import ROOT, ServeProcess, actor_process
 from tests.patience import CLUSTER_S, TEST_S
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(TEST_S)]
+pytestmark = [pytest.mark.ray, pytest.mark.more, pytest.mark.timeout(TEST_S)]
 
 _RAY: Final = {
     "RAY_AUTH_MODE": "token",
