@@ -36,11 +36,8 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 
-from actors.errors import TravellingError
-
-
-class ClusterError(TravellingError):
-    """The root of this floor's errors."""
+from cluster.api.protos.shared_errors import ClusterError as ClusterError
+from cluster.api.protos.shared_errors import InvalidConfig as InvalidConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,14 +258,6 @@ class AddressUnavailable(ClusterError):
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"cannot listen at {address}: {reason}; free the port or choose another (0 for any)")
         self.address = address
-
-
-class InvalidConfig(ClusterError):
-    """The cluster's settings cannot be used; nothing was started."""
-
-    def __init__(self, source: str, mistakes: list[str]) -> None:
-        super().__init__("\n".join(f"{source}: {mistake}" for mistake in mistakes))
-        self.mistakes = mistakes
 
 
 class CannotStart(ClusterError):

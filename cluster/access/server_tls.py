@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import math
 import ssl
@@ -112,11 +111,3 @@ class ServerTls:
             raise InvalidConfig("ingress.tls", [f"cannot be used: {error} ({files})"]) from error
         self._ends_at_s = min(certificate.not_valid_after_utc.timestamp() for certificate in certificates)
         return context
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this host can reach a server that listens at this address."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False  # A name: whatever it stands for, somewhere else it may stand for something else.

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import grpc
 
-from cluster.access.server_tls import is_loopback
-from cluster.errors import InvalidConfig
+from cluster.api.protos.loopback_addresses import is_loopback
+from cluster.api.protos.shared_errors import InvalidConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ import grpc
 import grpc.aio
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # it ships no types
 
-from cluster.api.grpc.conversions.statuses import STATUS_DETAILS_KEY
-from cluster.errors import ClusterError
+from cluster.api.protos.shared_errors import STATUS_DETAILS_KEY, ClusterError
 
 _PASSING: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.CANCELLED})
 """CANCELLED: by the server, which ends; who cancels a call himself is not told by an error."""

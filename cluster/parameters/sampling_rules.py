@@ -9,13 +9,13 @@ from typing import Final, TypeVar
 
 from actors.checkpoint.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from actors.core.requests.sampling_params import SamplingParams
+from cluster.api.protos.sample_seeds import MAX_SEED
 from cluster.errors import FieldViolation, InvalidRequest
 from cluster.parameters.generation import SamplingOptions
 from cluster.settings.input_limits import InputLimits
 
 GREEDY_BELOW_TEMPERATURE: Final = 1e-5
 """Dividing logits by less would overflow; vLLM draws the same line."""
-MAX_SEED: Final = 2**63 - 1
 MAX_REPETITION_PENALTY: Final = 10.0
 MAX_LOGIT_BIAS: Final = 100.0
 MAX_INT32: Final = 2**31 - 1

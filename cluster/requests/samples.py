@@ -16,11 +16,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from actors.core.requests.request import EngineCoreRequest
+from cluster.api.protos.sample_seeds import sample_seed
 from cluster.parameters.generation import GenerateChunk, GenerateRequest, Prompt
 from cluster.parameters.sampling_rules import Violations
 from cluster.requests.attempt import Attempt
 from cluster.requests.model_versions import ModelVersion
-from cluster.requests.sample_seeds import sample_seed
 from cluster.requests.turns import Turns
 from cluster.routing.base import EngineT, Route, Router
 from cluster.routing.engine_connection import EngineKey

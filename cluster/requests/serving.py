@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanag
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from cluster.api.protos.side_by_side import side_by_side
 from cluster.errors import EngineFailed, FieldViolation, InvalidRequest, ModelVersionLeft
 from cluster.images.budget import ImageBudget
 from cluster.observability.metrics import ServingMetrics
@@ -20,7 +21,6 @@ from cluster.requests.model_versions import EnginesOfVersion, ModelVersion, Mode
 from cluster.requests.recovery import Recovery, RecoveryPolicy
 from cluster.requests.request_limits import AdmittedRequest, RequestLimits
 from cluster.requests.samples import Answers, GenerateManyRequest, Sample, SampleChunk, SharedPrompt, split
-from cluster.requests.side_by_side import side_by_side
 from cluster.requests.vector_computing import Vectors, compute_vectors, scores_of
 from cluster.routing.engine_connection import EnginePool, EngineRole
 from cluster.text.output_processor import OutputProcessor, ProcessedOutput

@@ -7,7 +7,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from cluster.access.server_tls import TlsConfig, is_loopback
+from cluster.access.server_tls import TlsConfig
+from cluster.api.protos.loopback_addresses import is_loopback
 from cluster.settings.http import HostName, HttpConfig
 from cluster.settings.images import ImageConfig
 from cluster.settings.input_limits import InputLimits

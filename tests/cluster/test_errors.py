@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 
+import grpc
 import pytest
 
 from actors.model.errors import UnsupportedModel
-from cluster.errors import EngineFailed, FieldViolation, InvalidRequest, UnknownEngine
+from cluster.client import CallFailed
+from cluster.errors import EngineFailed, FieldViolation, InvalidConfig, InvalidRequest, UnknownEngine
 
 
 @pytest.mark.parametrize(
@@ -16,6 +18,8 @@ from cluster.errors import EngineFailed, FieldViolation, InvalidRequest, Unknown
         UnknownEngine("decode-9", ["decode-0"]),
         InvalidRequest(FieldViolation("n", "0", "at least 1"), FieldViolation("seed", "x", "a number")),
         EngineFailed("r", "it is dead", num_new_tokens=3, can_resume=True),
+        InvalidConfig("cluster.yaml", ["one mistake", "another one"]),
+        CallFailed(grpc.StatusCode.UNAVAILABLE, "it has gone", {"n": "at least 1"}, 0.5),
         UnsupportedModel("T5", "it is an encoder-decoder"),
     ],
 )

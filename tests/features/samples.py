@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cluster.api.protos.sample_seeds import sample_seed
 from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
-from cluster.requests.sample_seeds import sample_seed
 from cluster.requests.samples import GenerateManyRequest
 from cluster.requests.serving import Serving
 from tests.features.feature import EVERYWHERE, Scenario

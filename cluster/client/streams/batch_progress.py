@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.api.protos.raypd.v1 import generate_pb2
+from cluster.api.protos.sample_seeds import sample_seed
 from cluster.client.streams.stream_progress import StreamProgress
-from cluster.requests.sample_seeds import sample_seed
 
 _MAX_REQUEST_ID_CHARS = 112
 

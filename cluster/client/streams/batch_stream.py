@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from cluster.api.protos.raypd.v1 import generate_pb2
+from cluster.api.protos.side_by_side import side_by_side
 from cluster.client.errors import CallFailed
 from cluster.client.known_ingresses import Ingress, Ingresses
 from cluster.client.retry_limits import Patience
@@ -14,7 +15,6 @@ from cluster.client.streams.batch_progress import BatchProgress, Rest
 from cluster.client.streams.calls import responses_of
 from cluster.client.streams.stream import stream_on
 from cluster.client.streams.stream_progress import StreamProgress
-from cluster.requests.side_by_side import side_by_side
 
 _Responses = AsyncGenerator[generate_pb2.GenerateBatchResponse, None]
 

@@ -12,8 +12,8 @@ import grpc
 
 from cluster.api.grpc.conversions.statuses import status_of
 from cluster.api.protos.raypd.v1 import admin_pb2, admin_pb2_grpc, generate_pb2, generate_pb2_grpc
+from cluster.api.protos.sample_seeds import sample_seed
 from cluster.errors import FieldViolation, InvalidRequest, Overloaded
-from cluster.requests.sample_seeds import sample_seed
 
 _TIMEOUT_S = 10.0
 

@@ -11,13 +11,13 @@ import pytest
 
 from actors.core.outputs import TokenLogprobs
 from actors.core.requests.request import EngineCoreRequest, FinishReason
+from cluster.api.protos.sample_seeds import sample_seed
+from cluster.api.protos.side_by_side import side_by_side
 from cluster.errors import InvalidRequest, Overloaded
 from cluster.parameters.generation import GenerateRequest, SamplingOptions, TextPrompt
 from cluster.requests.model_versions import ModelVersions
-from cluster.requests.sample_seeds import sample_seed
 from cluster.requests.samples import GenerateManyRequest, SampleChunk, split
 from cluster.requests.serving import Serving
-from cluster.requests.side_by_side import side_by_side
 from cluster.routing.engine_connection import EngineRole
 from cluster.settings.input_limits import InputLimits
 from kv_transfer.params import TransferRole

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import grpc
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # it ships no types
 
+from cluster.api.protos.shared_errors import STATUS_DETAILS_KEY
 from cluster.errors import (
     AdapterNotFound,
     ClusterError,
@@ -29,9 +29,6 @@ from cluster.errors import (
     UnknownEngine,
     UnknownNode,
 )
-
-STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
-"""Where a serialized google.rpc.Status travels, by gRPC's convention for richer errors."""
 
 
 @dataclass(frozen=True, slots=True)

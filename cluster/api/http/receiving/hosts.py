@@ -16,8 +16,8 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cluster.access.server_tls import is_loopback
 from cluster.api.http.errors import refused
+from cluster.api.protos.loopback_addresses import is_loopback
 
 ANY_HOST: Final = "*"
 

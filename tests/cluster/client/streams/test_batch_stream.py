@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cluster.api.protos.raypd.v1 import generate_pb2
+from cluster.api.protos.sample_seeds import sample_seed
 from cluster.client import BlockingClient, CallFailed, GenerateClient
-from cluster.requests.sample_seeds import sample_seed
 from tests.cluster.client.scripted_ingress import ScriptedIngress
 
 _TIMEOUT_S = 10.0

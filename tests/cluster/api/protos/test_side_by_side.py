@@ -7,7 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
-from cluster.requests.side_by_side import side_by_side
+from cluster.api.protos.side_by_side import side_by_side
 
 
 class Prompt:

@@ -1,10 +1,11 @@
-"""Which seeds a prompt's samples have: for those who make them, and for a client that goes on with them elsewhere."""
+"""The seeds of a prompt's samples: an ingress makes samples with them, and a client goes on with them."""
 
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Final
 
-from cluster.parameters.sampling_rules import MAX_SEED
+MAX_SEED: Final = 2**63 - 1
 
 
 def sample_seed(seed: int, sample_index: int) -> int:

@@ -11,9 +11,9 @@ _T = TypeVar("_T")
 
 
 async def side_by_side(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncGenerator[tuple[int, _T], None]:
-    """What comes of several streams, as it comes, with the stream's index. One that fails ends all; so does leaving.
+    """Yield the items of several streams as they come, each with its stream's index.
 
-    Raises what a stream raises.
+    A stream that fails ends all of them; so does closing this one. Raises what a stream raises.
     """
     queue: asyncio.Queue[tuple[int, _T] | Exception | None] = asyncio.Queue(maxsize=len(streams))
 
