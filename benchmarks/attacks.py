@@ -1,4 +1,4 @@
-"""What do attacks on an ingress take from its other clients? `python -m benchmarks.attacks`
+"""Measure what attacks on an ingress take from its other clients: `python -m benchmarks.attacks`.
 
 The attacks of tests/attacks, one after the other on one ingress with both APIs and an engine that costs nothing, each
 three times; beside them a client that streams (a token every 20 ms) and calls. For each attack: the longest gap of the

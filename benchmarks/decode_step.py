@@ -1,4 +1,4 @@
-"""Where does a decode step's time go?
+"""Measure where a decode step's time goes.
 
 One engine in this process decodes a full batch. Each part of EngineCore.step() is timed with a wrapper around its one
 function; what is left of the step is printed as "rest".

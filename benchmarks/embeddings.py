@@ -146,7 +146,7 @@ def _table(title: str, prompts: Prompts, best_s: dict[str, float]) -> Table:
 
 
 def _idle_cost_ns(num_steps: int = 100_000) -> float:
-    """What a worker does for vectors in a step whose requests want none."""
+    """Measure what a worker does for vectors in a step whose requests want none."""
     pooler, step = Pooler(), SchedulerOutput(StepBatch.empty(), [], set())
     assert not np.any(step.batch.rows)
     started_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What a proof of the cluster's secret costs: the machines alone, over a socket, and in front of a gRPC call.
+"""Measure what a proof of the cluster's secret costs: the machines alone, over a socket, and in front of a gRPC call.
 
 python -m benchmarks.handshake
 """

@@ -1,6 +1,6 @@
-"""What images cost, and what they cost those who have none: `python -m benchmarks.images`.
+"""Measure what images cost, and what they cost requests without any: `python -m benchmarks.images`.
 
-One engine on the CPU with a small vision-language model, drawn at random. What is told is the time that its thread has
+One engine on the CPU with a small vision-language model, drawn at random. Told is the time that its thread has
 computed: other work on the machine does not count.
 """
 
@@ -88,7 +88,7 @@ def _measure(name: str, core: EngineCore, make: Callable[[int], EngineCoreReques
 
 
 def _measure_unused(core: EngineCore) -> None:
-    """What a step of 32 decoding requests without images pays for a model that could see."""
+    """Print what a step of 32 decoding requests without images pays for a model that could see."""
     from actors.core.outputs import StepBatch
     from actors.executor import InProcessExecutor
 

@@ -1,4 +1,4 @@
-"""What does an ingress cost? `python -m benchmarks.ingress`
+"""Measure what an ingress costs: `python -m benchmarks.ingress`.
 
 One ingress process, with a source of tokens in place of engines, and a client process on another core. Told are: how
 many streams are open, tokens per second, the ingress's CPU time per token (what a core could stream, whoever else uses
@@ -36,7 +36,7 @@ _NUM_ADMISSIONS = 200
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the client asks for. tokens_per_s: of all streams together"""
+    """The requests that the client makes. tokens_per_s: of all streams together"""
 
     num_streams: int
     tokens_per_s: float
@@ -137,7 +137,7 @@ async def _serve_on_loop(pipe: Connection, load: Load) -> None:
 
 
 def measure_admission(num_prompt_tokens: int) -> None:
-    """Wall-clock time of prompts one at a time, to an engine: from where a door hands them on, and from a call."""
+    """Wall-clock time of prompts one at a time, to an engine: from where an API hands them on, and from a call."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_admit, args=(theirs,))
     process.start()

@@ -1,6 +1,6 @@
-"""What does an ingress cost over SSE? `python -m benchmarks.ingress_http`
+"""Measure what an ingress costs over SSE: `python -m benchmarks.ingress_http`.
 
-As benchmarks/ingress.py, through the HTTP door: one ingress process, with a source of tokens in place of engines, and a
+As benchmarks/ingress.py, through the HTTP API: one ingress process, with a source of tokens in place of engines, and a
 client process that reads lines. Before the streams, what a short call takes on a connection that stays open.
 """
 

@@ -1,4 +1,4 @@
-"""What TLS inside a cluster costs: sessions, control streams, ranks and KV over TCP, each beside plain text.
+"""Measure what TLS inside a cluster costs: sessions, control streams, ranks and KV over TCP, each beside plain text.
 
 python -m benchmarks.internal_tls [--pairs 5] [--only sessions]
 
@@ -218,7 +218,7 @@ class _Answers:
         """No answer: wait() ends with its timeout."""
 
     def on_closed(self, stream: ControlStream, reason: str) -> None:
-        """As on_malformed()."""
+        """Do the same as on_malformed()."""
 
     def wait(self) -> None:
         """Raises TimeoutError."""

@@ -1,4 +1,4 @@
-"""What a handoff costs its request, and what it costs everybody else: two engines in processes of their own.
+"""Measure what a handoff costs its request and everybody else: two engines in processes of their own.
 
 python -m benchmarks.kv_handoff [--model DIR] [--repeats 30]
 
@@ -41,7 +41,7 @@ from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 
 _HOST: Final = "127.0.0.1"
 _TRUST: Final = TrustMaterial.draw()
-"""Of this process, which gives it to the engines."""
+"""The secrets of this process, which gives them to the engines."""
 _CHUNK_TOKENS: Final = 256
 _NUM_BLOCKS: Final = 2048
 _BLOCK_SIZE: Final = 16
@@ -283,7 +283,7 @@ async def measure_host_tier(small: Engine, repeats: int) -> None:
 
 
 def _print_prefix(num_tokens: int, computed: Sequence[float], brought: Sequence[tuple[float, int]]) -> None:
-    """Of what was to be brought, only those count that were, as a whole."""
+    """Print how long prefixes took; of those to be brought, only the ones that were brought whole count."""
     seconds = [first_s for first_s, num_cached_tokens in brought if num_cached_tokens >= num_tokens]
     median = _ms(statistics.median(seconds)) if seconds else "-"
     print(f"| {num_tokens} tokens | {_ms(statistics.median(computed))} | {median} | {len(seconds)} of {len(brought)} |")

@@ -23,7 +23,7 @@ from cluster.errors import ClusterError
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is offered. Prompts are random token ids, so that nothing hits a prefix cache."""
+    """The requests that are offered. Prompts are random token ids, so that nothing hits a prefix cache."""
 
     requests_per_s: float
     num_requests: int

@@ -1,4 +1,4 @@
-"""What do LoRA adapters cost: configured and unused, and with several of them in a batch?
+"""Measure what LoRA adapters cost: configured and unused, and with several of them in a batch.
 
 Two runners of one model compute the same steps in one thread, one without `lora` in its configuration. Variants take
 turns, step by step, and the processor time of each one's fastest step counts: other load hardly shows in it.

@@ -1,4 +1,4 @@
-"""What it is worth to hand preempted requests to another decode engine.
+"""Measure what it is worth to hand preempted requests to another decode engine.
 
 One prefill engine and two decode engines in processes of their own; the first decode engine has a small KV cache, the
 second a large one. The same open-loop load is served with moves off and on, in turns, on the same engines.
@@ -73,7 +73,7 @@ class Load:
 
 @dataclass(slots=True)
 class Outcome:
-    """What the clients saw, and what the decode engines counted. Times in seconds."""
+    """The times that clients saw, and the counts of the decode engines. Times in seconds."""
 
     total_s: list[float] = field(default_factory=list)
     end_to_end_s: list[float] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Outcome:
     num_fetched: int = 0
 
     def count(self, before: Sequence[SchedulerStats], after: Sequence[SchedulerStats]) -> None:
-        """What decode engines have done in between."""
+        """Add what decode engines have done in between."""
         for old, new in zip(before, after, strict=True):
             self.num_preemptions += new.num_preemptions - old.num_preemptions
             self.num_computed += new.num_prompt_tokens_computed - old.num_prompt_tokens_computed

@@ -1,4 +1,4 @@
-"""What does KV transfer by NCCL reach on this machine's GPUs?
+"""Measure what KV transfer by NCCL reaches on this machine's GPUs.
 
 Self-send beside a plain device copy, by message size; gathering scattered blocks; what a transfer and a matrix product
 cost each other; and real links between two processes, by message and block size. With one GPU the two processes pose as

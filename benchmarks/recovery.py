@@ -2,7 +2,7 @@
 
 1P+1D with the demo model, on the CPU. Streams decode, the decode engine's process gets a SIGKILL, and every stream goes
 on wherever it can (with a single decode engine: on the prefill engine). A pause is the longest time between two
-responses of a stream from the kill on; streams that had ended by then do not count. Replaced means: the next life of
+responses of a stream from the kill on; streams that had ended by then do not count. Replaced means: the next incarnation of
 the engine was seen ready in GetStatus. Each answer is compared with the one that was given before any fault.
 
 Restarts do not back off here: an engine that dies for the first time in ten minutes is started again at once.
@@ -38,7 +38,7 @@ _TIMEOUT_S: Final = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What runs when the engine is killed."""
+    """The requests that run when the engine is killed."""
 
     num_streams: int
     num_prompt_tokens: int
@@ -47,10 +47,10 @@ class Load:
 
 @dataclass(slots=True)
 class Kill:
-    """What one kill did. Times are seconds from the kill on.
+    """The consequences of one kill. Times are seconds from the kill on.
 
     pauses_s:    of each stream
-    ready_s:     when the next life was ready
+    ready_s:     when the next incarnation was ready
     decisions:   of the controller, about this engine
     num_changed: answers that were not what they had been without a fault
     """
@@ -179,7 +179,7 @@ def _table(kills: Sequence[Kill]) -> Table:
         table.add_column(column, justify="left" if column == "what" else "right")
     for what, values in (
         ("pause of a stream", [pause_s for kill in kills for pause_s in kill.pauses_s]),
-        ("until the next life is ready", [kill.ready_s for kill in kills]),
+        ("until the next incarnation is ready", [kill.ready_s for kill in kills]),
     ):
         quantiles = (*np.percentile(values, (50, 99)), max(values))
         table.add_row(what, str(len(values)), *(f"{value:.2f}" for value in quantiles))

@@ -1,4 +1,4 @@
-"""What log-probabilities of a prompt, prompts of embeddings and several samples cost, used and unused.
+"""Measure what log-probabilities of a prompt, prompts of embeddings and several samples cost, used and unused.
 
 One engine in this process, the demo model in float32, one thread. Kinds take turns, and the fastest of each counts.
 
@@ -99,7 +99,7 @@ def _run(
 
 
 def _measure_unused(core: EngineCore) -> dict[str, float]:
-    """What a step without any of it pays, in seconds."""
+    """Return what a step without any of it pays, in seconds."""
     runner = _runner_of(core)
     assert runner._batch is not None
     batch, starts = StepBatch.empty(), np.zeros(1, dtype=np.int64)

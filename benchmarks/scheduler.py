@@ -1,4 +1,4 @@
-"""What does the scheduler cost?
+"""Measure what the scheduler costs.
 
 The scheduler alone, fed with one token per request and step: no model, no torch. Prompts have 512 to 527 tokens, so
 that block boundaries are spread over the steps as they are in a running engine; blocks have 16; prefix caching and

@@ -1,4 +1,4 @@
-"""What do guesses gain, and what do they cost?
+"""Measure what guesses gain, and what they cost.
 
 One engine in this process answers the same prompts with and without guesses, in turns, best of several. Machines are
 shared: beside tokens per second there are tokens per second of this thread's CPU time, which others do not disturb.
@@ -50,7 +50,7 @@ class Figures:
 
     @property
     def num_tokens(self) -> int:
-        """Of all answers."""
+        """The number of tokens in all answers."""
         return sum(map(len, self.token_ids))
 
 

@@ -1,4 +1,4 @@
-"""What an engine's step pays for embeddings that travel: `python -m benchmarks.staging`.
+"""Measure what an engine's step pays for embeddings that travel: `python -m benchmarks.staging`.
 
 An image's embeddings go through blocks of the KV cache (docs/decisions/0029): they are put in where they were made,
 taken out where they are needed, and the blocks are zeroed at both ends, all by the thread that steps. The links between
@@ -23,7 +23,7 @@ from kv_transfer.sides.staged_bytes import StagingSide
 _NUM_RUNS: Final = 25
 _BLOCK_SIZE: Final = 16
 _SHAPE: Final = (2048, 4, 28, 2, _BLOCK_SIZE, 128)
-"""Of the KV cache of a Qwen2.5-VL-7B in bfloat16: 57 344 bytes a token."""
+"""The shape of the KV cache of a Qwen2.5-VL-7B in bfloat16: 57 344 bytes a token."""
 _HIDDEN_BYTES: Final = 3584 * 2
 _TICKET: Final = KVTransferParams("image", 1, TransferRole.CONSUMER, EngineAddress("engine-1", 1, "engine-1"))
 
@@ -41,7 +41,7 @@ class _Links:
         """Nothing moves."""
 
     def take_output(self) -> KVConnectorOutput:
-        """What was done."""
+        """Return what was done."""
         output, self.output = self.output, KVConnectorOutput()
         return output
 

@@ -1,4 +1,4 @@
-"""What does structured output cost, where it is used and where it is not?
+"""Measure what structured output costs, where it is used and where it is not.
 
 Engines decode the same batches with a form and without, in this process; the form is one that any output can go on in
 for as long as is measured. Then the parts by themselves, also with a vocabulary of 128 000 tokens.

@@ -1,4 +1,4 @@
-"""What does splitting a model over ranks cost, and what does it gain?
+"""Measure what splitting a model over ranks costs, and what it gains.
 
 Times a forward of the whole model in one process, of our shards on two ranks, and of transformers' own tensor
 parallelism (weights as DTensors) on two ranks, which needs the package accelerate; then the way of a step's decision
@@ -81,7 +81,7 @@ def time_forwards_on_two_ranks(material: TrustMaterial, repeats: int = 40) -> di
 
 
 def _on_ranks(work: Callable[..., None], size: int, model: Path, repeats: int) -> dict[str, float]:
-    """What rank 0 measures."""
+    """Run the work on all ranks; returns what rank 0 measures."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     addresses = context.SimpleQueue()

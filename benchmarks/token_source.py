@@ -44,16 +44,16 @@ class TokenSource:
 
     @property
     def descriptor(self) -> EngineDescriptor:
-        """As in EngineConnection."""
+        """See EngineConnection."""
         return self._descriptor
 
     @property
     def num_unfinished_requests(self) -> int:
-        """As in EngineConnection."""
+        """See EngineConnection."""
         return len(self._running)
 
     def submit(self, request: EngineCoreRequest) -> AsyncIterator[EngineCoreOutput]:
-        """As in EngineConnection."""
+        """See EngineConnection."""
         self.submitted_s.append(time.monotonic())
         stream = RequestStream(request)
         self._turns.append((request, stream))
@@ -63,7 +63,7 @@ class TokenSource:
         return stream
 
     def abort(self, request_id: str) -> None:
-        """As in EngineConnection."""
+        """See EngineConnection."""
         self._running.discard(request_id)
 
     async def run(self, num_streams: int) -> None:
@@ -109,11 +109,11 @@ class OneEngine:
         self._change = asyncio.Event()
 
     def snapshot(self) -> Sequence[EngineConnection]:
-        """As in EnginePool."""
+        """See EnginePool."""
         return self._engines
 
     def next_change(self) -> asyncio.Event:
-        """As in EnginePool; there is none."""
+        """Return an event that is never set: there is no change."""
         return self._change
 
 

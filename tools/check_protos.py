@@ -1,4 +1,4 @@
-"""Hold the gRPC doors' .proto files against the rules, and against what clients were built with.
+"""Hold the gRPC API's .proto files against the rules, and against what clients were built with.
 
 `python -m tools.check_protos` says what is wrong; with `--accept` what there is now becomes what later changes are held
 against: after a release, or before one for what nobody was ever given.
@@ -47,7 +47,7 @@ def read_protos() -> FileDescriptorSet:
 
 
 def accepted() -> FileDescriptorSet:
-    """What clients were built with; nothing before anything was accepted."""
+    """Return what clients were built with; nothing before anything was accepted."""
     return FileDescriptorSet.FromString(ACCEPTED.read_bytes()) if ACCEPTED.exists() else FileDescriptorSet()
 
 

@@ -1,4 +1,4 @@
-"""Generate the Python code of the gRPC doors, next to their .proto files: `python tools/generate_protos.py`.
+"""Generate the Python code of the gRPC API, next to their .proto files: `python tools/generate_protos.py`.
 
 The code is committed, because `ray job submit --working-dir .` must find it; tests/tools/ checks that it is what this
 script makes. A .proto's own name stays raypd/v1/*.proto, as its clients know it, while the Python modules lie below

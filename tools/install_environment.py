@@ -17,7 +17,7 @@ _WANTED: Final = ("-c", "constraints.txt", "-e", ".[dev]")
 _LEFT_OUT: Final = "triton\n"
 """A gigabyte that xgrammar asks for, and nothing without a GPU imports. pip cannot leave it out."""
 _SCOPES: Final = ("global", "install", ":env:")
-"""Of pip's settings; what is in a later one counts."""
+"""The scopes of pip's settings; a setting in a later one counts."""
 _OPTIONS: Final = {
     "index-url": "--default-index",
     "extra-index-url": "--index",
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def uv_options(listed: str) -> list[str]:
-    """What makes uv look where pip would, and take the best version wherever it is, as pip does.
+    """Return the options with which uv looks where pip would, and takes the best version wherever it is, as pip does.
 
     listed: by `pip config list`, lines such as global.find-links='/wheels'
     """

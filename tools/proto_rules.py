@@ -1,5 +1,5 @@
-"""What a .proto has to be like, and what must not change in it: the rules of buf's STANDARD lint and of its FILE
-breaking check that concern raypd.v1, over protobuf's own descriptors.
+"""Rules of what a .proto has to be like, and of what must not change in it: those of buf's STANDARD lint and of its
+FILE breaking check that concern raypd.v1, over protobuf's own descriptors.
 
 Within a package's version nothing that a client was built against goes away or changes its meaning: fields, methods,
 enum values and their numbers stay. What is removed is reserved.
@@ -27,7 +27,7 @@ _MESSAGE, _ENUM, _SERVICE, _FIELD, _NESTED, _NESTED_ENUM, _VALUE, _METHOD = 4, 5
 
 
 def lint(files: FileDescriptorSet) -> list[str]:
-    """What is not as it has to be, as `file: name: what`; needs the source's comments (--include_source_info)."""
+    """Return what is not as it has to be, as `file: name: what`; needs the source's comments (--include_source_info)."""
     return [f"{file.name}: {problem}" for file in files.file for problem in _Lint(file).problems()]
 
 
@@ -102,7 +102,7 @@ class _Lint:
 
 
 def breaking(old: FileDescriptorSet, new: FileDescriptorSet) -> list[str]:
-    """What clients that were built against `old` would stumble over in `new`."""
+    """Return what clients that were built against `old` would stumble over in `new`."""
     new_files = {file.name: file for file in new.file}
     problems = []
     for file in old.file:
