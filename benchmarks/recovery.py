@@ -2,8 +2,9 @@
 
 1P+1D with the demo model, on the CPU. Streams decode, the decode engine's process gets a SIGKILL, and every stream goes
 on wherever it can (with a single decode engine: on the prefill engine). A pause is the longest time between two
-responses of a stream from the kill on; streams that had ended by then do not count. Replaced means: the next incarnation of
-the engine was seen ready in GetStatus. Each answer is compared with the one that was given before any fault.
+responses of a stream from the kill on; streams that had ended by then do not count. Replaced means: the next
+incarnation of the engine was seen ready in GetStatus. Each answer is compared with the one that was given before any
+fault.
 
 Restarts do not back off here: an engine that dies for the first time in ten minutes is started again at once.
 

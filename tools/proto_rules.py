@@ -27,7 +27,7 @@ _MESSAGE, _ENUM, _SERVICE, _FIELD, _NESTED, _NESTED_ENUM, _VALUE, _METHOD = 4, 5
 
 
 def lint(files: FileDescriptorSet) -> list[str]:
-    """Return what is not as it has to be, as `file: name: what`; needs the source's comments (--include_source_info)."""
+    """Return what breaks the rules, as `file: name: what`; needs the source's comments (--include_source_info)."""
     return [f"{file.name}: {problem}" for file in files.file for problem in _Lint(file).problems()]
 
 

@@ -14,7 +14,7 @@ from tests.reference import logprobs_after
 def assert_are_the_models(
     logprobs: Sequence[TokenLogprobs] | None, directory: Path, token_ids: Sequence[int], first: int, num_top: int
 ) -> None:
-    """Of token_ids from place first on, one by one, with so many of the most likely ones."""
+    """Check the entries of token_ids from index first on, one by one, with so many of the most likely tokens."""
     assert logprobs is not None
     assert len(logprobs) == len(token_ids) - first
     expected = logprobs_after(directory, tuple(token_ids))

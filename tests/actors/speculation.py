@@ -82,7 +82,7 @@ def proposing(make: ProposerMaker | None) -> Iterator[None]:
 
 @dataclass
 class Seen:
-    """What the client of one request got."""
+    """The output that the client of one request got."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -159,7 +159,7 @@ class SpeculatingEngine:
 
     @property
     def stats(self) -> SpecDecodingStats:
-        """What became of the guesses."""
+        """The counts of guesses, and of those that were right."""
         stats = self.scheduler.make_stats().spec_decoding_stats
         assert stats is not None
         return stats

@@ -158,7 +158,7 @@ async def test_tokens_equal_generate_and_the_bytes_go_over_links(
         assert not torch.any(cache_of(pair.encode)), "what was staged is wiped"
 
 
-class Gate:
+class Barrier:
     """Holds the encode engine's chunks up until it is opened."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,12 +190,12 @@ async def assert_encoded_here(pair: Engines, case: Case, answer: asyncio.Task[li
 async def test_a_transfer_past_its_deadline_is_cancelled_and_the_image_is_encoded_here(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(monkeypatch)
+    barrier = Barrier(monkeypatch)
     async with engines(case, timeout_s=1.0) as pair:
         answer = asyncio.create_task(pair.ask(case.request("r", (1,))))
-        await gate.wait_reached()
+        await barrier.wait_reached()
         assert await answer == case.expected((1,)), "while the chunk is still on its way"
-        gate.open()
+        barrier.open()
         await assert_encoded_here(pair, case, answer, 1)
         assert await pair.ask(case.request("again", (2,))) == case.expected((2,))
         assert (await pair.embeddings(pair.prefill)).num_received == 1
@@ -205,10 +205,10 @@ async def test_a_transfer_past_its_deadline_is_cancelled_and_the_image_is_encode
 async def test_a_request_that_ends_while_its_image_travels_leaves_nothing(
     is_abort: bool, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(monkeypatch)
+    barrier = Barrier(monkeypatch)
     async with engines(case) as pair:
         pair.session.submit(replace(case.request("r", (1,)), encoder=pair.encoder))
-        await gate.wait_reached()
+        await barrier.wait_reached()
         pool = await read(pair.prefill, lambda core: core.scheduler.kv_cache_manager.block_pool)
         assert pool.num_free_blocks < pool.num_blocks
         [encoding] = pair.prefill._encoding.values()
@@ -217,7 +217,7 @@ async def test_a_request_that_ends_while_its_image_travels_leaves_nothing(
         else:
             await pair.session.close()
         await asyncio.wait([encoding], timeout=10.0)
-        gate.open()
+        barrier.open()
         await pair.assert_whole()
         assert num_encoded_by(pair.prefill) == 0
 
@@ -225,14 +225,14 @@ async def test_a_request_that_ends_while_its_image_travels_leaves_nothing(
 async def test_an_encode_engine_that_ends_in_mid_transfer_costs_nothing_but_time(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(monkeypatch)
+    barrier = Barrier(monkeypatch)
     async with engines(case) as pair:
         answer = asyncio.create_task(pair.ask(case.request("r", (1,))))
-        await gate.wait_reached()
+        await barrier.wait_reached()
         ending = asyncio.create_task(pair.encode.stop())
         async with asyncio.timeout(20.0):
             assert await answer == case.expected((1,))
-        gate.open()
+        barrier.open()
         await ending
         assert num_encoded_by(pair.prefill) == 1
         pair.encode = pair.prefill

@@ -1,4 +1,4 @@
-"""What an operator asks of a running engine, beside requests."""
+"""An operator's calls to a running engine, beside requests."""
 
 from __future__ import annotations
 

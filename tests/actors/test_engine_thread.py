@@ -86,7 +86,7 @@ def test_an_engine_that_only_waits_for_a_transfer_is_not_idle(core: FakeCore, th
 
 
 class LateWake(threading.Event):
-    """Whoever clears it is told to stop just before."""
+    """An event that tells the thread that clears it to stop, just before."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whoever reaches an engine's port without the cluster's secret gets nothing, and changes nothing."""
+"""A process that reaches an engine's port without the cluster's secret gets nothing, and changes nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Running:
         self.num_calls = 0
 
     async def call(self, method: str, message: bytes, metadata: Any = ()) -> tuple[bytes | None, str]:
-        """What comes first, if anything, and what the call says at its end."""
+        """Make a call. Returns the first message, if any, and the status at the end."""
         end = _WRITTEN_TOO_LATE
         while end == _WRITTEN_TOO_LATE:
             self.num_calls += 1
@@ -70,7 +70,7 @@ class Running:
         return None, end
 
     async def answer(self, request_id: str) -> list[int]:
-        """What the engine answers an ingress of its cluster."""
+        """Return what the engine answers an ingress of its cluster."""
         session = EngineSession(self.descriptor, member())
         await session.open()
         request = replace(REQUEST, request_id=request_id)
@@ -99,7 +99,7 @@ async def engine(checkpoint: Callable[[str], Path]) -> AsyncIterator[Running]:
 
 
 def messages(engine: Running) -> dict[str, bytes]:
-    """What would do harm, for each method."""
+    """Return a message that would do harm, for each method."""
     layout = engine.server.facts.layout
     hello = Hello(PROTOCOL_VERSION, "prefill-9", 1, "decode-0", 1, "tcp", layout)
     return {

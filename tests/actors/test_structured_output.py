@@ -1,4 +1,4 @@
-"""What has to be of a form is so, and is what the model likes best of that form, whatever becomes of the request."""
+"""An output has the form that was asked for, and is what the model likes best of that form, whatever happens."""
 
 from __future__ import annotations
 

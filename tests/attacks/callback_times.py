@@ -64,7 +64,7 @@ class CallbackTimes:
 
 
 def _name(callback: Any) -> str:
-    """What people know a callback by: a task's is its coroutine's name."""
+    """Return the name that people know a callback by: for a task, its coroutine's."""
     task = getattr(callback, "__self__", None)
     if isinstance(task, asyncio.Task):
         coroutine: Any = task.get_coro()

@@ -1,4 +1,4 @@
-"""What whoever can connect by gRPC can do without a token, or with calls that never end."""
+"""Attacks by clients that can connect by gRPC: without a token, or with calls that never end."""
 # ruff: noqa: E501  # a table
 
 from __future__ import annotations

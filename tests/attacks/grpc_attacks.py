@@ -1,4 +1,4 @@
-"""What clients can send by gRPC to take an ingress down, or others' answers away."""
+"""Attacks by clients that send by gRPC, to take an ingress down, or others' answers away."""
 
 # ruff: noqa: E501  # tables
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.attacks.wire import empties, inside, varint
 
 _TIMEOUT_S: Final = 30.0
 EMBEDDING_SIZE: Final = 64
-"""Of the model that is attacked."""
+"""The size of the embeddings of the model that is attacked."""
 OPTIONAL_PROPERTIES: Final = json.dumps({"type": "object", "properties": {f"p{i}": True for i in range(2000)}})
 ITSELF: Final = json.dumps({"$defs": {"a": {"$ref": "#/$defs/a"}}, "oneOf": [{"$ref": "#/$defs/a"}] * 64})
 

@@ -1,4 +1,4 @@
-"""What clients can send by HTTP to take an ingress down, or others' answers away.
+"""Attacks by clients that send by HTTP, to take an ingress down, or others' answers away.
 
 Bodies are as large as max_body_bytes lets them be, or as small as what is read in one piece; both sizes were enough.
 """
@@ -43,7 +43,7 @@ class HostileBody:
         return self.before + (self.entry * num_entries).rstrip(b",") + self.after
 
     def make_within_bounds(self, size: int) -> bytes:
-        """As many entries as are let in to be parsed."""
+        """Make a body with as many entries as are let in to be parsed."""
         num = max(1, (size - len(self.before) - len(self.after)) // len(self.entry))
         step = num
         while step := step // 2:
@@ -210,7 +210,7 @@ def status_in(answer: bytes) -> int:
 
 
 async def sent(target: Target, data: bytes) -> bytes:
-    """What comes until the server ends the connection, or nothing more comes."""
+    """Send the data. Returns what comes until the server ends the connection, or nothing more comes."""
     async with asyncio.timeout(_TIMEOUT_S):
         reader, writer = await target.connect_http()
         answer = b""

@@ -22,7 +22,7 @@ from tests.attacks.target import Attack, Target
 from tests.vision import image_marker
 
 FAMILY: Final = "qwen2_5_vl"
-"""Of the model that takes these images."""
+"""The family of the model that takes these images."""
 _PNG: Final = b"\x89PNG\r\n\x1a\n"
 _MIB: Final = 2**20
 
@@ -64,7 +64,7 @@ def _large_jpeg() -> bytes:
 
 
 def _large_webp() -> bytes:
-    """What says of itself that it has 16 384 x 16 384 pixels."""
+    """Make a small file whose header claims 16 384 x 16 384 pixels."""
     data = bytearray(_saved("WEBP", lossless=True))
     at = data.index(b"VP8L") + 9
     data[at : at + 4] = struct.pack("<I", 0x3FFF | 0x3FFF << 14)

@@ -1,4 +1,4 @@
-"""What is different about an ingress under attack; by default nothing is."""
+"""The settings that an ingress under attack has different; by default none."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class PacedEngine:
 
 
 class PoolOfOne:
-    """What an ingress uses of its SessionPool, with one engine that is always there."""
+    """The part of SessionPool that an ingress uses, with one engine that is always there."""
 
     def __init__(self, engine: EngineConnection) -> None:
         self._engines = [engine]

@@ -21,7 +21,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def call_headers(path: str, token: str = "") -> bytes:
-    """What begins a call, as HPACK without a table."""
+    """Encode the headers that begin a call, as HPACK without a table."""
     headers = {
         ":method": "POST",
         ":scheme": "http",
@@ -36,7 +36,7 @@ def call_headers(path: str, token: str = "") -> bytes:
 
 
 def message_head(num_bytes: int) -> bytes:
-    """What comes before a message of so many bytes."""
+    """Encode what comes before a message of so many bytes."""
     return struct.pack(">BI", 0, num_bytes)
 
 

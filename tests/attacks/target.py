@@ -33,7 +33,7 @@ MAX_CALLBACK_CPU_S: Final = 0.05
 MAX_GROWTH_MIB: Final = 256.0
 NUM_REPETITIONS: Final = 3
 _NOISE_MIB: Final = 32.0
-"""What an allocator takes and gives back as it likes."""
+"""The memory that an allocator takes and gives back as it likes."""
 _START_TIMEOUT_S: Final = 120.0
 _ANSWER_TIMEOUT_S: Final = 60.0
 _SETTLE_TIMEOUT_S: Final = 3.0
@@ -42,7 +42,7 @@ _SETTLE_INTERVAL_S: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What an attacker knows.
+    """The facts that an attacker knows.
 
     token: one that may call; admin_token: one that may change the cluster as well
     ca:    roots of the certificate of both APIs, if they want TLS
@@ -59,7 +59,7 @@ class Target:
         return f"127.0.0.1:{self.grpc_port}"
 
     def credentials(self, token: str) -> Credentials:
-        """What gRPC's client needs."""
+        """Return what gRPC's client needs."""
         return Credentials(token, ca=self.ca)
 
     async def connect_http(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -72,7 +72,7 @@ class Target:
 
 
 def tls_context(ca: Path | None, *protocols: str) -> ssl.SSLContext | None:
-    """What a client's connection begins with; None without roots. protocols: that it proposes (ALPN)"""
+    """Return what a client's connection begins with; None without roots. protocols: that it proposes (ALPN)"""
     if ca is None:
         return None
     context = ssl.create_default_context(cafile=ca)
@@ -95,7 +95,7 @@ class Attack:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What an attack has done.
+    """The effects of an attack.
 
     callback: the worst one of the repetition in which the worst one was best
     rss_mib:  of the ingress, before and after each repetition
@@ -114,7 +114,7 @@ class Effects:
         return self.rss_mib[-1] - self.rss_mib[0]
 
     def mistakes(self) -> list[str]:
-        """Which of the rules do not hold."""
+        """Return which of the rules do not hold."""
         found = [f"{name} has ended" for name in self.ended]
         if self.callback.cpu_s > MAX_CALLBACK_CPU_S:
             found.append(f"a callback used {self.callback.cpu_s * 1000:.0f} ms of CPU time: {self.callback.name}")
@@ -176,7 +176,7 @@ class AttackedIngress:
         return self._ingress.ask(), self._victim.ask()
 
     def _settled_rss_mib(self) -> float:
-        """What the ingress holds once it has read and answered what was sent, or after some seconds."""
+        """Return the ingress's memory once it has read and answered what was sent, or after some seconds."""
         last_mib, end_s = self.rss_mib(), time.monotonic() + _SETTLE_TIMEOUT_S
         while time.monotonic() < end_s:
             time.sleep(_SETTLE_INTERVAL_S)

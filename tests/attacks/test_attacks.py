@@ -1,4 +1,4 @@
-"""Whatever clients send: the ingress answers everybody else as before, and stays as small as it was."""
+"""An ingress answers everybody else as before and stays as small as it was, whatever clients send."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _MAX_ERRORS: Final = 20
 
 @dataclass(slots=True)
 class Felt:
-    """What the victim has felt since the last report.
+    """The troubles of the victim since the last report.
 
     errors:     of calls and streams, the first few
     num_calls:  that were answered; num_messages: of streams

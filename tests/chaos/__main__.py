@@ -29,12 +29,12 @@ def run(
     requests: Annotated[int, typer.Option(envvar="RAYPD_CHAOS_REQUESTS", help="At least.")] = 600,
     rate: Annotated[float, typer.Option(envvar="RAYPD_CHAOS_RATE", help="Requests per second.")] = 5.0,
     delay: Annotated[float, typer.Option(help="Mean seconds between the end of a fault and the next.")] = 1.5,
-    questions: Annotated[int, typer.Option(help="That differ; every request asks one of them.")] = 24,
+    questions: Annotated[int, typer.Option(help="Number of different questions; every request asks one of them.")] = 24,
     only: Annotated[list[FaultKind] | None, typer.Option(help="Kinds of faults; default: all.")] = None,
     prefill: Annotated[int, typer.Option(envvar="RAYPD_CHAOS_PREFILL", help="Prefill engines.")] = 2,
     decode: Annotated[int, typer.Option(envvar="RAYPD_CHAOS_DECODE", help="Decode engines.")] = 2,
     demo_model: Annotated[bool, typer.Option(help="Instead of the tests' small Llama.")] = False,
-    report_file: Annotated[Path, typer.Option(help="Where the report goes, as JSON.")] = Path("build/chaos.json"),
+    report_file: Annotated[Path, typer.Option(help="File for the report, as JSON.")] = Path("build/chaos.json"),
 ) -> None:
     """Serve under load and under fire; exit 0 if nothing was lost, changed, hung or left behind."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # So that nothing is left running.

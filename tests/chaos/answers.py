@@ -23,10 +23,10 @@ from tests.checkpoints import VOCAB_SIZE
 from tests.reference import greedy_tokens, load_model
 
 _CLEAR_MARGIN: Final = 2e-6
-"""Of a cumulative probability. An answer that did turn was 2e-8 from turning; ones at 2e-7 did not."""
+"""The least distance from a cumulative probability. An answer that did turn was 2e-8 away; ones at 2e-7 did not."""
 _CLEAR_LOGIT_MARGIN: Final = 5e-5
-"""Between the two largest logits. An answer that did turn had them 1.1e-5 apart in float64; transformers has them
-6e-6 to -5e-7 apart there in float32, by its attention implementation and by whether it goes token by token."""
+"""The least distance of the two largest logits. An answer that did turn had them 1.1e-5 apart in float64; transformers
+has them 6e-6 to -5e-7 apart there in float32, by its attention implementation and by whether it goes token by token."""
 
 
 def learn_answers(questions: Sequence[Question], model_directory: Path) -> list[Asked]:

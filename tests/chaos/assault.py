@@ -129,7 +129,7 @@ class Assault:
 
     async def _hit(self, fault: Fault, engine: admin_pb2.EngineStatus, process: psutil.Process) -> int:
         if fault.kind in DEATHS:
-            self._watch.expect_new_life(engine.engine_id, engine.incarnation)
+            self._watch.expect_new_incarnation(engine.engine_id, engine.incarnation)
         match fault.kind:
             case FaultKind.KILL_PREFILL | FaultKind.KILL_DECODE:
                 process.kill()

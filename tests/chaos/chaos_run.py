@@ -35,7 +35,7 @@ _GONE_TIMEOUT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Chaos:
-    """What a run is made of; everything else follows from the seed.
+    """The parameters of a run; everything else follows from the seed.
 
     num_requests: at least; they go on coming until the last fault is over
     """
@@ -121,7 +121,7 @@ def check_report(report: ChaosReport) -> None:
 
 
 def possible_kinds() -> tuple[frozenset[FaultKind], str]:
-    """What can be done on this machine, and why not all, if not."""
+    """Return what can be done on this machine, and why not all, if not."""
     try:
         check_can_cut()
     except CannotCut as error:

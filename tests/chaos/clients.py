@@ -24,7 +24,7 @@ _GRACE_S: Final = 5.0
 
 _RETRY_DELAY_S: Final = 0.2
 _ON_THE_WAY_S: Final = 0.1
-"""What had left an engine may still come for so long after it was hit."""
+"""Output that has left an engine may still come for so long after the engine was hit."""
 
 
 class Outcome(StrEnum):
@@ -43,7 +43,7 @@ class Outcome(StrEnum):
 
 
 FAULTS_OF_OURS: Final = (Outcome.FAILED, Outcome.WRONG, Outcome.HUNG)
-"""What must never be, whatever happens to the cluster."""
+"""Outcomes that must never be, whatever happens to the cluster."""
 
 
 @dataclass(slots=True)

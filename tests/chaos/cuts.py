@@ -49,7 +49,7 @@ def cut_tcp(process: psutil.Process, remote_port: int) -> int:
 
 
 def cut_local_links(process: psutil.Process) -> int:
-    """Cut the links on which the process lends its KV pool to consumers of this host; returns how many there were."""
+    """Cut the links on which the process shares its KV pool with consumers of this host; returns how many it cut."""
     num_cut = 0
     for connection in process.net_connections("unix"):
         if str(connection.laddr).startswith(_LOCAL_LINK_PREFIX):

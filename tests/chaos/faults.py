@@ -1,4 +1,4 @@
-"""Which faults come, when, and to whom: drawn from a seed, so that the same seed draws the same ones again.
+"""Draw from a seed which faults come, when, and to whom; the same seed draws the same ones again.
 
 What a fault does from outside is in assault.py.
 """
@@ -18,7 +18,7 @@ HEARTBEAT_TIMEOUT_S: Final = 6.0
 
 
 class FaultKind(StrEnum):
-    """What happens."""
+    """The kinds of faults."""
 
     KILL_PREFILL = "kill prefill"
     KILL_DECODE = "kill decode"
@@ -37,7 +37,7 @@ class FaultKind(StrEnum):
     KILL_CONTROLLER = "kill controller"
     KILL_INGRESS = "kill ingress"
     KILL_UNSTARTABLE_INGRESS = "kill ingress that cannot start"
-    """Its next two lives cannot be started by Ray, whose environment for them fails."""
+    """Ray cannot start its next two incarnations: their environment fails."""
     BUSY_INGRESS = "busy ingress"
     """The ingress's event loop does one thing for longer than a heartbeat may take. It has to live on."""
     STEP_CLOCK = "step clock"

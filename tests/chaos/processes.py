@@ -23,7 +23,7 @@ class MarkedProcesses:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the first process of the run has to be started with."""
+        """The environment that the first process of the run has to be started with."""
         return {_MARK: self._value}
 
     def all(self) -> Iterator[psutil.Process]:
@@ -47,7 +47,7 @@ class MarkedProcesses:
         return {Path(path) for path in found if path.startswith("/dev/shm/")}
 
     def titled(self, title: str) -> list[psutil.Process]:
-        """Those with this title, which is the beginning of their command line."""
+        """Return the processes with this title, which is the beginning of their command line."""
         found = []
         for process in self.all():
             try:

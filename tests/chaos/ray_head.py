@@ -69,7 +69,7 @@ class RayHead:
             time.sleep(0.2)
 
     def leftovers(self) -> dict[str, Any]:  # JSON
-        """What is alive in the cluster, or holds resources of it; what is empty is left out."""
+        """Return what is alive in the cluster, or holds resources of it; what is empty is left out."""
         command = [sys.executable, "-c", _LEFTOVERS, self.address]
         said = subprocess.run(
             command, env=self._environment, capture_output=True, text=True, timeout=CLUSTER_S, check=False

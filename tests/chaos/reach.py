@@ -20,7 +20,7 @@ class Reach:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the first process of the run has to be started with; it hands it on."""
+        """The environment that the first process of the run has to be started with; it hands it on."""
         paths = [str(_INSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {"RAYPD_CHAOS_DIRECTORY": str(self._directory), "PYTHONPATH": os.pathsep.join(paths)}
 

@@ -1,4 +1,4 @@
-"""What a run of chaos was like, for people and for programs."""
+"""The report of a run of chaos, for people and for programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.chaos.watch import StatusWatch
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Of seconds; zeros if there were none."""
+    """Quantiles of times in seconds; zeros if there were none."""
 
     num: int
     p50_s: float
@@ -38,7 +38,7 @@ class ChaosReport:
     pauses:            the longest pause of each of these
     pauses_by_kind:    the pause of each request that was on the engine which the fault hit, then, by kind of fault
     recomputed_tokens: whose KV was computed for the last attempt of each of these
-    replacements:      from an engine's death, or its stop, to its next life's being ready
+    replacements:      from an engine's death, or its stop, until its next incarnation is ready
     errors:            of requests that ended as none may
     """
 
@@ -56,7 +56,7 @@ class ChaosReport:
     errors: tuple[str, ...]
 
     def show(self, console: Console) -> None:
-        """As a table."""
+        """Print it as a table."""
         table = Table(title=f"chaos on {self.fleet} with seed {self.seed}, {self.duration_s:.0f} s", show_header=False)
         table.add_section()
         for kind, count in self.faults.items():
@@ -71,13 +71,13 @@ class ChaosReport:
         for kind, pauses in self.pauses_by_kind.items():
             table.add_row(f"pause by: {kind}", _cell(pauses))
         table.add_row("tokens computed again", str(self.recomputed_tokens))
-        table.add_row("from an engine's death to its next life's being ready", _cell(self.replacements))
+        table.add_row("from an engine's death until its next incarnation is ready", _cell(self.replacements))
         console.print(table)
         for error in self.errors:
             console.print(error, markup=False, highlight=False, soft_wrap=True)
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Write it as JSON."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
 

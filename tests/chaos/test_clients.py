@@ -1,4 +1,4 @@
-"""What a client takes for right, and what it does not: judged on servers that do it wrong."""
+"""A client knows right answers from wrong ones: judged on servers that do it wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Context = grpc.aio.ServicerContext[generate_pb2.GenerateRequest, generate_pb2.G
 
 @dataclass(frozen=True)
 class Call:
-    """What a server says to one call, and how it ends it. code: None: never."""
+    """The messages that a server sends to one call, and how it ends it. code: None: never."""
 
     responses: Sequence[generate_pb2.GenerateResponse]
     code: grpc.StatusCode | None = grpc.StatusCode.OK

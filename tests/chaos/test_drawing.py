@@ -1,4 +1,4 @@
-"""What is drawn from a seed: faults, visits, questions."""
+"""Draws from a seed: faults, visits, questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients ask, when, and how long they stay: drawn from a seed, in an open loop.
+"""Draw from a seed what clients ask, when, and how long they stay, in an open loop.
 
 Questions are few and visits are many, so that every answer can be known beforehand. What a visit does not want to share
 gets a cache salt of its own: its KV is computed and moved, whoever has asked the same before.

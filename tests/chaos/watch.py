@@ -1,4 +1,4 @@
-"""What an operator would see all the while: GetStatus, asked several times a second and remembered."""
+"""Watch what an operator would see all the while: GetStatus, asked several times a second and remembered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StatusWatch:
     """Times are monotonic seconds.
 
     affected:    ids of requests that were seen in a second attempt, or resumed by their clients
-    ready_since: when each life of each engine was first seen ready
+    ready_since: when each incarnation of each engine was first seen ready
     """
 
     def __init__(self, address: str, engine_ids: Sequence[str]) -> None:
@@ -46,12 +46,12 @@ class StatusWatch:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def expect_new_life(self, engine_id: str, incarnation: int) -> None:
-        """It is calm again only when a later life of this engine serves."""
+    def expect_new_incarnation(self, engine_id: str, incarnation: int) -> None:
+        """Take the cluster for calm again only when a later incarnation of this engine serves."""
         self._incarnations[engine_id] = incarnation + 1
 
     def engine(self, engine_id: str) -> admin_pb2.EngineStatus:
-        """As of the latest answer. Raises LookupError if it was not in it."""
+        """Return an engine's status in the latest answer. Raises LookupError if it was not in it."""
         for engine in self.latest.engines if self.latest is not None else ():
             if engine.engine_id == engine_id:
                 return engine
@@ -74,12 +74,12 @@ class StatusWatch:
         return await self._until(lambda status: self._is_calm(status) and is_idle(status), timeout_s, "it is idle")
 
     async def until_incarnation(self, engine_id: str, incarnation: int, timeout_s: float) -> float:
-        """Until this life of the engine, or a later one, has begun."""
+        """Wait until this incarnation of the engine, or a later one, has begun."""
 
         def has_begun(status: admin_pb2.GetStatusResponse) -> bool:
             return any(e.engine_id == engine_id and e.incarnation >= incarnation for e in status.engines)
 
-        return await self._until(has_begun, timeout_s, f"{engine_id} begins life {incarnation}")
+        return await self._until(has_begun, timeout_s, f"{engine_id} begins incarnation {incarnation}")
 
     async def until_busy(self, engine_id: str, timeout_s: float) -> None:
         """Until a request that has had output is on this engine, or for so long; asks without a pause meanwhile."""

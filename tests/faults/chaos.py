@@ -59,7 +59,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """What comes at once."""
+    """Visits and troubles that come at once."""
 
     visits: tuple[Visit, ...]
     troubles: tuple[Trouble, ...]
@@ -185,7 +185,7 @@ class ChaosRun:
         self.num_answered += 1
 
     async def _read(self, question: Question, visit: Visit) -> list[int]:
-        """As many tokens as the client stays for."""
+        """Read as many tokens as the client stays for."""
         token_ids: list[int] = []
         recovery = Recovery(LeastLoadedPair(), self._engines, question.request, None, RecoveryPolicy())
         async with aclosing(recovery.outputs()) as outputs:

@@ -45,8 +45,8 @@ async def engines_on_hosts(
 ) -> AsyncIterator[LiveEngines]:
     """Prefill engines on the one host, decode engines on the other. Their pools could be shared within a host."""
     prefill, decode = (Place(host, name) for host, name in zip(hosts.hosts, hosts.namespaces, strict=True))
-    places = {EngineRole.PREFILL: prefill, EngineRole.DECODE: decode}
-    async with LiveEngines(house_on_hosts, checkpoint("llama"), is_pool_shared=True, places=places) as started:
+    place_of = {EngineRole.PREFILL: prefill, EngineRole.DECODE: decode}
+    async with LiveEngines(house_on_hosts, checkpoint("llama"), is_pool_shared=True, place_of=place_of) as started:
         yield started
 
 
@@ -59,7 +59,7 @@ async def tcp_engines(house: EngineHouse, checkpoint: Callable[[str], Path]) -> 
 
 @pytest.fixture
 async def sharing_engines(house: EngineHouse, checkpoint: Callable[[str], Path]) -> AsyncIterator[LiveEngines]:
-    """Those that the test starts are joined by shared memory."""
+    """Engines that the test starts; they are joined by shared memory."""
     async with LiveEngines(house, checkpoint("llama"), is_pool_shared=True) as started:
         yield started
 

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an engine runs. namespace: of the network, None for the test's own. port: 0 for a free one."""
+    """The place where an engine runs. namespace: of the network, None for the test's own. port: 0 for a free one."""
 
     host: str = "127.0.0.1"
     namespace: str | None = None
@@ -53,8 +53,8 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
-    """One life of an engine.
+class EngineSpec:
+    """One incarnation of an engine, as it is to be started.
 
     is_pool_shared:   its KV pool is in a memory file, so that links within a host go through shared memory
     protocol_version: what it says to its peers that it speaks; None: what it does
@@ -72,10 +72,10 @@ class Life:
 class EngineChild:
     """Its public methods are what the test can ask for; they come one at a time, from the process's main thread."""
 
-    def __init__(self, fired: Connection, life: Life) -> None:
-        if life.place.namespace is not None:
+    def __init__(self, fired: Connection, spec: EngineSpec) -> None:
+        if spec.place.namespace is not None:
             # Before any other thread: those that are started later inherit it.
-            _enter_network_namespace(life.place.namespace)
+            _enter_network_namespace(spec.place.namespace)
         torch.set_num_threads(1)
         self._points = FaultPoints(fired)
         self._changed = threading.Condition()
@@ -83,13 +83,13 @@ class EngineChild:
         self._num_snapshots = 0
         self._agents: list[TransferAgent] = []
         self._next_deadline: float | None = None
-        """Of any transfer, or of a message that waits for one."""
+        """The earliest deadline of any transfer, or of a message that waits for one."""
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="loop", daemon=True).start()
         with ExitStack() as patches:
-            self._wrap(life, patches)
-            self._server = EngineServer(life.config, life.engine_id, life.incarnation, Trust(life.trust))
-            self._address = self._await(self._start(life))
+            self._wrap(spec, patches)
+            self._server = EngineServer(spec.config, spec.engine_id, spec.incarnation, Trust(spec.trust))
+            self._address = self._await(self._start(spec))
         self._watch()
 
     def address(self) -> str:
@@ -118,7 +118,7 @@ class EngineChild:
         return self._counters()
 
     def footprint(self) -> dict[str, int]:
-        """What the process has open."""
+        """Count what the process has open."""
         return {"file descriptors": psutil.Process().num_fds(), "threads": threading.active_count()}
 
     def wait_for(self, expected: dict[str, int], timeout_s: float = _TIMEOUT_S) -> None:
@@ -134,20 +134,20 @@ class EngineChild:
         """End the engine as its actor would."""
         self._await(self._server.stop())
 
-    async def _start(self, life: Life) -> str:
-        # gRPC binds the port that EngineServer asks for: a free one, or that of this engine's earlier life.
+    async def _start(self, spec: EngineSpec) -> str:
+        # gRPC binds the port that EngineServer asks for: a free one, or that of this engine's earlier incarnation.
         make_server = grpc.aio.server
 
         def make_server_on_port(**options: Any) -> grpc.aio.Server:
             server = make_server(**options)
             bind = server.add_insecure_port
-            wanted = f"{life.place.host}:{life.place.port}"
+            wanted = f"{spec.place.host}:{spec.place.port}"
             return with_attribute(server, "add_insecure_port", lambda _: bind(wanted))
 
         with patch.object(grpc.aio, "server", make_server_on_port):
-            return await self._server.start(life.place.host)
+            return await self._server.start(spec.place.host)
 
-    def _wrap(self, life: Life, patches: ExitStack) -> None:
+    def _wrap(self, spec: EngineSpec, patches: ExitStack) -> None:
         """While the engine is put together."""
         make_transport = worker_side.make_transport
 
@@ -162,15 +162,15 @@ class EngineChild:
             (worker_side, "make_transport", make_faulty_transport),
             (worker_side, "TransferAgent", keep_agent),
             (engine_server, "GrpcControl", faulty_control(self._points)),
-            (model_runner, "allocate_kv_cache", _allocate_shared if life.is_pool_shared else _allocate),
+            (model_runner, "allocate_kv_cache", _allocate_shared if spec.is_pool_shared else _allocate),
         ]
         for target, name, replacement in wrapped:
             patches.enter_context(patch.object(target, name, replacement))
         # Needed for as long as the process lives. Waiting for a busy engine's counters shall not take long.
         patch.object(engine_thread, "_STATS_INTERVAL_S", 0.02).start()
         patch.object(tcp, "ByteStream", faulty_streams(self._points)).start()
-        if life.protocol_version is not None:
-            patch.object(links, "PROTOCOL_VERSION", life.protocol_version).start()
+        if spec.protocol_version is not None:
+            patch.object(links, "PROTOCOL_VERSION", spec.protocol_version).start()
 
     def _watch(self) -> None:
         """Hear of every snapshot that the engine thread makes, and of every event that the transfer agent handles."""
@@ -196,7 +196,7 @@ class EngineChild:
         with_attribute(agent, "_publish", publish_and_notify)
 
     def _counters(self) -> dict[str, int]:
-        """Of the newest snapshot; lost links are as of now."""
+        """Return the counters of the newest snapshot; lost links are as of now."""
         found = asdict(self._stats) | asdict(self._stats.transfer_stats or TransferStats())
         found["num_links_lost"] = self._agents[0]._links.num_lost
         return {name: count for name, count in found.items() if isinstance(count, int)}

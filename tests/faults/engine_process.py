@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
-from tests.faults.engine_child import EngineChild, Life
+from tests.faults.engine_child import EngineChild, EngineSpec
 from tests.faults.fault_points import Fault
 from tests.fork_server import fork_server
 
@@ -37,13 +37,13 @@ class CallFailed(AssertionError):
 class EngineProcess:
     """Started on construction. A fork server has the libraries loaded, so a start takes a fraction of a second."""
 
-    def __init__(self, life: Life, role: EngineRole) -> None:
-        self.life = life
+    def __init__(self, spec: EngineSpec, role: EngineRole) -> None:
+        self.spec = spec
         self.role = role
         context = fork_server()
         self._pipe, far_pipe = context.Pipe()
         self._fired, far_fired = context.Pipe(duplex=False)
-        self._process = context.Process(target=_serve, args=(far_pipe, far_fired, life), daemon=True)
+        self._process = context.Process(target=_serve, args=(far_pipe, far_fired, spec), daemon=True)
         self._process.start()
         far_pipe.close()
         far_fired.close()
@@ -54,8 +54,8 @@ class EngineProcess:
 
     @property
     def descriptor(self) -> EngineDescriptor:
-        """What a session needs to know of it."""
-        return EngineDescriptor(self.life.engine_id, self.life.incarnation, self.role, self.address)
+        """The descriptor that a session needs."""
+        return EngineDescriptor(self.spec.engine_id, self.spec.incarnation, self.role, self.address)
 
     @property
     def is_alive(self) -> bool:
@@ -136,12 +136,12 @@ class EngineProcess:
         is_fine, answer = self._pipe.recv()
         self._is_asked = False
         if not is_fine:
-            raise CallFailed(f"{self.life.engine_id}, {what}:\n{answer}")
+            raise CallFailed(f"{self.spec.engine_id}, {what}:\n{answer}")
         return answer
 
 
-def _serve(pipe: Connection, fired: Connection, life: Life) -> None:
-    child = _answer(pipe, lambda: EngineChild(fired, life), has_result=False)
+def _serve(pipe: Connection, fired: Connection, spec: EngineSpec) -> None:
+    child = _answer(pipe, lambda: EngineChild(fired, spec), has_result=False)
     while child is not None:
         try:
             method, arguments = pipe.recv()

@@ -22,7 +22,7 @@ _RELEASE_TIMEOUT_S: Final = 30.0
 
 
 class Point(Enum):
-    """Where a fault happens."""
+    """The moment at which a fault happens."""
 
     DIALLING = auto()
     """A consumer is about to dial."""
@@ -40,7 +40,7 @@ class Point(Enum):
 
 
 class Action(Enum):
-    """What happens to the process, or is done by it."""
+    """The thing that happens to the process, or is done by it."""
 
     KILL = auto()
     STOP = auto()
@@ -117,7 +117,7 @@ class FaultPoints:
             self._here.chunk = None
 
     def chunk_here(self) -> int | None:
-        """Which chunk this thread moves now."""
+        """The number of the chunk that this thread moves now."""
         return getattr(self._here, "chunk", None)
 
     def count_call(self) -> int:

@@ -24,7 +24,7 @@ from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from tests.engine_pair import engine_config
-from tests.faults.engine_child import Life, Place
+from tests.faults.engine_child import EngineSpec, Place
 from tests.faults.engine_house import EngineHouse
 from tests.faults.engine_process import EngineProcess
 from tests.reference import greedy_tokens, random_prompt
@@ -33,7 +33,7 @@ from tests.trusted import member
 NUM_TOKENS: Final = 8
 NUM_PROMPT_TOKENS: Final = 96
 NUM_CHUNKS: Final = 6
-"""Of such a prompt: so many steps, with the configuration below."""
+"""The number of chunks of such a prompt: so many steps, with the configuration below."""
 TRANSFER: Final = KVTransferConfig(
     transport="tcp", connect_timeout_s=2.0, ready_timeout_s=3.0, handoff_timeout_s=3.0, chunk_timeout_s=1.0
 )
@@ -77,14 +77,14 @@ class LiveEngines:
         directory: Path,
         *,
         is_pool_shared: bool = False,
-        places: Mapping[EngineRole, Place] | None = None,
+        place_of: Mapping[EngineRole, Place] | None = None,
     ) -> None:
-        """places: where engines of a role run; None: all of them here."""
+        """place_of: where engines of a role run; None: all of them here."""
         self.directory = directory
         self._house = house
         self._is_pool_shared = is_pool_shared
-        self._places = places or dict.fromkeys(EngineRole, Place())
-        self._link_kind = "SharedMemoryLink" if is_pool_shared and places is None else "TcpLink"
+        self._place_of = place_of or dict.fromkeys(EngineRole, Place())
+        self._link_kind = "SharedMemoryLink" if is_pool_shared and place_of is None else "TcpLink"
         self._processes: list[EngineProcess] = []
         self._sessions: dict[tuple[str, int], EngineSession] = {}
         self._change = asyncio.Event()
@@ -110,32 +110,32 @@ class LiveEngines:
     ) -> EngineProcess:
         """An engine, and a session with it. is_fresh: not one that earlier tests have left links in."""
         config = small_engine(self.directory, **settings)
-        life = Life(engine_id, 0, config, self._places[role], is_pool_shared=self._is_pool_shared)
-        return await self.start_life(life, role, is_fresh=is_fresh)
+        spec = EngineSpec(engine_id, 0, config, self._place_of[role], is_pool_shared=self._is_pool_shared)
+        return await self.start_as(spec, role, is_fresh=is_fresh)
 
-    async def start_life(self, life: Life, role: EngineRole, *, is_fresh: bool = False) -> EngineProcess:
+    async def start_as(self, spec: EngineSpec, role: EngineRole, *, is_fresh: bool = False) -> EngineProcess:
         """Such an engine, of whatever incarnation, and a session with it."""
-        take = functools.partial(self._house.take, life, role, is_fresh=is_fresh)
+        take = functools.partial(self._house.take, spec, role, is_fresh=is_fresh)
         return await self._join(await asyncio.to_thread(take))
 
     async def restart(self, process: EngineProcess, *, same_port: bool = False) -> EngineProcess:
         """The next incarnation of an engine that is dead."""
         await process.wait_dead()
-        take = functools.partial(self._house.take_next_life, process, same_port=same_port)
+        take = functools.partial(self._house.take_next_incarnation, process, same_port=same_port)
         return await self._join(await asyncio.to_thread(take))
 
     async def _join(self, process: EngineProcess) -> EngineProcess:
         self._processes.append(process)
         session = EngineSession(process.descriptor, member())
         await session.open()
-        self._sessions[process.life.engine_id, process.life.incarnation] = session
+        self._sessions[process.spec.engine_id, process.spec.incarnation] = session
         change, self._change = self._change, asyncio.Event()
         change.set()
         return process
 
     def session(self, process: EngineProcess) -> EngineSession:
         """The client's session with it."""
-        return self._sessions[process.life.engine_id, process.life.incarnation]
+        return self._sessions[process.spec.engine_id, process.spec.incarnation]
 
     def snapshot(self) -> list[EngineConnection]:
         """EnginePool: those whose session stands."""

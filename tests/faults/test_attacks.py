@@ -45,7 +45,7 @@ def engines(request: pytest.FixtureRequest) -> LiveEngines:
 
 
 def party(engine: EngineProcess) -> Party:
-    return Party(engine.life.engine_id, engine.life.incarnation)
+    return Party(engine.spec.engine_id, engine.spec.incarnation)
 
 
 async def say(engine: EngineProcess, purpose: Purpose, frame: bytes, *, is_member: bool) -> None:
@@ -65,8 +65,8 @@ async def say(engine: EngineProcess, purpose: Purpose, frame: bytes, *, is_membe
 
 
 def bad_hellos(engine: EngineProcess) -> Iterator[bytes]:
-    """What ended an engine before fields had ranges, and a Hello in the name of another engine."""
-    hello = Hello(PROTOCOL_VERSION, "evil-0", 1, engine.life.engine_id, engine.life.incarnation, "tcp", LAYOUT)
+    """Yield what ended an engine before fields had ranges, and a Hello in the name of another engine."""
+    hello = Hello(PROTOCOL_VERSION, "evil-0", 1, engine.spec.engine_id, engine.spec.incarnation, "tcp", LAYOUT)
     for fields in ({"num_replicas": 0}, {"block_size": 0}, {"block_size": 2**60}, {"tp_size": 3, "num_replicas": 2}):
         yield msgspec.msgpack.encode(msgspec.to_builtins(hello) | {"layout": asdict(LAYOUT) | fields})
     yield msgspec.msgpack.encode(msgspec.structs.replace(hello, engine_id="decode-0"))
@@ -111,7 +111,7 @@ async def strangers_at_every_socket() -> AsyncIterator[None]:
 
 
 def check_pool_is_sealed(engine: EngineProcess) -> None:
-    """Whoever gets at the descriptor of a pool, here as the same user, cannot write by it."""
+    """Check that a process that gets at the descriptor of a pool, here as the same user, cannot write by it."""
     pid = engine._process.pid
     pools = [fd for fd in Path(f"/proc/{pid}/fd").iterdir() if "memfd:raypd-kv" in str(fd.readlink())]
     assert pools

@@ -15,7 +15,7 @@ from cluster.routing.engine_connection import EngineRole
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION
 from kv_transfer.params import TransferRole
 from tests.checkpoints import make_checkpoint
-from tests.faults.engine_child import Life
+from tests.faults.engine_child import EngineSpec
 from tests.faults.engine_process import EngineProcess
 from tests.faults.fault_points import Action, Fault, Point
 from tests.faults.live_engines import IMPATIENT, LiveEngines, small_engine
@@ -23,7 +23,7 @@ from tests.faults.live_engines import IMPATIENT, LiveEngines, small_engine
 
 @dataclass(frozen=True, slots=True)
 class Misfit:
-    """What a consumer has differently. pattern: what has to be said about it."""
+    """A consumer that differs in something. pattern: of the refusal's message"""
 
     name: str
     pattern: str
@@ -62,8 +62,8 @@ async def start_misfit(engines: LiveEngines, misfit: Misfit, other_model: Path, 
     config = small_engine(directory, **(misfit.settings | {"transfer": transfer}))
     model = config.model.model_copy(update={"dtype": misfit.dtype})
     config = config.model_copy(update={"model": model})
-    life = Life(f"misfit-{policy}", 0, config, protocol_version=misfit.protocol_version)
-    return await engines.start_life(life, EngineRole.DECODE)
+    spec = EngineSpec(f"misfit-{policy}", 0, config, protocol_version=misfit.protocol_version)
+    return await engines.start_as(spec, EngineRole.DECODE)
 
 
 @pytest.mark.parametrize("misfit", MISFITS, ids=lambda misfit: misfit.name)
@@ -97,13 +97,13 @@ async def test_with_policy_recompute_the_refused_consumer_does_it_all_itself(
     assert (prefill.count("num_prompt_tokens_computed"), prefill.count("num_sent_bytes")) == (0, 0)
 
 
-async def test_a_consumer_that_means_an_earlier_life_of_its_producer_is_refused(engines: LiveEngines) -> None:
+async def test_a_consumer_that_means_an_earlier_incarnation_of_its_producer_is_refused(engines: LiveEngines) -> None:
     prefill, decode = await engines.start_pair(is_fresh=True, transfer=IMPATIENT)
     await engines.check_handed_over(prefill, decode)
     prefill.arm(Fault(Action.KILL, Point.BEFORE_CHUNK, 2))
     await engines.check_pair(engines.ask(), prefill, decode)
     successor = await engines.restart(prefill, same_port=True)
-    assert (successor.address, successor.life.engine_id) == (prefill.address, prefill.life.engine_id)
+    assert (successor.address, successor.spec.engine_id) == (prefill.address, prefill.spec.engine_id)
     # A ticket from before the restart: its producer can't be found any more, though somebody answers there.
     question = engines.ask()
     stream = engines.submit(question, TransferRole.CONSUMER, decode, prefill.descriptor.kv_address)
@@ -113,17 +113,17 @@ async def test_a_consumer_that_means_an_earlier_life_of_its_producer_is_refused(
     await engines.check_handed_over(successor, decode)
 
 
-async def test_a_ready_of_an_earlier_life_of_the_consumer_is_dropped(engines: LiveEngines) -> None:
+async def test_a_ready_of_an_earlier_incarnation_of_the_consumer_is_dropped(engines: LiveEngines) -> None:
     prefill, decode = await engines.start_pair(transfer=IMPATIENT)
     question = engines.ask()
     consumer = engines.submit(question, TransferRole.CONSUMER, decode, prefill.descriptor.kv_address)
     await decode.wait_for(num_waiting_for_remote_kvs=1)
-    later = replace(decode.descriptor.kv_address, incarnation=decode.life.incarnation + 1)
+    later = replace(decode.descriptor.kv_address, incarnation=decode.spec.incarnation + 1)
     producer = engines.submit(question, TransferRole.PRODUCER, prefill, later)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(engines.check_stream(question, consumer))
         tasks.create_task(engines.check_stream(question, producer))
     await engines.check_whole(prefill, decode)
-    # What the later life would have got, the earlier one did not.
+    # What the later incarnation would have got, the earlier one did not.
     assert (prefill.count("num_sent_bytes"), decode.count("num_received_bytes")) == (0, 0)
     await engines.check_handed_over(prefill, decode)

@@ -1,4 +1,4 @@
-"""What only a network can do: lose packets, for a while or all along."""
+"""Faults that only a network has: packets are lost, for a while or all along."""
 
 from __future__ import annotations
 

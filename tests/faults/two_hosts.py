@@ -108,7 +108,7 @@ def _remove(names: tuple[str, ...], outside: tuple[str, ...]) -> None:
 
 
 def _remove_abandoned() -> None:
-    """Those of test runs that were killed."""
+    """Remove the namespaces of test runs that were killed."""
     for name in run_ip("netns", "list").split():
         found = re.fullmatch(rf"{_PREFIX}(\d+)-([ab])", name)
         if found is not None and not Path("/proc", found[1]).exists():

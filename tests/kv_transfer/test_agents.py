@@ -235,7 +235,7 @@ def test_a_handshake_of_unlike_ends_is_refused_with_both_values(
         assert pair.producer.stats().num_links == pair.consumer.stats().num_links == 0
 
 
-def test_another_life_of_the_producer_is_refused(pair: Pair) -> None:
+def test_another_incarnation_of_the_producer_is_refused(pair: Pair) -> None:
     pair.consumer.reserve("a", replace(pair.producer.address, incarnation=9), TARGET, NUM_TOKENS)
     received = pair.consumer.wait_received("a")
     assert received.outcome is LoadOutcome.FAILED
@@ -246,7 +246,7 @@ def test_another_life_of_the_producer_is_refused(pair: Pair) -> None:
     assert told_by_agent in received.reason or told_by_handshake in received.reason
 
 
-def test_a_ticket_for_another_life_of_the_consumer_is_not_served(pair: Pair) -> None:
+def test_a_ticket_for_another_incarnation_of_the_consumer_is_not_served(pair: Pair) -> None:
     pair.producer.produce("a", replace(pair.consumer.address, incarnation=9), NUM_TOKENS)
     pair.consumer.reserve("a", pair.producer.address, TARGET, NUM_TOKENS)
     assert pair.consumer.wait_received("a").outcome is LoadOutcome.FAILED
@@ -329,7 +329,7 @@ def test_after_shutdown_no_thread_and_no_descriptor_is_left(join: Join) -> None:
 
 
 def own_threads() -> set[threading.Thread]:
-    """Of Python, without gRPC's, which comes and goes with its event loops."""
+    """Return Python's threads without gRPC's, which comes and goes with its event loops."""
     return {thread for thread in threading.enumerate() if "_poll_wrapper" not in thread.name}
 
 

@@ -287,7 +287,7 @@ def test_a_consumer_cannot_open_links_without_end() -> None:
         assert sum(isinstance(attacker.heard[0], Refused) for attacker in attackers) == 2
 
 
-@pytest.mark.parametrize("claimed", [("decode-0", 1), (STRANGE_CONSUMER, 2)], ids=["another engine", "another life"])
+@pytest.mark.parametrize("claimed", [("decode-0", 1), (STRANGE_CONSUMER, 2)], ids=["other engine", "other incarnation"])
 def test_a_hello_in_the_name_of_another_than_was_proven_is_refused(claimed: tuple[str, int]) -> None:
     """The real consumer's transfer, of which the attacker knows all, goes on."""
     with connected_pair("tcp") as pair, attack(pair, pair.producer) as (attacker, stream):

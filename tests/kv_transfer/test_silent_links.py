@@ -32,12 +32,12 @@ NUM_TOKENS: Final = 14
 CONFIG: Final = KVTransferConfig(link_timeout_s=0.4, chunk_timeout_s=0.4)
 SILENT: Final = "the peer has been silent for 0.4 s"
 BROKEN: Final = "the data connection broke while nothing moved on it"
-"""What the second end to notice may say, as the first one has closed it."""
+"""The reason of the second end to notice, if the first one has closed the link."""
 
 
 @dataclass(slots=True)
 class Proxies:
-    """Of one transport's data links, by the order in which they came up."""
+    """The proxies of one transport's data links, in the order in which they came up."""
 
     made: list[SwallowingProxy]
 
@@ -69,7 +69,7 @@ class _ProxiedTransport:
 
 @pytest.fixture
 def proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxies]:
-    """Of the data links of every worker that the test makes."""
+    """Proxies of the data links of every worker that the test makes."""
     proxies, make_transport = Proxies([]), worker_side.make_transport
 
     def make(*arguments: object) -> Transport:

@@ -1,4 +1,4 @@
-"""What an operator sees of transfers and links."""
+"""The figures on transfers and links that an operator sees."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class TurnsMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(r.end is None for r in self.requests))
     @rule(choice=st.integers(0), is_meant=st.integers(0, 3))
     def abort(self, choice: int, is_meant: int) -> None:
-        """What has been given up, or now and then another."""
+        """Abort a request that has been given up, or now and then another."""
         ending = [r for r in self.requests if r.end is None and (r.failed or is_meant == 0)]
         if ending:
             self.end_request(ending[choice % len(ending)], ProducerEnd.ABORTED)
@@ -174,7 +174,7 @@ class TurnsMachine(RuleBasedStateMachine):
 
     @property
     def running(self) -> list[Request]:
-        """Those that are admitted and not through."""
+        """The requests that are admitted and not through."""
         return [r for r in self.requests if r.is_ready and r.end is None and r.num_computed_blocks < r.num_blocks]
 
     def end_request(self, request: Request, end: ProducerEnd) -> None:

@@ -1,4 +1,4 @@
-"""What of PEFT's settings is served, and why the rest is not."""
+"""PEFT's settings: those that are served, and why the rest is not."""
 
 from __future__ import annotations
 

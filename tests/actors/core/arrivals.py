@@ -1,4 +1,4 @@
-"""What the property machine of one engine draws: how the engine is set up, and which requests come."""
+"""Strategies for the property machine of one engine: how the engine is set up, and which requests come."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ ARRIVALS = st.builds(
 
 
 def place_items(items: list[tuple[int, int]], num_prompt_tokens: int) -> list[MultiModalFeature]:
-    """As many of them as the prompt has room for."""
+    """Return as many of the items as the prompt has room for."""
     features: list[MultiModalFeature] = []
     offset = 0
     for gap, size in items:

@@ -332,7 +332,7 @@ class Driver:
         raise AssertionError(f"nothing was preempted in {max_steps} steps")
 
     def scheduled(self) -> dict[str, int]:
-        """What the last step computed."""
+        """The number of tokens that the last step computed, by request."""
         return self.steps[-1].num_scheduled_tokens
 
     def tokens_of(self, request_id: str) -> list[int]:
@@ -353,7 +353,7 @@ class Driver:
 
 
 def reference_tokens(prompt: Sequence[int], max_tokens: int, eos: int = 0) -> list[int]:
-    """What a request's output must be, from the fake model alone."""
+    """Return what a request's output must be, from the fake model alone."""
     token_ids = list(prompt)
     while len(token_ids) - len(prompt) < max_tokens:
         token_ids.append(next_token(token_ids))
@@ -363,7 +363,7 @@ def reference_tokens(prompt: Sequence[int], max_tokens: int, eos: int = 0) -> li
 
 
 def describe(scheduler: Scheduler) -> str:
-    """What stands still, for a failing test: blocks, look-ahead, and of each request status, part and tokens."""
+    """Describe what stands still, for a failing test: blocks, look-ahead, each request's status, part and tokens."""
     pool = scheduler.kv_cache_manager.block_pool
     config = scheduler.config
     settings = f"lookahead {config.num_lookahead_tokens}, overlap {config.overlap}, {config.policy}"

@@ -109,7 +109,7 @@ class SimulatedEngine:
         return True
 
     def step(self) -> bool:
-        """As far ahead as the engine goes, then one step is taken in; returns whether anything happened."""
+        """Schedule as far ahead as the engine goes, then take one step in; returns whether anything happened."""
         while self.may_schedule():
             self.schedule()
         if self.planned:

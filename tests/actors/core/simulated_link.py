@@ -102,7 +102,7 @@ class SimulatedLink:
         return link
 
     def cut(self) -> None:
-        """Whatever is on its way is lost; the ends do not know yet."""
+        """Lose all that is on its way; the ends do not know yet."""
         self.is_cut = True
         self.forget_all()
 

@@ -147,7 +147,7 @@ def test_a_resumed_handoff_carries_all_its_tokens() -> None:
     assert driver.tokens_of("c") == RIGHT[3:]
 
 
-def test_loads_take_neither_seats_nor_tokens() -> None:
+def test_loads_take_neither_slots_nor_tokens() -> None:
     driver, _ = make_driver(max_num_seqs=2, max_num_batched_tokens=4)
     driver.scheduler.add_request(make_request("a", 4, max_tokens=30, ignore_eos=True))
     driver.scheduler.add_request(make_request("b", 4, max_tokens=30, ignore_eos=True))

@@ -41,7 +41,7 @@ class Pipeline:
         raise AssertionError("it does not end")
 
     def run_ahead(self, depth: int, num_steps: int) -> None:
-        """As many steps, as many as depth of them under way at once."""
+        """Run num_steps steps, up to depth of them under way at once."""
         for _ in range(num_steps):
             while len(self.under_way) < depth:
                 self.schedule()
@@ -158,7 +158,7 @@ def test_nobody_joins_while_a_running_prompt_waits_for_fenced_blocks() -> None:
 
 
 def test_who_lacks_blocks_waits_for_fenced_ones_and_preempts_nobody() -> None:
-    """Of three that fill the pool one is aborted while a step is under way: its block does for the first one."""
+    """Three requests fill the pool; one is aborted while a step is under way, and its block does for the first one."""
     scheduler = make_scheduler(num_blocks=6, overlap=True)
     pipeline = Pipeline(scheduler)
     for name, num_tokens in (("first", 16), ("second", 4), ("third", 4)):

@@ -368,7 +368,7 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
             assert not self.decode.scheduler.requests
 
     def check_tokens(self, engine: SimulatedEngine, request_id: str) -> None:
-        """What a client saw is a gapless part of the only right answer, up to its end if the request ended well."""
+        """Check that a client saw a gapless part of the only right answer, up to its end if the request ended well."""
         request = engine.submitted[request_id]
         prompt = request.prompt_token_ids
         right = reference_tokens(prompt, min(request.max_tokens, MAX_MODEL_LEN - len(prompt)))

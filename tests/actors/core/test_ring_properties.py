@@ -285,7 +285,7 @@ class RingMachine(RuleBasedStateMachine):
             assert num_rounds < 20 * (self.num_requests + 1) + 200, f"busy, and get nowhere:\n{self.describe()}"
 
     def num_advances(self) -> int:
-        """Of what is never taken back: tokens that clients have, ends, and loads that are over."""
+        """The number of events that are never taken back: tokens that clients have, ends, and loads that are over."""
         return sum(
             sum(output.preemption is None for output in engine.outputs) + len(engine.reported.finished_recving)
             for engine in self.engines
@@ -332,7 +332,7 @@ class RingMachine(RuleBasedStateMachine):
                 self.check_tokens(engine, name)
 
     def check_tokens(self, engine: SimulatedEngine, name: str) -> None:
-        """What a client saw is a gapless part of the only right answer, up to its end if the request ended well."""
+        """Check that a client saw a gapless part of the only right answer, up to its end if the request ended well."""
         request = engine.submitted[name]
         ends = engine.ends_of(name)
         if request.pooling_params is not None:

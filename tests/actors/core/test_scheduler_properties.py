@@ -1,4 +1,4 @@
-"""Whatever comes in whatever order: the invariants hold after every rule, and everything ends."""
+"""The invariants hold after every rule, and everything ends, whatever comes in whatever order."""
 
 from __future__ import annotations
 
@@ -236,12 +236,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.step()
 
     def step(self) -> bool:
-        """As far ahead as the engine goes, then one step is taken in; returns whether anything happened."""
+        """Schedule as far ahead as the engine goes, then take one step in; returns whether anything happened."""
         while len(self.in_flight) < self.setup.depth:
             self.schedule()
         num_outputs, is_empty = len(self.driver.outputs), self.in_flight[0].is_empty()
         self.update()
-        self.blocks_and_places_agree()
+        self.blocks_and_queues_agree()
         self.announced_blocks_keep_their_kv()
         return not is_empty or len(self.driver.outputs) > num_outputs
 
@@ -265,7 +265,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: "lora" in self.setup.kinds)
     @rule(adapter=st.sampled_from(["x", "y", "z"]), num_own=st.integers(1, 9))
     def busy_adapters_stay_busy(self, adapter: str, num_own: int) -> None:
-        """Who waits for an adapter's slot is reached in bounded time, although requests for others never stop."""
+        """Check that a wait for an adapter's slot is bounded, although requests for others never stop."""
         others = sorted({"x", "y", "z"} - {adapter})
         for number in range(4):
             for other in others:
@@ -285,8 +285,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert waiting not in self.set_aside(), f"{waiting.request_id} gets no slot: {describe(self.scheduler)}"
 
     def set_aside(self) -> list[Request]:
-        places = self.scheduler._places
-        return [*places.holding_for_lora, *places.waiting_for_lora]
+        queues = self.scheduler._places
+        return [*queues.holding_for_lora, *queues.waiting_for_lora]
 
     def _add_to_stream(self, adapter: str, num_own: int, max_tokens: int) -> Request:
         """Add a request that comes after all others by any policy, and does not end before it has all its tokens."""
@@ -305,7 +305,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return request
 
     def num_advances(self) -> int:
-        """Of what is never taken back: a token that a client has, an end. A preemption is told of, and no advance."""
+        """The number of events that are never taken back: tokens that clients have, ends; not preemptions."""
         return sum(output.preemption is None for output in self.driver.outputs)
 
     # -- peers ---------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     # -- stores --------------------------------------------------------------------------------------------------
 
     def _save(self, metadata: StoreMetadata) -> None:
-        """What the worker side does before the links hear of the step. Nothing under way writes what is saved."""
+        """Do what the worker side does before the links hear of the step. Nothing under way writes what is saved."""
         slots = self.driver.worker.slots
         for store, block_hash in metadata.dropped:
             self.stored.pop((store, block_hash), None)
@@ -400,7 +400,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     # -- what always holds ---------------------------------------------------------------------------------------
 
     @invariant()
-    def blocks_and_places_agree(self) -> None:
+    def blocks_and_queues_agree(self) -> None:
         self.scheduler.check_integrity()
         check_admission_order(self.scheduler.config, self.submitted.values())
 
@@ -440,7 +440,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                     self.transfers.finished_sending.add(request_id)
 
     def check_tokens(self, request: Request) -> None:
-        """What the client saw is a gapless part of the only right answer, up to its end if the request ended well."""
+        """Check that a client saw a gapless part of the only right answer, to its end if the request ended well."""
         request_id = request.request_id
         prompt = request.prompt_token_ids
         right = reference_tokens(prompt, min(request.max_tokens, max(0, self.max_model_len - len(prompt))))

@@ -1,4 +1,4 @@
-"""What a step holds: budget, chunks, order of admission, prefix hits."""
+"""The contents of a step: budget, chunks, order of admission, prefix hits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_running_requests_decode_before_a_prompt_takes_what_is_left() -> None:
     assert driver.scheduled() == {"a": 1, "b": 7}
 
 
-def test_no_more_requests_run_than_there_are_seats() -> None:
+def test_no_more_requests_run_than_there_are_slots() -> None:
     driver = Driver(make_scheduler(max_num_seqs=2))
     for name in ("a", "b", "c"):
         driver.scheduler.add_request(make_request(name, 4, max_tokens=2, ignore_eos=True))

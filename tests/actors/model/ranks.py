@@ -19,7 +19,7 @@ _TIMEOUT_S = 20.0
 
 
 def on_each_rank(size: int, work: Callable[[TensorParallelGroup], T], trust: RankTrust = RANK_TRUST) -> list[T]:
-    """What the ranks return, by rank. Raises what a rank failed with, before what others lost by that."""
+    """Return what the ranks return, by rank. Raises what a rank failed with, before what others lost by that."""
     cpu = torch.device("cpu")
     rendezvous = Rendezvous("127.0.0.1", cpu, _TIMEOUT_S)
 

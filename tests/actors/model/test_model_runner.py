@@ -87,7 +87,7 @@ def test_preempted_request_goes_on_with_the_same_tokens_in_other_blocks(checkpoi
     assert outputs == expected_outputs(directory)
 
 
-def test_a_parked_request_leaves_its_row_to_another(checkpoint: CheckpointOf) -> None:
+def test_a_request_that_is_set_aside_leaves_its_row_to_another(checkpoint: CheckpointOf) -> None:
     directory = checkpoint("llama")
     stepper = Stepper(make_runner(directory, max_num_seqs=1))
     stepper.add("prompt of 33", Sequence(random_prompt(33)))

@@ -27,7 +27,7 @@ forgotten.append(forgotten)
 del forgotten
 print(gc.collect())
 """
-"""What is collected while as many objects come as 3000 streams are of, in a process of its own."""
+"""The script of a process that prints what is collected while the objects of 3000 streams are made."""
 
 
 def test_nothing_is_collected_meanwhile_and_the_collector_is_as_before_afterwards() -> None:

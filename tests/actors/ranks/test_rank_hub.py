@@ -52,7 +52,7 @@ class Engine:
         return connection
 
     def call(self, rank: int) -> None:
-        """As a rank does: again, if it is cut off."""
+        """Connect as a rank does: again, if it is cut off."""
         while True:
             connection = self.dial(rank)
             try:

@@ -55,7 +55,7 @@ class MessageFuzzer:
         return self._make(self._info)
 
     def make_hostile(self) -> bytes:
-        """A message with something wrong in it, or several places, or its bytes cut, changed or lengthened."""
+        """A message with something wrong in it, or several things, or its bytes cut, changed or lengthened."""
         message = self.make()
         for _ in range(self._random.choice((0, 1, 1, 1, 2, 5))):
             message = self._spoiled(message)
@@ -74,11 +74,11 @@ class MessageFuzzer:
     def _spoiled(self, message: Any) -> Any:
         """The message with one value, anywhere in it, replaced or left out."""
         message = copy.deepcopy(message)
-        places: list[tuple[Any, Any]] = []
-        _find_places(message, places)
-        if not places:
+        entries: list[tuple[Any, Any]] = []
+        _find_entries(message, entries)
+        if not entries:
             return self._random.choice(_HOSTILE)
-        container, key = self._random.choice(places)
+        container, key = self._random.choice(entries)
         if isinstance(container, dict) and self._random.random() < 0.15:
             del container[key]
         elif isinstance(container, list) and self._random.random() < 0.2:
@@ -141,8 +141,8 @@ class MessageFuzzer:
         return value.value if isinstance(value, enum.Enum) else value
 
 
-def _find_places(value: Any, places: list[tuple[Any, Any]]) -> None:
+def _find_entries(value: Any, entries: list[tuple[Any, Any]]) -> None:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
-        places.append((value, key))
-        _find_places(inner, places)
+        entries.append((value, key))
+        _find_entries(inner, entries)

@@ -1,4 +1,4 @@
-"""Whatever a member of the cluster says on a control stream, in whatever order: the other end serves on."""
+"""An end of a control stream serves on, whatever the other end, a member of the cluster, sends in whatever order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Quiet:
 
 
 def known_to(pair: Pair, peer: str) -> dict[str, Callable[[random.Random], Any]]:
-    """What a hostile member knows: who serves here, and names of transfers that are under way."""
+    """Return what a hostile member knows: who serves here, and names of transfers that are under way."""
     address = pair.producer.address
     return {
         "protocol_version": lambda draw: PROTOCOL_VERSION,
@@ -68,7 +68,7 @@ def hostile_stream(pair: Pair, peer: str, events: Quiet) -> Iterator[ControlStre
 
 
 def say(stream: ControlStream, frames: list[bytes]) -> int:
-    """As a control does: decode, hand over, end the stream with the first that is no message. Returns how many were."""
+    """Do as a control: decode, hand over, end the stream with the first that is no message. Returns how many were."""
     peer = stream.peer  # type: ignore[attr-defined]  # a loopback stream
     for number, frame in enumerate(frames):
         try:

@@ -1,4 +1,4 @@
-"""What a proven end of a data link sends that is no chunk ends that link, and touches nothing; the next link works."""
+"""Bytes from a proven end of a data link that are no chunk end that link, and touch nothing; the next link works."""
 
 from __future__ import annotations
 

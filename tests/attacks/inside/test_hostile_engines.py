@@ -1,4 +1,4 @@
-"""Whatever an engine of the cluster says on a session: the ingress's other sessions go on, and no stream hangs."""
+"""An ingress's other sessions go on and no stream hangs, whatever an engine of the cluster sends on its session."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def outcome(descriptor: EngineDescriptor, refused: RefusedMessages) -> str
 
 
 def known() -> dict[str, Callable[[random.Random], Any]]:
-    """What a hostile engine knows: the request that it was given."""
+    """Return what a hostile engine knows: the request that it was given."""
     return {"request_id": lambda draw: draw.choice(("a", "a", "b")), "attempt": lambda draw: 0}
 
 

@@ -1,6 +1,6 @@
-"""What a rank's connection brings that is no message ends that engine's start or step with a reason, never a process.
+"""Bytes on a rank's connection that are no message end that engine's start or step with a reason, never a process.
 
-Nothing is allocated because somebody says that it comes.
+Nothing is allocated because somebody announces it.
 """
 
 from __future__ import annotations

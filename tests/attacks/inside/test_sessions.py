@@ -1,4 +1,4 @@
-"""Whatever an ingress of the cluster says on its session: the engine serves on, and others' answers do not change."""
+"""An engine serves on and others' answers do not change, whatever an ingress of the cluster sends on its session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHORT_WAITS = KVTransferConfig(transport="tcp", connect_timeout_s=1.0, ready_tim
 
 
 def known() -> dict[str, Callable[[random.Random], Any]]:
-    """What a hostile ingress knows: a request that this engine would take."""
+    """Return what a hostile ingress knows: a request that this engine would take."""
     return {
         "request_id": lambda draw: draw.choice(("a", "b", "c", "victim")),
         "attempt": lambda draw: draw.choice((0, 0, 1)),

@@ -28,7 +28,7 @@ def ready(transfer_id: str) -> Ready:
     return Ready(transfer_id, 0, 0, 10)
 
 
-def test_a_parked_ready_is_taken_once() -> None:
+def test_an_early_ready_is_taken_once() -> None:
     kept, link = EarlyReadies(5.0), new_link()
     assert kept.put(link, ready("a"), 0.0)
     assert kept.take("b") is None
@@ -37,7 +37,7 @@ def test_a_parked_ready_is_taken_once() -> None:
     assert kept.next_deadline() is None
 
 
-def test_parked_messages_expire_in_order_and_once() -> None:
+def test_early_messages_expire_in_order_and_once() -> None:
     kept, link = EarlyReadies(5.0), new_link()
     assert kept.next_deadline() is None
     for transfer_id, now_s in (("a", 0.0), ("b", 1.0), ("c", 2.0)):

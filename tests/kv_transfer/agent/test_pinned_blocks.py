@@ -1,4 +1,4 @@
-"""Who holds how many blocks, and since when."""
+"""The table of who holds how many blocks, and since when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two agents make of a peer that stalls, that speaks of another life, or that is not like them."""
+"""Agents beside a peer that stalls, that names another incarnation, or that is not like them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUM_TOKENS = 14
 IMPATIENT = KVTransferConfig(chunk_timeout_s=0.3)
 
 
-class Gate:
+class Barrier:
     """Threads that come to it wait until it is opened."""
 
     def __init__(self) -> None:
@@ -43,19 +43,19 @@ class Gate:
 
 
 @pytest.fixture
-def gate() -> Iterator[Gate]:
-    gate = Gate()
-    yield gate
-    gate.open()
+def barrier() -> Iterator[Barrier]:
+    barrier = Barrier()
+    yield barrier
+    barrier.open()
 
 
 # -- stalls ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_producer_that_announces_and_does_not_send_loses_its_link_and_writes_nothing_later(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch
+    barrier: Barrier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Faults(before_send=gate.wait).install(monkeypatch)
+    Faults(before_send=barrier.wait).install(monkeypatch)
     with connected_pair("loopback", IMPATIENT) as pair:
         pair.begin("a", TARGET, NUM_TOKENS)
         pair.producer.compute("a", SOURCE, 0, NUM_TOKENS)
@@ -63,18 +63,18 @@ def test_a_producer_that_announces_and_does_not_send_loses_its_link_and_writes_n
         received = pair.consumer.wait_received("a")
         assert (received.outcome, received.num_valid_tokens) == (LoadOutcome.FAILED, 0)
         assert received.reason == "link with prefill-0 lost: the peer did not move a chunk within 0.3 s"
-        assert gate.has_come.is_set()
+        assert barrier.has_come.is_set()
         assert "a" not in pair.producer.output.finished_sending, "its thread may still read the blocks"
-        gate.open()
+        barrier.open()
         pair.producer.wait_finished_sending("a")
         assert not pair.consumer.cache.any()
         check_that_all_is_well(pair, num_stalls=(0, 1))
 
 
 def test_a_consumer_that_does_not_receive_costs_the_producer_only_the_link(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch
+    barrier: Barrier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Faults(before_receive=gate.wait).install(monkeypatch)
+    Faults(before_receive=barrier.wait).install(monkeypatch)
     with connected_pair("loopback", IMPATIENT) as pair:
         pair.begin("a", TARGET, NUM_TOKENS)
         pair.producer.compute("a", SOURCE, 0, NUM_TOKENS)
@@ -82,23 +82,23 @@ def test_a_consumer_that_does_not_receive_costs_the_producer_only_the_link(
         pair.producer.finish("a", ProducerEnd.ABORTED)
         pair.producer.wait_finished_sending("a")
         assert "a" not in pair.consumer.output.finished_recving, "its thread may still write the blocks"
-        gate.open()
+        barrier.open()
         received = pair.consumer.wait_received("a")
         assert (received.outcome, received.num_valid_tokens) == (LoadOutcome.FAILED, 0)
         assert not pair.consumer.cache.any()
         check_that_all_is_well(pair, num_stalls=(1, 0))
 
 
-def test_a_stall_in_the_middle_leaves_the_chunks_before_it(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stall_in_the_middle_leaves_the_chunks_before_it(barrier: Barrier, monkeypatch: pytest.MonkeyPatch) -> None:
     passes = iter([True, True])
-    Faults(before_send=lambda: None if next(passes, False) else gate.wait()).install(monkeypatch)
+    Faults(before_send=lambda: None if next(passes, False) else barrier.wait()).install(monkeypatch)
     with connected_pair("loopback", IMPATIENT.model_copy(update={"max_chunk_bytes": 1})) as pair:
         pair.begin("a", TARGET, NUM_TOKENS)
         pair.producer.compute("a", SOURCE, 0, NUM_TOKENS)
         pair.producer.finish("a", ProducerEnd.HANDED_OVER, 7)
         received = pair.consumer.wait_received("a")
         assert (received.outcome, received.num_valid_tokens) == (LoadOutcome.FAILED, 8)
-        gate.open()
+        barrier.open()
         pair.producer.wait_finished_sending("a")
         assert torch.equal(pair.consumer.cache, pair.expected_cache(SOURCE[:2], TARGET[:2]))
         check_that_all_is_well(pair, num_stalls=(0, 1))
@@ -113,10 +113,10 @@ def check_that_all_is_well(pair: Pair, *, num_stalls: tuple[int, int]) -> None:
         assert (stats.num_active_transfers, stats.num_pinned_blocks) == (0, 0)
 
 
-# -- other lives and attempts ----------------------------------------------------------------------------------------
+# -- other incarnations and attempts ---------------------------------------------------------------------------------
 
 
-def test_a_consumer_that_was_started_again_is_served_and_its_former_life_is_not() -> None:
+def test_a_consumer_that_was_started_again_is_served_and_its_former_incarnation_is_not() -> None:
     hub = LoopbackHub()
     prefill, old = EngineAddress("prefill-0", 1, "prefill-0"), EngineAddress("decode-0", 1, "decode-0")
     new = replace(old, incarnation=2)

@@ -1,4 +1,4 @@
-"""What the table of transfers does by itself: turns on a link, deadlines of loads whose producer says nothing."""
+"""The table of transfers by itself: turns on a link, deadlines of loads whose producer says nothing."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Producer:
         self.table.on_step(KVConnectorMetadata(producer_finishes=(finish,)), 0.0)
 
     def send_a_chunk(self) -> str:
-        """Whose it was."""
+        """Send the next chunk; returns the name of its transfer."""
         job = self.jobs.popleft()
         self.table.on_chunk_moved(self.link, job, 0.0)
         return job.transfer_id

@@ -1,4 +1,4 @@
-"""Whose chunk is next on a link, and how many are announced ahead."""
+"""The order of chunks on a link, and how many are announced ahead."""
 
 from __future__ import annotations
 

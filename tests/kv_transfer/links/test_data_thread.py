@@ -1,4 +1,4 @@
-"""What a data thread says of its link while it opens, moves and ends."""
+"""The reports of a data thread on its link while it opens, moves and ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TIMEOUT_S = 10.0
 
 
 class Link:
-    """Whose peer never sends, and which asks at its end what others would see then."""
+    """A link whose peer never sends; at its end it asks what others would see then."""
 
     def __init__(self) -> None:
         self.thread: DataThread | None = None

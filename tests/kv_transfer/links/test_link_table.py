@@ -1,4 +1,4 @@
-"""What a producer's end answers to a Hello."""
+"""The answers of a producer's end to a Hello."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a link says and keeps in each of its states, and what two ends may disagree on."""
+"""The messages and state of a link in each of its states, and what two ends may disagree on."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_of_two_that_have_some_the_one_that_has_more_is_asked() -> None:
     assert stores.num_reserved == 1
 
 
-def test_what_is_lent_is_a_producer_that_ends_at_once() -> None:
+def test_a_source_is_a_producer_that_ends_at_once() -> None:
     fetches = make_fetches()
     want = WantedPrefix("fetch-decode-0/3-1", 0, PEER, tuple(HASHES))
     name = name_of_loan(want)

@@ -112,7 +112,7 @@ def test_fetches_whose_other_parts_never_come_are_forgotten() -> None:
     assert counts.is_last("t4999", 2)
 
 
-def test_a_part_that_fails_dooms_the_load_while_others_wait() -> None:
+def test_a_part_that_fails_fails_the_load_while_others_wait() -> None:
     reports = PartReports(lambda request_id: 2)
     first = reports.add(KVConnectorOutput(finished_recving={"r": FAILED}))
     assert first.doomed_loads == {"r"}

@@ -19,7 +19,7 @@ FINISH = ProducerFinish("r", ProducerEnd.HANDED_OVER, 7)
 
 
 class Pairs:
-    """What a rank was asked for; what it reports is set by the test."""
+    """Records what a rank was asked for; the test sets what it reports."""
 
     def __init__(self) -> None:
         self.started: list[KVConnectorMetadata] = []

@@ -9,7 +9,7 @@ from tests.kv_transfer.transports.fake_nccl import FakeNetwork
 
 @pytest.fixture
 def network() -> Iterator[FakeNetwork]:
-    """Whatever the test does to it, nobody may do what NCCL leaves undefined."""
+    """A network on which nobody may do what NCCL leaves undefined, whatever the test does to it."""
     network = FakeNetwork()
     yield network
     violations = list(network.violations)

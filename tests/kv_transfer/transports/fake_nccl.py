@@ -140,7 +140,7 @@ class FakeNetwork:
         assert self.changed.wait_for(lambda: self.is_closed or is_done(), _TIMEOUT_S), "a fake call hangs for good"
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """For what happens on threads that nobody waits for."""
+        """Wait for what happens on threads that nobody waits for."""
         with self.changed:
             self.wait(is_done)
 
@@ -172,7 +172,7 @@ class _Pair:
 
 
 class FakeEnd:
-    """One process: its device and its NCCL. The gates, while closed, make calls hang."""
+    """One process: its device and its NCCL. While an event may_… is not set, the calls that it is for hang."""
 
     def __init__(self, network: FakeNetwork) -> None:
         self.network = network
@@ -183,10 +183,10 @@ class FakeEnd:
         self.num_launching = 0
         self.num_open_groups = 0
         self.on_launch: Callable[[], object] = lambda: None
-        self.abort_gate = _open_gate()
-        self.kernel_gate = _open_gate()
-        self.launch_gate = _open_gate()
-        self.init_gate = _open_gate()
+        self.may_abort = _set_event()
+        self.may_run_kernels = _set_event()
+        self.may_launch = _set_event()
+        self.may_init = _set_event()
         self._local = threading.local()
         self.nccl = NcclLibrary(
             version=VERSION,
@@ -200,14 +200,14 @@ class FakeEnd:
     def say_violation(self, what: str) -> None:
         self.network.violations.append(what)
 
-    def pass_gate(self, gate: threading.Event, is_woken: Callable[[], bool]) -> None:
+    def wait_for(self, event: threading.Event, is_woken: Callable[[], bool]) -> None:
         network = self.network
         with network.changed:
-            network.wait(lambda: gate.is_set() or is_woken())
+            network.wait(lambda: event.is_set() or is_woken())
 
-    def open_gate(self, gate: threading.Event) -> None:
+    def allow(self, event: threading.Event) -> None:
         with self.network.changed:
-            gate.set()
+            event.set()
             self.network.changed.notify_all()
 
     def _init_rank(self, num_ranks: int, unique_id: bytes, rank: int) -> FakeComm:
@@ -248,7 +248,7 @@ class FakeComm:
         with network.changed:
             pair.joined.add(rank)
             network.changed.notify_all()
-            network.wait(lambda: len(pair.joined) == 2 and end.init_gate.is_set())
+            network.wait(lambda: len(pair.joined) == 2 and end.may_init.is_set())
             if len(pair.joined) < 2:
                 self.is_aborted = True
                 raise FakeNcclError(2)
@@ -277,7 +277,7 @@ class FakeComm:
 
     def abort(self) -> None:
         self._check_device()
-        self._end.pass_gate(self._end.abort_gate, lambda: False)
+        self._end.wait_for(self._end.may_abort, lambda: False)
         network = self._end.network
         with network.changed:
             self.is_aborted = True
@@ -293,7 +293,7 @@ class FakeComm:
         end.sizes += [operation.size_bytes for operation in group]
         if self._is_connected:
             self._check_turn()
-        end.pass_gate(end.launch_gate, lambda: self.is_aborted)
+        end.wait_for(end.may_launch, lambda: self.is_aborted)
         with network.changed:
             pair.launched.add(self.rank)
             network.changed.notify_all()
@@ -333,7 +333,7 @@ class FakeComm:
                     self._withdraw(operation)
 
     def _may_leave(self) -> bool:
-        return self.is_aborted and self._end.kernel_gate.is_set()
+        return self.is_aborted and self._end.may_run_kernels.is_set()
 
     def _post(self, operation: _Operation) -> None:
         sender = self.rank if operation.is_send else 1 - self.rank
@@ -369,7 +369,7 @@ class FakeComm:
             self._end.say_violation("a call from a thread without the device")
 
 
-def _open_gate() -> threading.Event:
-    gate = threading.Event()
-    gate.set()
-    return gate
+def _set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event

@@ -31,7 +31,7 @@ ADDRESS = EngineAddress("prefill-0", 1, "127.0.0.1:5000")
 
 
 class NoControl:
-    """What joins engines of different processes."""
+    """A control that joins engines of different processes."""
 
     tls = None
     refusals = Refusals()
@@ -44,7 +44,7 @@ class NoControl:
 
 
 class CudaCache:
-    """As much of a tensor as the choice looks at."""
+    """The part of a tensor that the choice looks at."""
 
     device = torch.device("cuda", 1)
 

@@ -1,4 +1,4 @@
-"""What happens to NCCL links when a peer, a call or NCCL itself fails, and when the abort does."""
+"""NCCL links when a peer, a call or NCCL itself fails, and when the abort does."""
 
 from __future__ import annotations
 
@@ -180,20 +180,20 @@ def test_a_peer_that_dies_before_the_warm_up_costs_no_more_than_the_deadline(
 ) -> None:
     network.tells_peer = False
     producer, consumer = ends
-    consumer.fake.launch_gate.clear()
+    consumer.fake.may_launch.clear()
     pending = producer.transport.listen()
     connecting = start(lambda: consumer.transport.connect(pending.rendezvous, SHORT_S))
     with pytest.raises(LinkLost, match="did not join"):
         pending.accept(2 * SHORT_S)
     with pytest.raises(LinkLost, match="did not join"):
         connecting.result(TIMEOUT_S)
-    consumer.fake.open_gate(consumer.fake.launch_gate)
+    consumer.fake.allow(consumer.fake.may_launch)
 
 
 @pytest.mark.usefixtures("short_grace")
 def test_a_host_that_is_stuck_inside_nccl_is_woken_by_the_abort(ends: tuple[End, End]) -> None:
     with linked(*ends) as (producer, _):
-        ends[0].fake.launch_gate.clear()
+        ends[0].fake.may_launch.clear()
         with pytest.raises(ChunkTimeout):
             producer.send(blocks(), SHORT_S)
         assert ends[0].wedged == []
@@ -205,7 +205,7 @@ def test_a_link_that_waits_for_its_turn_to_launch_has_its_own_deadline(network: 
     with linked(producer, first) as (stuck, _), linked(producer, second) as (behind, _):
         is_inside = threading.Event()
         producer.fake.on_launch = is_inside.set
-        producer.fake.launch_gate.clear()
+        producer.fake.may_launch.clear()
         sending = start(lambda: stuck.send(blocks(), 60 * TIMEOUT_S))
         assert is_inside.wait(TIMEOUT_S)
         with pytest.raises(ChunkTimeout):
@@ -219,13 +219,13 @@ def test_an_abort_lets_the_owner_leave_nccl_first(network: FakeNetwork, ends: tu
     with linked(*ends) as (producer, _):
         fake, is_inside = ends[0].fake, threading.Event()
         fake.on_launch = is_inside.set
-        fake.launch_gate.clear()
+        fake.may_launch.clear()
         sending = start(lambda: producer.send(blocks(), TIMEOUT_S))
         assert is_inside.wait(TIMEOUT_S)
         producer.abort()
         with network.changed:
             assert not network.changed.wait_for(lambda: fake.comms[0].is_aborted, SHORT_S)
-        fake.open_gate(fake.launch_gate)
+        fake.allow(fake.may_launch)
         with pytest.raises(LinkLost):
             sending.result(TIMEOUT_S)
         network.wait_until(lambda: fake.comms[0].is_aborted)
@@ -234,12 +234,12 @@ def test_an_abort_lets_the_owner_leave_nccl_first(network: FakeNetwork, ends: tu
 def test_an_abort_that_returns_before_its_kernels_have_left_is_not_believed(network: FakeNetwork) -> None:
     producer, consumer = make_end(network, abort_timeout_s=SHORT_S), make_end(network)
     with linked(producer, consumer) as (near, _):
-        producer.fake.kernel_gate.clear()
+        producer.fake.may_run_kernels.clear()
         with pytest.raises(ChunkTimeout):
             near.send(blocks(), SHORT_S)
         assert producer.fake.comms[0].is_aborted
         assert len(producer.wedged) == 1
-        producer.fake.open_gate(producer.fake.kernel_gate)
+        producer.fake.allow(producer.fake.may_run_kernels)
 
 
 def fail_from_now_on(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,31 +252,31 @@ def test_what_was_queued_before_a_failing_launch_is_waited_for(
     monkeypatch.setattr(nccl_communicator, "STAGING_SIZE_BYTES", 64)
     producer, consumer = make_end(network, abort_timeout_s=SHORT_S), make_end(network)
     with linked(producer, consumer) as (near, _):
-        producer.fake.kernel_gate.clear()
+        producer.fake.may_run_kernels.clear()
         monkeypatch.setattr(producer.fake, "on_launch", lambda: fail_from_now_on(producer, monkeypatch))
         with pytest.raises(LinkLost, match="NCCL status 3"):
             near.send([*blocks(), *blocks()], TIMEOUT_S)
         assert len(producer.wedged) == 1, "the first group is in flight"
-        producer.fake.open_gate(producer.fake.kernel_gate)
+        producer.fake.allow(producer.fake.may_run_kernels)
 
 
 def test_an_abort_that_hangs_with_nothing_in_flight_costs_a_thread_and_not_the_engine(network: FakeNetwork) -> None:
     producer, consumer = make_end(network, abort_timeout_s=SHORT_S), make_end(network)
     with linked(producer, consumer) as (near, _):
-        producer.fake.abort_gate.clear()
+        producer.fake.may_abort.clear()
         near.close()
         assert producer.wedged == []
         assert not producer.fake.device.streams[1].is_closed, "its communicator still has it"
-        producer.fake.open_gate(producer.fake.abort_gate)
+        producer.fake.allow(producer.fake.may_abort)
 
 
 def test_an_abort_that_hangs_ends_the_engine_before_the_link_is_said_to_be_dead(network: FakeNetwork) -> None:
     producer, consumer = make_end(network, abort_timeout_s=SHORT_S), make_end(network)
     with linked(producer, consumer) as (near, _):
-        producer.fake.abort_gate.clear()
+        producer.fake.may_abort.clear()
         with pytest.raises(ChunkTimeout):
             near.send(blocks(), SHORT_S)
         assert producer.wedged == ["an NCCL link could not be aborted within 0.05 s"]
         near.close()
         assert len(producer.wedged) == 1, "said once"
-        producer.fake.open_gate(producer.fake.abort_gate)
+        producer.fake.allow(producer.fake.may_abort)

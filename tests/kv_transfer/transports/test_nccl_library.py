@@ -1,4 +1,4 @@
-"""Which NCCL is taken, and what is said when none, or more than one, is there."""
+"""The choice of an NCCL, and the message when none, or more than one, is there."""
 
 from __future__ import annotations
 

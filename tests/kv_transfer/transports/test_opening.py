@@ -1,4 +1,4 @@
-"""Whoever gives a link up while it comes up does not wait for a peer that does not come, or does not answer."""
+"""A link that is given up while it comes up does not wait for a peer that does not come, or does not answer."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_link_that_was_given_up_before_does_not_begin() -> None:
 
 
 class DeathWatch:
-    """What a data thread says last."""
+    """Records the last words of a data thread."""
 
     def __init__(self) -> None:
         self.reasons: list[str] = []

@@ -1,4 +1,4 @@
-"""Where a pool's memory comes from, who may do what with it, and when it goes."""
+"""A pool's memory: where it comes from, who may do what with it, and when it goes."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_ends_that_disagree_on_a_chunks_size_lose_the_link(pool: Tensor) -> None
 
 
 def test_a_copy_that_ends_after_its_producer_gave_up_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after SIGSTOP: the consumer reads blocks that have been reused meanwhile, and must not report them."""
+    """After SIGSTOP, say, the consumer reads blocks that have been reused meanwhile, and must not report them."""
     pool, is_let_go = make_pool(is_shared=True), threading.Event()
 
     def copy_late(target: np.ndarray, source: np.ndarray) -> None:

@@ -36,7 +36,7 @@ class Listening:
         return socket.create_connection(self.server.getsockname(), TIMEOUT_S)
 
     def call(self, name: str) -> socket.socket:
-        """As a member does: again, if it is cut off."""
+        """Connect as a member does: again, if it is cut off."""
         deadline_s = time.monotonic() + TIMEOUT_S
         while True:
             connection = self.dial()

@@ -184,7 +184,7 @@ async def test_a_dialer_of_another_version_is_told_both_numbers() -> None:
 
 
 async def test_a_server_that_does_not_confirm_gets_no_message() -> None:
-    """As if somebody else listened there by the time of the call."""
+    """A server without the secret may listen there by the time of the call."""
     async with served() as it:
 
         async def take(messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""What a process holds of the cluster's secrets, and how it takes newer ones."""
+"""A process's set of the cluster's secrets, and how it takes newer ones."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _in_thread(call: Callable[[], object]) -> Future[object]:
 
 @contextmanager
 def _joined(dialling: InternalTls | None, accepting: InternalTls | None) -> Iterator[tuple[object, object]]:
-    """What both ends' handshakes came to: their TLS sockets, or their errors. None: that end sends plain bytes."""
+    """Yield what both ends' handshakes gave: their TLS sockets, or their errors. None: that end sends plain bytes."""
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(2) as pool:
         dialled = socket.create_connection(server.getsockname())
         accepted, _ = server.accept()

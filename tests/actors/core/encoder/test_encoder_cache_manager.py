@@ -20,7 +20,7 @@ def request_with(request_id: str, *hashes: str) -> Request:
 
 
 def freed(cache: EncoderCacheManager) -> list[str]:
-    """What the worker forgets, without the sizes."""
+    """Return what the worker forgets, without the sizes."""
     return [key.partition("/")[0] for key in cache.get_freed_mm_hashes()]
 
 

@@ -1,4 +1,4 @@
-"""Which items a chunk has encoded, where it is cut, and that the worker has what every chunk needs."""
+"""A chunk has the right items encoded and is cut in the right place, and the worker has what every chunk needs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def items(draw: st.DrawFn) -> list[MultiModalFeature]:
 
 @settings(max_examples=200, deadline=None)
 @given(items(), st.integers(1, 9), st.integers(1, 9), st.integers(1, 40))
-def test_what_passes_the_door_gets_on_with_every_full_budget(
+def test_what_is_admitted_gets_on_with_every_full_budget(
     features: list[MultiModalFeature], budget: int, cache_size: int, chunk: int
 ) -> None:
     num_tokens = features[-1].end + 1
@@ -142,13 +142,13 @@ def test_a_request_that_is_not_admitted_holds_no_embeddings() -> None:
 def test_what_cannot_be_encoded_here_is_given_back_unless_its_kv_is_cached() -> None:
     driver = Driver(make_scheduler())
     prompt = range(500, 524)
-    stranded, cached = (make_request(name, prompt, mm_features=FEATURES) for name in ("stranded", "cached"))
-    stranded.encoder_inputs = cached.encoder_inputs = ()
-    for request in (stranded, make_request("behind", prompt, mm_features=FEATURES)):
+    unreachable, cached = (make_request(name, prompt, mm_features=FEATURES) for name in ("unreachable", "cached"))
+    unreachable.encoder_inputs = cached.encoder_inputs = ()
+    for request in (unreachable, make_request("behind", prompt, mm_features=FEATURES)):
         driver.scheduler.add_request(request)
     driver.run()
     ends = {output.request_id: output for output in driver.outputs if output.finished}
-    assert (ends["stranded"].finish_reason, ends["stranded"].is_stranded) == (FinishReason.ERROR, True)
+    assert (ends["unreachable"].finish_reason, ends["unreachable"].is_stranded) == (FinishReason.ERROR, True)
     assert (ends["behind"].finish_reason, ends["behind"].is_stranded) == (FinishReason.LENGTH, False)
     assert FEATURES[-1].end <= 23 // driver.scheduler.block_size * driver.scheduler.block_size
     driver.scheduler.add_request(cached)

@@ -39,7 +39,7 @@ class Engine:
     """Names under which fetches load, by image."""
     cancelled: set[str] = field(default_factory=set)
     sent: dict[str, bytes] = field(default_factory=dict)
-    """What is on its way to others, by name; b"" for nothing."""
+    """The bytes on their way to others, by name; b"" for nothing."""
 
     def __post_init__(self) -> None:
         self.driver = Driver(self.scheduler)
@@ -117,7 +117,7 @@ def test_what_comes_is_told_and_its_blocks_are_back() -> None:
     assert not engine.scheduler.has_requests()
 
 
-def test_what_is_wanted_is_lent_until_it_has_left() -> None:
+def test_what_is_wanted_is_pinned_until_it_has_left() -> None:
     engine = make_engine()
     engine.kept_embeddings.put("cat", embeddings(BLOCK_BYTES + 1))
     want = engine.want("cat")

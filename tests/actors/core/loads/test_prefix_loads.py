@@ -1,4 +1,4 @@
-"""What was evicted comes back from a store, and whatever the store does, answers are right and blocks come back."""
+"""Evicted blocks come back from a store, and whatever the store does, answers are right and no block is lost."""
 
 from __future__ import annotations
 
@@ -228,15 +228,15 @@ def test_a_store_that_writes_through_has_what_no_step_has_evicted() -> None:
     assert len(driver.stored) == (len(FIRST) + 3) // BLOCK_SIZE
 
 
-def make_lender(**options: Any) -> StoringDriver:
+def make_source(**options: Any) -> StoringDriver:
     clock, connector = Clock(), FakeConnector()
     sources = PrefixSources(None, PrefixFetches("me", BLOCK_SIZE, max_fetches=0))
     scheduler = make_scheduler(connector=connector, prefix_sources=sources, clock=clock, **options)
     return StoringDriver(scheduler, connector, clock, StoreSet([]))
 
 
-def test_what_is_asked_for_twice_is_lent_once_and_comes_back() -> None:
-    driver = make_lender(num_blocks=40)
+def test_what_is_asked_for_twice_is_pinned_once_and_released() -> None:
+    driver = make_source(num_blocks=40)
     request = make_request("first", FIRST)
     driver.scheduler.add_request(request)
     driver.run()
@@ -245,7 +245,7 @@ def test_what_is_asked_for_twice_is_lent_once_and_comes_back() -> None:
         driver.news.wanted_prefixes.append(want)
         driver.step()
     assert not driver.is_whole()
-    assert driver.scheduler.has_requests(), "lent blocks are waited for"
+    assert driver.scheduler.has_requests(), "blocks that another engine reads are waited for"
     assert not driver.scheduler.reset_prefix_cache()
     driver.news.finished_sending.add(name_of_loan(want))
     driver.step()
@@ -253,9 +253,9 @@ def test_what_is_asked_for_twice_is_lent_once_and_comes_back() -> None:
     assert not driver.scheduler.has_requests()
 
 
-@pytest.mark.parametrize(("num_running", "num_lent"), [(0, 6), (1, 5), (2, 4)])
-def test_nobody_is_preempted_for_a_loan(num_running: int, num_lent: int) -> None:
-    driver = make_lender(num_blocks=24, max_model_len=128, max_num_batched_tokens=96)
+@pytest.mark.parametrize(("num_running", "num_read"), [(0, 6), (1, 5), (2, 4)])
+def test_nobody_is_preempted_for_blocks_that_others_read(num_running: int, num_read: int) -> None:
+    driver = make_source(num_blocks=24, max_model_len=128, max_num_batched_tokens=96)
     request = make_request("first", 24, max_tokens=1)
     driver.scheduler.add_request(request)
     driver.run()
@@ -268,7 +268,7 @@ def test_nobody_is_preempted_for_a_loan(num_running: int, num_lent: int) -> None
     driver.news.wanted_prefixes.append(want)
     driver.step()
     kv = driver.scheduler.kv_cache_manager
-    assert kv.num_blocks_of(name_of_loan(want)) == num_lent
+    assert kv.num_blocks_of(name_of_loan(want)) == num_read
     driver.step()
     assert driver.scheduler.make_stats().num_preemptions == 0
     driver.news.finished_sending.add(name_of_loan(want))

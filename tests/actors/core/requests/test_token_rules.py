@@ -1,4 +1,4 @@
-"""Which tokens an output must not have, judged against transformers' own processor."""
+"""Tokens that an output must not have, judged against transformers' own processor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all sequences begin with is read once, and attended to as if it were read by each."""
+"""A prefix of all sequences is read once, and attended to as if it were read by each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.actors.model.attention.test_torch_backend import attend_densely
 NUM_KV_HEADS, NUM_LAYERS, HEAD_DIM, BLOCK_SIZE = 2, 2, 4, 4
 NUM_COMMON = 3
 LENGTHS = (13, 16, 29, 90, 14)
-"""Of the sequences, this step's token included; they begin with NUM_COMMON blocks of the same."""
+"""The lengths of the sequences, this step's token included; they begin with NUM_COMMON blocks of the same."""
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])

@@ -40,7 +40,7 @@ def test_tables_name_the_model_types_whose_classes_are_so() -> None:
 
 
 _NEVER_WINDOWED = {"got_ocr2", "moss_transcribe_diarize", "gemma4_unified_assistant", "gemma4_assistant"}
-"""Those that are refused for their other inputs, whose decoder is another file's."""
+"""The models that are refused for their other inputs; their decoders are in other files."""
 
 
 def test_the_activations_are_those_of_transformers() -> None:

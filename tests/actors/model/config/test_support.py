@@ -1,4 +1,4 @@
-"""What cannot be served is refused at start, with the architecture's name and the reason."""
+"""A model that cannot be served is refused at start, with the architecture's name and the reason."""
 
 from __future__ import annotations
 

@@ -35,23 +35,23 @@ def token(character: str, directory: Path) -> int:
 
 
 @dataclass
-class GatedCompiler(CompilerInProcess):
+class HeldCompiler(CompilerInProcess):
     """Compiles when the test lets it. compiled: what it was given, in order"""
 
     config: GrammarConfig
-    gate: threading.Event = field(default_factory=threading.Event)
+    may_go_on: threading.Event = field(default_factory=threading.Event)
     has_begun: threading.Event = field(default_factory=threading.Event)
     compiled: list[str] = field(default_factory=list)
     is_broken: bool = False
 
     def __post_init__(self) -> None:
         super().__init__(self.config)
-        self.gate.set()
+        self.may_go_on.set()
 
     def compile(self, params: StructuredOutputParams, vocabulary: Callable[[], str]) -> str:
         self.compiled.append(params.value)
         self.has_begun.set()
-        assert self.gate.wait(TIMEOUT_S)
+        assert self.may_go_on.wait(TIMEOUT_S)
         if self.is_broken:
             raise CompilerUnusable("it does not start")
         return super().compile(params, vocabulary)
@@ -63,7 +63,7 @@ class Grammars:
     def __init__(self, directory: Path, config: GrammarConfig) -> None:
         self._has_news = threading.Event()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(manager_module, "CompilerProcess", GatedCompiler)
+            patch.setattr(manager_module, "CompilerProcess", HeldCompiler)
             self.manager = XGrammarManager.of_checkpoint(
                 config,
                 directory,
@@ -72,7 +72,7 @@ class Grammars:
                 on_ready=self._has_news.set,
             )
         [compiler] = self.manager._compilers
-        assert isinstance(compiler, GatedCompiler)
+        assert isinstance(compiler, HeldCompiler)
         self.compiler = compiler
 
     def start(self, request_id: str, params: StructuredOutputParams, *output_token_ids: int) -> None:
@@ -103,7 +103,7 @@ def directory(checkpoint: CheckpointOf) -> Path:
 def grammars(directory: Path) -> Iterator[Grammars]:
     grammars = Grammars(directory, GrammarConfig(max_matching_ms_per_token=1.0))
     yield grammars
-    grammars.compiler.gate.set()
+    grammars.compiler.may_go_on.set()
     grammars.manager.shutdown()
 
 
@@ -126,12 +126,12 @@ def test_a_token_that_the_grammar_does_not_allow_is_objected_to(grammars: Gramma
 
 
 def test_requests_with_the_same_grammar_wait_for_one_compilation(grammars: Grammars) -> None:
-    grammars.compiler.gate.clear()
+    grammars.compiler.may_go_on.clear()
     for request_id in "abc":
         grammars.start(request_id, regex("x"))
     grammars.manager.release("b")
     assert grammars.manager.take_compiled() == {}
-    grammars.compiler.gate.set()
+    grammars.compiler.may_go_on.set()
     assert grammars.wait() == {"a": None, "c": None}
     assert grammars.compiler.compiled == ["x"]
 
@@ -173,13 +173,13 @@ def test_a_compiler_that_is_broken_is_no_fault_of_the_request_and_is_tried_again
 
 
 def test_what_nobody_waits_for_any_more_is_not_compiled(grammars: Grammars) -> None:
-    grammars.compiler.gate.clear()
+    grammars.compiler.may_go_on.clear()
     grammars.start("a", regex("x"))
     assert grammars.compiler.has_begun.wait(TIMEOUT_S)
     grammars.start("b", regex("y"))
     grammars.start("c", regex("z"))
     grammars.manager.release("b")
-    grammars.compiler.gate.set()
+    grammars.compiler.may_go_on.set()
     ready: dict[str, GrammarFailure | None] = {}
     while "c" not in ready:
         ready |= grammars.wait()

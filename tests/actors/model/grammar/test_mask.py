@@ -29,10 +29,10 @@ def batch_of(*params: SamplingParams) -> SamplingBatch:
     return SamplingBatch.of_rows([SamplingRow(one, none, none, eos_token_ids=(0,)) for one in params])
 
 
-def step_of(places: dict[str, int], bits: np.ndarray | None, num_requests: int) -> SchedulerOutput:
+def step_of(indices: dict[str, int], bits: np.ndarray | None, num_requests: int) -> SchedulerOutput:
     none = np.zeros(num_requests, dtype=np.int64)
     batch = StepBatch([f"r{i}" for i in range(num_requests)], none, none, 0, none, none, none, NOTHING_GROWN)
-    return SchedulerOutput(batch, [], set(), structured_output_request_ids=places, grammar_bitmask=bits)
+    return SchedulerOutput(batch, [], set(), structured_output_request_ids=indices, grammar_bitmask=bits)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""What a checkpoint's own files say of its vectors."""
+"""The recipe for vectors, from a checkpoint's own files."""
 
 from __future__ import annotations
 

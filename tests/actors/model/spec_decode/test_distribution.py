@@ -17,7 +17,7 @@ VOCAB_SIZE = 4
 NUM_REQUESTS = 4000
 NUM_TOKENS = 3
 _CRITICAL_VALUE = 103.4
-"""Of chi squared with 63 degrees of freedom: exceeded once in a thousand times."""
+"""The value of chi squared, with 63 degrees of freedom, that is exceeded once in a thousand times."""
 
 
 def next_token_logits(seed: int) -> torch.Tensor:

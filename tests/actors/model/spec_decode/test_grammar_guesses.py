@@ -1,4 +1,4 @@
-"""What a grammar allows after guesses is what it allows after the same tokens, and guessing leaves no trace."""
+"""A grammar allows after guesses what it allows after the same tokens, and guessing leaves no trace."""
 
 from __future__ import annotations
 
