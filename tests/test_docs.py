@@ -1,4 +1,4 @@
-"""The code in the documents runs."""
+"""The code in the documents runs, and the files and pages that they name are there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import pytest
 from cluster.api.protos.raypd.v1 import generate_pb2
 from tests.cluster.client.scripted_ingress import ScriptedIngress
 
-_DOCS = Path(__file__).parents[1] / "docs"
+_ROOT = Path(__file__).parents[1]
+_DOCS = _ROOT / "docs"
+_PAGES = [_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", _ROOT / "CHANGELOG.md", *sorted(_DOCS.glob("*.md"))]
+_RECORDS = sorted((_DOCS / "decisions").glob("*.md"))
+_SOURCES = ("cluster", "actors", "kv_transfer", "tests", "benchmarks", "tools")
 
 
 def _python_blocks(document: Path) -> list[str]:
@@ -76,3 +80,27 @@ def test_the_client_of_the_readme_prints_what_comes(capsys: pytest.CaptureFixtur
     with ScriptedIngress(lambda request: f"<{request.text}>").serving() as ingress:
         exec(compile(block.replace("127.0.0.1:50051", ingress.address), "README.md", "exec"), {})
     assert capsys.readouterr().out == "<def fibonacci(n):>"
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.name)
+def test_the_source_files_that_a_page_names_are_there(page: Path) -> None:
+    basenames = {path.name for folder in _SOURCES for path in (_ROOT / folder).rglob("*.py")}
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`((?:[\w-]+/)*[\w-]+\.py)\b", text)
+    named += re.findall(r"`((?:cluster|actors|kv_transfer|tests|benchmarks)/[\w./-]*)`", text)
+
+    def is_there(name: str) -> bool:
+        return (_ROOT / name).exists() if "/" in name else name in basenames
+
+    assert [name for name in named if not is_there(name)] == []
+
+
+def _links(page: Path) -> set[Path]:
+    targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    return {(page.parent / target).resolve() for target in targets}
+
+
+def test_links_lead_somewhere_and_every_page_is_linked() -> None:
+    linked = set().union(*(_links(page) for page in (*_PAGES, *_RECORDS)))
+    assert [str(target) for target in sorted(linked) if not target.exists()] == []
+    assert [page.name for page in _PAGES if page.parent == _DOCS and page not in linked] == []
