@@ -1,1 +1,1 @@
-"""What a checkpoint's files say beside its weights: adapters, generation defaults, pooling."""
+"""Reads the files of a checkpoint other than its weights: adapters, generation defaults, pooling."""

@@ -1,4 +1,4 @@
-"""An adapter's directory: its digest, for the doors, and its content, for the engines."""
+"""An adapter's directory: its digest, for the ingresses, and its content, for the engines."""
 
 from __future__ import annotations
 

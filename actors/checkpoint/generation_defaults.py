@@ -1,4 +1,4 @@
-"""What generation_config.json says of how a model's tokens are sampled and when they end.
+"""Reads from generation_config.json how a model's tokens are sampled and when its answers end.
 
 A file names a default for requests that do not name the value themselves, as vLLM takes it: a value that is in the file
 counts, transformers' defaults for the others (such as top_k = 50) and do_sample do not.

@@ -121,7 +121,7 @@ class AdapterConfig:
         return _of_pattern(self.rank_pattern, module, self.rank)
 
     def scaling_of(self, module: str) -> float:
-        """What B A x is multiplied by."""
+        """Return the factor of the adapter's product B A x for this module (LoRA, arXiv 2106.09685, section 4.1)."""
         rank, alpha = self.rank_of(module), _of_pattern(self.alpha_pattern, module, self.alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 

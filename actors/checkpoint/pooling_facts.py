@@ -1,4 +1,4 @@
-"""What vectors a loaded model gives in place of tokens."""
+"""The facts of a loaded model that gives vectors in place of tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Activation = Literal["softmax", "sigmoid", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingFacts:
-    """What a door must know to take a pooling request.
+    """The facts that an ingress needs in order to accept a pooling request.
 
     embedding_size:        numbers of an embedding; 0: the model gives none
     why_no_embeddings:     if so

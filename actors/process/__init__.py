@@ -1,1 +1,1 @@
-"""What every raypd process uses: bounded child processes, calls to actors, logs, memory, profiling."""
+"""Tools of every raypd process: bounded child processes, calls to actors, logs, memory, profiling."""

@@ -1,4 +1,4 @@
-"""What the process's allocator does with memory that was freed. glibc's keeps much of it; others are left alone."""
+"""Makes the allocator give freed memory back to the system. glibc's keeps much of it; others are left alone."""
 
 from __future__ import annotations
 

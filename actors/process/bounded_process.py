@@ -37,7 +37,7 @@ class ProcessUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """What one task may take."""
+    """The time, memory and size of answer that one task may take."""
 
     timeout_s: float
     memory_mib: int

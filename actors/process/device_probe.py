@@ -1,4 +1,4 @@
-"""What torch and cupy say of this machine's devices: `python -m actors.device_probe` prints it as JSON.
+"""Asks torch and cupy about this machine's devices: `python -m actors.process.device_probe` prints the answer as JSON.
 
 A program of its own, because whoever asks (`raypd doctor`) must not load torch, and because a driver that is broken may
 take the process with it.

@@ -1,4 +1,4 @@
-"""What the processes of a cluster write to their logs: a line for each record, with its fields."""
+"""Formats the log records of a cluster's processes: a line for each record, with its fields."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LineFormatter(logging.Formatter):
         self.converter = time.gmtime
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's own
-        """As logging asks for it, before a traceback follows."""
+        """Format the message and its fields, for logging, which adds a traceback behind it."""
         # RAY: whoever imports it has its _ray_timestamp_ns in each record.
         fields = {name: value for name, value in vars(record).items() if name not in _NO_FIELDS and name[0] != "_"}
         return " ".join((super().formatMessage(record), *(f"{name}={_text(value)}" for name, value in fields.items())))

@@ -1,4 +1,4 @@
-"""What was made at some cost, kept as long as there is room."""
+"""A cache of values that were costly to make, bounded by their size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SizedCache(Generic[KeyT, ValueT]):
         self._num_bytes = 0
 
     def get(self, key: KeyT) -> ValueT | None:
-        """What is kept under a key."""
+        """Return the value under a key, and count it as used now; None if it is not there."""
         entry = self._entries.get(key)
         if entry is None:
             return None

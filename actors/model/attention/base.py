@@ -33,7 +33,7 @@ _UNSUPPORTED_ARGUMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """What one layer asks of attention.
+    """The attention that one layer asks for.
 
     index:          which layer's KV it owns
     scaling:        the scores' factor

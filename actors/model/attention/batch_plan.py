@@ -1,4 +1,4 @@
-"""Which slots a step writes and which blocks it reads: computed once per step, the same for every layer.
+"""Plans which slots a step writes and which blocks it reads: once per step, the same for every layer.
 
 The cache is [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]. Two flat views of it make every access one
 index_copy or index_select, with the layer as a constant offset:
@@ -65,14 +65,14 @@ class PrefillSegment:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """What the layers of one sliding window (or of full attention) read."""
+    """The reads of all layers with one sliding window (or with full attention)."""
 
     decodes: list[DecodeBucket]
     prefills: list[PrefillSegment]
 
 
 def plan_writes(shape: BatchShape, cache: CacheShape) -> tuple[Tensor, Tensor]:
-    """Where this step's keys go: rows of layer 0's keys [num_kv_heads * num_tokens], and blocks to zero first.
+    """Return the rows of layer 0's keys that this step writes, [num_kv_heads * num_tokens], and blocks to zero first.
 
     The blocks are those that a sequence begins in this step and does not fill. Invariant: a slot beyond what was
     written holds finite numbers, so that a masked score (weight 0) cannot bring in another request's leftover NaN.

@@ -1,4 +1,4 @@
-"""What a model's layers ask of attention, found out by running it once."""
+"""Finds out which attention a model's layers ask for, by running the model once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class GeometryProbe:
         return torch.transpose(attended[0], 0, 1)
 
     def geometry(self) -> KVGeometry:
-        """What was recorded. Raises UnsupportedModel if the layers do not share one KV shape."""
+        """Return the recorded KV shape. Raises UnsupportedModel if the layers do not share one KV shape."""
         if sorted(self._layers) != list(range(len(self._layers))) or not self._layers:
             raise UnsupportedModel(
                 self._architecture, f"attention runs in layers {sorted(self._layers)} only, not in every layer"

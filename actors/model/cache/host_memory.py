@@ -10,7 +10,7 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def free_host_memory_bytes() -> int:
-    """What can still be allocated."""
+    """Return how many bytes of host memory can still be allocated."""
     available = meminfo()["MemAvailable"]
     limit = _cgroup_free_bytes()
     return available if limit is None else min(available, limit)
@@ -23,7 +23,7 @@ def meminfo() -> dict[str, int]:
 
 
 def _cgroup_free_bytes() -> int | None:
-    """What a cgroup v2 limit leaves, or None where there is no limit (or no cgroup v2)."""
+    """Return how many bytes a cgroup v2 limit leaves, or None where there is no limit (or no cgroup v2)."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         in_use = int((_CGROUP / "memory.current").read_text())

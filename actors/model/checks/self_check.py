@@ -74,7 +74,7 @@ def draw_sequences(forward: FlatForward, vocab_size: int, num_tokens: int) -> Te
 
 
 def error_limit(dtype: torch.dtype) -> float:
-    """What relative_error may be at most."""
+    """Return the largest relative_error that passes for the dtype."""
     return _MAX_ERROR_16_BITS if dtype.itemsize < 4 else _MAX_ERROR_FLOAT32
 
 

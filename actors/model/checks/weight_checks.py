@@ -1,4 +1,4 @@
-"""What a checkpoint's weights must be like: all there, all read, in the model's shapes, and numbers."""
+"""Checks a checkpoint's weights: all are there, all are read, in the model's shapes, and all are numbers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _is_leftover(name: str, config: PretrainedConfig) -> bool:
 
 
 def ignored_patterns(model: PreTrainedModel) -> re.Pattern[str] | None:
-    """What the model's class declares that a checkpoint may hold and the model does not read."""
+    """Match the weights that a checkpoint may hold and the model does not read, as the model's class declares them."""
     patterns = sorted(model._keys_to_ignore_on_load_unexpected or ())
     return re.compile("|".join(f"({pattern})" for pattern in patterns)) if patterns else None
 

@@ -46,7 +46,7 @@ _NUM_TOKENS: Final = 24
 
 @dataclass(frozen=True, slots=True)
 class ModelRun:
-    """What a model made of the tokens.
+    """The hidden states and the output that a model computed from some tokens.
 
     layers: each decoder layer's hidden states, [num_tokens, hidden_size]; as many as were reached
     output: logits, or the last hidden states; None if a layer was the last one

@@ -1,1 +1,1 @@
-"""What a model's configuration says, and what of it is refused."""
+"""Reads a model's configuration, and refuses what cannot be served."""

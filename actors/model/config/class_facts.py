@@ -1,4 +1,4 @@
-"""What transformers' model classes are like, by model type, for those who cannot load torch to look at them.
+"""Facts of transformers' model classes, by model type, for processes that cannot load torch to look at the classes.
 
 tests/actors/model/config/test_class_facts.py compares the tables with the classes of the installed transformers.
 """
@@ -84,4 +84,4 @@ QUANTIZATION_PACKAGES: Final = {
     "torchao": ("torchao",),
     "vptq": ("vptq",),
 }
-"""What transformers imports to read checkpoints of a quantization method: names of modules."""
+"""The modules that transformers imports to read checkpoints, by quantization method."""

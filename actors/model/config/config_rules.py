@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json alone says against serving the model.
+"""Finds reasons in a checkpoint's config.json alone not to serve the model.
 
 Neither torch nor the weights are needed here, so `raypd serve` and `raypd doctor` ask before any engine starts; an
 engine asks the same functions again before it reads weights. What passes still has to prove itself: see support.py and

@@ -1,4 +1,4 @@
-"""What a checkpoint's model ends in: token logits, a classification head, or nothing."""
+"""Tells models apart by their last layer: token logits, a classification head, or nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CLASSIFIER_SUFFIX = "ForSequenceClassification"
 
 
 class ModelKind(enum.Enum):
-    """What generates gives tokens, and vectors besides; the others give vectors only."""
+    """The kinds of models. Those that generate give tokens and vectors; the others give vectors only."""
 
     GENERATION = enum.auto()
     GENERATION_FROM_IMAGES = enum.auto()

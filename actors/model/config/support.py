@@ -1,4 +1,4 @@
-"""Which models are refused before their weights are read, and why.
+"""Refuses models that cannot be served, with the reason, before their weights are read.
 
 What passes here still has to prove itself: the geometry probe and the self-check run the loaded model.
 """
@@ -23,7 +23,7 @@ def refuse_unsupported(config: PretrainedConfig, *, trust_remote_code: bool, tp_
 
 
 def attention_choice(config: PretrainedConfig) -> str | dict[str, str]:
-    """Which attention the model's parts are to use: the decoder ours, an encoder of images torch's own."""
+    """Return the attention that each part of the model uses: ours for the decoder, torch's for an image encoder."""
     if vision_family(config) is None:
         return ATTENTION_NAME
     return {"": ATTENTION_NAME, "text_config": ATTENTION_NAME, "vision_config": "sdpa"}

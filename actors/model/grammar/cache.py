@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class GrammarCache:
-    """By what they were compiled from, refusals as well. What was not used for longest goes first."""
+    """Compiled grammars, and refusals, by their sources. The grammar that was not used for longest is dropped first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._grammars: SizedCache[StructuredOutputParams, xgrammar.CompiledGrammar | GrammarError] = SizedCache(
@@ -21,7 +21,7 @@ class GrammarCache:
         )
 
     def get(self, params: StructuredOutputParams) -> xgrammar.CompiledGrammar | GrammarError | None:
-        """What came of compiling it, if that is known."""
+        """Return the compiled grammar or the refusal of these parameters; None if they were not compiled yet."""
         return self._grammars.get(params)
 
     def put(self, params: StructuredOutputParams, compiled: xgrammar.CompiledGrammar | GrammarError) -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong with a grammar.
+"""The errors that a grammar can end in.
 
 GrammarError
 |-- GrammarRefused     it cannot be compiled, whoever tries: the compiler's words

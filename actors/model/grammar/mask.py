@@ -1,4 +1,4 @@
-"""What grammars allow, applied to logits: everything else becomes impossible."""
+"""Applies the tokens that grammars allow to logits: all other tokens become impossible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from actors.core.outputs import SchedulerOutput
 class GrammarMask:
     """The next tokens that the grammars of some sampled rows allow.
 
-    rows: [n] int64, increasing, places among the rows that are sampled
+    rows: [n] int64, increasing, positions among the rows that are sampled
     bits: [n, ceil(vocab_size / 32)] int32, 1 for an allowed token, the lowest bit first
     """
 
@@ -27,23 +27,23 @@ class GrammarMask:
     def of_step(cls, scheduler_output: SchedulerOutput, sampled: np.ndarray) -> Self | None:
         """Pick the masks of requests that sample in this step: those in the middle of their prompts do not.
 
-        sampled: [num_sampled] int64, places in the batch in their order; who has guesses is there once more for each
+        sampled: [num_sampled] int64, positions in the batch in their order; who has guesses is there once more for each
         Returns None if no row has a grammar.
         """
         if (bits := scheduler_output.grammar_bitmask) is None:
             return None
         requests, drafts = scheduler_output.structured_output_request_ids, scheduler_output.scheduled_spec_decode_tokens
         num_rows = [1 + len(drafts.get(request_id, ())) for request_id in requests]
-        places = np.repeat(np.fromiter(requests.values(), dtype=np.int64), num_rows)
-        order = np.argsort(places, kind="stable")
-        order = order[np.isin(places[order], sampled)]
-        return cls(np.flatnonzero(np.isin(sampled, places)), bits[order]) if len(order) else None
+        positions = np.repeat(np.fromiter(requests.values(), dtype=np.int64), num_rows)
+        order = np.argsort(positions, kind="stable")
+        order = order[np.isin(positions[order], sampled)]
+        return cls(np.flatnonzero(np.isin(sampled, positions)), bits[order]) if len(order) else None
 
     def forbid(self, logits: Tensor, rows: np.ndarray) -> None:
         """Set what is not allowed to -inf.
 
         logits: [len(rows), vocab_size] floating, changed in place
-        rows:   [m] int64, increasing, places among the rows that are sampled; they include all that have a mask
+        rows:   [m] int64, increasing, positions among the rows that are sampled; they include all that have a mask
         """
         octets = torch.from_numpy(self.bits.view(np.uint8)).to(logits.device)
         bit_of_octet = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)

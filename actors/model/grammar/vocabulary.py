@@ -1,4 +1,4 @@
-"""What the grammar compiler knows of the model's tokens."""
+"""Describes the model's tokens to the grammar compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which adapter is in which slot of a rank's layers."""
+"""The table of which adapter is in which slot of a rank's layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of a step's tokens goes through which adapter, and how: planned once, for all layers.
+"""Plans which of a step's tokens goes through which adapter, and how: once, for all layers.
 
 Adapters have slots. Where tokens of one adapter stand together, as in a prompt, their products are computed by
 themselves. The others, above all the decoding requests, share one product with the matrices of all their adapters side

@@ -45,7 +45,7 @@ class AdapterStore:
             for name, target in self._targets.items()
         }
         self.configured: list[Adapter] = []
-        """What load_configured() has loaded."""
+        """The adapters that load_configured() has loaded."""
         self._slots = SlotTable(num_slots)
         self._adapters: dict[str, _Weights] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
@@ -71,7 +71,7 @@ class AdapterStore:
             self._thread.submit(self._load, adapter)
 
     def take_results(self) -> dict[str, str | None]:
-        """What has become of loads since the last call, by key: None, or why it has failed."""
+        """Return the loads that ended since the last call, by key: None, or the reason of a failure."""
         results: dict[str, str | None] = {}
         while self._results:
             key, loaded = self._results.popleft()

@@ -1,4 +1,4 @@
-"""Which layers of a model adapters may change, and which part of them a rank has."""
+"""Finds the layers of a model that adapters may change, and the part of them that a rank has."""
 
 from __future__ import annotations
 

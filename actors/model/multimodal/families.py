@@ -36,7 +36,7 @@ def vision_family(config: PretrainedConfig) -> VisionFamily | None:
 
 
 def image_facts(config: PretrainedConfig, hidden_size: int) -> ImageFacts:
-    """What the encoder of a served model takes. hidden_size: of the language model's embeddings."""
+    """Return the inputs that a model's image encoder takes. hidden_size: size of the language model's embeddings."""
     vision = config.vision_config
     patch_size = getattr(vision, "patch_size", None)
     if _FAMILIES[str(config.model_type)].has_grid_positions:

@@ -125,7 +125,7 @@ class ImageBatch:
 
 
 def pack_embeddings(embeddings: Tensor) -> PackedArray:
-    """As they travel. Names a dtype as torch does: numpy lacks bfloat16."""
+    """Pack embeddings as they travel between processes. Names the dtype as torch does: numpy lacks bfloat16."""
     data = embeddings.cpu().contiguous().view(torch.uint8).numpy().tobytes()
     return PackedArray(str(embeddings.dtype).removeprefix("torch."), tuple(embeddings.shape), data)
 

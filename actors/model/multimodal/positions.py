@@ -1,4 +1,4 @@
-"""Where tokens stand for a model that places an image's tokens by frame, row and column.
+"""Positions of tokens for a model that numbers an image's tokens by frame, row and column.
 
 Text is counted on from where it is, an image's tokens from there along three axes, and the text after it from beyond
 the longest of these axes (Qwen2-VL, arXiv 2409.12191, section 2.1; get_rope_index of transformers). So tokens after an

@@ -49,7 +49,7 @@ class ImageProcessing:
         return ProcessedImage(arrays, self._count_placeholders(image))
 
     def _count_placeholders(self, image: Image.Image) -> int:
-        """As the processor writes them into a prompt."""
+        """Return how many placeholder tokens the processor writes into a prompt for this image."""
         assert self._processor is not None
         inputs = self._processor(text=self._processor.image_token, images=[image])
         return int((np.asarray(inputs["input_ids"]) == self._image_token_id).sum())

@@ -13,7 +13,7 @@ _MAX_ERROR = 1e-3
 
 
 class ClassificationHead:
-    """What transformers' own model does after pooling."""
+    """The layers of transformers' own model behind pooling."""
 
     def __init__(self, model: PreTrainedModel, activation: Activation) -> None:
         """Raises UnsupportedModel if the head is not one linear layer called score."""

@@ -28,7 +28,7 @@ _NUM_PROBE_TOKENS = 4
 def load_pooling(
     directory: Path, config: PretrainedConfig, kind: ModelKind, forward: FlatForward, *, is_causal: bool
 ) -> tuple[PoolingFacts | None, ClassificationHead | None]:
-    """What the model can be asked besides tokens, and its classification head if it has one.
+    """Return the vectors that the model can be asked for, and its classification head if it has one.
 
     Raises UnsupportedModel for a model that would then be good for nothing, CheckpointError.
     """

@@ -22,7 +22,7 @@ from actors.core.requests.sampling_params import PoolingParams
 from actors.model.pooling.head import ClassificationHead
 
 _TINY = 1e-12
-"""As torch.nn.functional.normalize has it: a vector of zeros stays one."""
+"""The smallest norm to divide by, as in torch.nn.functional.normalize: a vector of zeros stays zero."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Pooler:
                 self._requests[new.req_id] = _Pooled(new.pooling_params, len(new.prompt_token_ids))
 
     def begin_step(self, batch: StepBatch) -> PooledStep | None:
-        """What is to be done with the step's hidden states; None if nobody in it wants a vector."""
+        """Plan the pooling of the step's hidden states; None if no request in the step wants a vector."""
         if not self._requests:
             return None
         # Those that decode one token each come first, and a pooling request is never one of them.

@@ -32,7 +32,7 @@ _PARTS: Final = ["Transformer", "Pooling", "Normalize"]
 def read_pooling_facts(
     directory: Path, config: PretrainedConfig, kind: ModelKind, hidden_size: int, *, is_causal: bool = True
 ) -> PoolingFacts:
-    """What vectors this checkpoint gives.
+    """Return the vectors that this checkpoint gives.
 
     hidden_size: of its last hidden states
     is_causal:   whether tokens see only those before them: without files of its own such a model's last token has seen
@@ -93,7 +93,7 @@ def _read_pooling(settings: dict[str, Any]) -> Pooling:  # JSON
 
 
 def _activation(config: PretrainedConfig) -> Activation:
-    """What makes scores of logits: a cross-encoder's own, or that of the problem that the head was trained for."""
+    """Return the function from logits to scores: the cross-encoder's own, or that of the head's task."""
     settings = getattr(config, "sentence_transformers", None) or {}
     name = settings.get("activation_fn") or getattr(config, "sbert_ce_default_activation_function", None)
     if name is not None:

@@ -1,4 +1,4 @@
-"""Which proposer an engine has."""
+"""Chooses the proposer of an engine by its settings."""
 
 from __future__ import annotations
 

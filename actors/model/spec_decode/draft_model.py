@@ -62,7 +62,7 @@ def load_draft_model(
 
 @dataclass(slots=True)
 class _Sequence:
-    """What the smaller model has of a row.
+    """The KV that the smaller model holds for a row.
 
     Invariant: KV is in place for the first num_valid tokens of the row, as long as the row's tokens from first_guess on
     are the guesses.

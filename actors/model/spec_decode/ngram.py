@@ -93,7 +93,7 @@ class NgramProposer:
     def _continue(
         self, rows: np.ndarray, last: np.ndarray, ends: np.ndarray, num_guesses: np.ndarray
     ) -> list[list[int]]:
-        """What follows the matches. Beyond the last token the guesses follow themselves: a loop goes on as a loop."""
+        """Return the tokens behind the matches. Beyond the last token, guesses repeat: a loop goes on as a loop."""
         steps = np.arange(int(num_guesses.max(initial=0)))
         periods = np.maximum(last - ends, 1)
         guesses = self._tokens.token_ids[rows[:, None], ends[:, None] + 1 + steps % periods[:, None]]

@@ -1,4 +1,4 @@
-"""Who guesses a request's next tokens."""
+"""The interface of the objects that guess a request's next tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which guesses are right.
+"""Finds out which guesses are right.
 
 A guessed position is sampled like any other: from the target's own logits there, with the uniform number of the
 request's seed and that output position. A guess is right if it is that very token, and the first wrong one is replaced

@@ -113,7 +113,7 @@ class NcclCollectives:
 
 
 class Rendezvous:
-    """Where ranks find each other. Rank 0 opens it and keeps it until all have joined; the others know its address."""
+    """The address where ranks find each other. Rank 0 keeps it open until all have joined; the others connect to it."""
 
     def __init__(self, host: str, device: torch.device, timeout_s: float) -> None:
         """Listen on a free port of host."""

@@ -1,4 +1,4 @@
-"""What takes the place of a linear layer that is split over ranks.
+"""Layers that stand for a linear layer that is split over ranks.
 
 A layer whose output is split needs nothing: it is a linear layer with fewer outputs. The two here talk to the others.
 """

@@ -37,7 +37,7 @@ from kv_transfer.trust.callers import BACKLOG
 
 MAX_SMALL_BYTES: Final = 64 * 1024
 _MAX_MESSAGE_BYTES: Final = 256 * 1024
-"""Of the addresses of all ranks."""
+"""The largest message with the addresses of all ranks."""
 _BUFFER_BYTES: Final = 4 * MAX_SMALL_BYTES
 RankAddress: TypeAlias = tuple[
     Annotated[str, msgspec.Meta(min_length=1, max_length=256)], Annotated[int, msgspec.Meta(ge=1, le=2**16 - 1)]

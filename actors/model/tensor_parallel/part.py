@@ -27,7 +27,7 @@ from actors.model.tensor_parallel.weights import WeightSource
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Which part of a weight a rank holds: these rows one after the other, or all if there are none.
+    """The part of a weight that a rank holds: these rows one after the other, or all if there are none.
 
     num_rows: padded with zeros to as many
     """
@@ -173,7 +173,7 @@ def _part_of(attribute: str, shape: tuple[int, ...], shard: LayerShard | None) -
         return _Part(1 if shard.split is Split.INPUTS else 0, (shard.rows,), shard.num_rows)
     if attribute == "down_proj":
         return _Part(2, (shard.rows,), shard.num_rows)
-    # Gates, then what they gate.
+    # The rows of gate_proj come first, then those of up_proj.
     middle = shape[1] // 2
     return _Part(1, (shard.rows, range(middle + shard.rows.start, middle + shard.rows.stop)), 2 * shard.num_rows)
 

@@ -1,4 +1,4 @@
-"""Which slice of which weight a rank holds: transformers' own tensor-parallel plan, read for plain tensors.
+"""Plans the slice of each weight that a rank holds: transformers' own tensor-parallel plan, read for plain tensors.
 
 transformers names a style for every module that is to be split. Attention is split by heads: each of n ranks computes
 an n-th of the query heads, and holds the KV heads that these attend to (one of them, which other ranks hold too, where

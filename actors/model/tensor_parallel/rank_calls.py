@@ -113,7 +113,7 @@ class RankCallers:
         return None
 
     def _prove(self, stream: socket.socket | TlsSocket) -> int:
-        """Which rank this is. Raises Untrusted or OSError."""
+        """Let the caller prove the cluster's secret, and return its rank. Raises Untrusted or OSError."""
         acceptor = Acceptor(self._trust.keys, Purpose.TENSOR_PARALLEL, self._trust.party(self._own))
         deadline_s = time.monotonic() + PROOF_TIMEOUT_S
         if isinstance(stream, TlsSocket):

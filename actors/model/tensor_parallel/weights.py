@@ -1,4 +1,4 @@
-"""Where a rank's slices of the weights come from: the checkpoint's files, or a whole model that was drawn at random.
+"""Sources of a rank's slices of the weights: the checkpoint's files, or a whole model that was drawn at random.
 
 Some checkpoints name or cut weights otherwise than transformers' models do (each expert's matrices apart, where the
 model has one tensor for all experts). transformers says how the two belong together; MergedWeights reads by that.
@@ -62,7 +62,7 @@ class CheckpointWeights:
 
     @property
     def names(self) -> Collection[str]:
-        """Of all weights, as the files have them."""
+        """Return the names of all weights, as the files have them."""
         return self._file_of.keys()
 
     def shape(self, name: str) -> tuple[int, ...] | None:
@@ -80,7 +80,7 @@ class CheckpointWeights:
         return part
 
     def first_dtype(self) -> torch.dtype:
-        """Of the first floating-point weight: the checkpoint's dtype to transformers if the config is silent."""
+        """Return the dtype of the first floating-point weight, which transformers uses if the config names none."""
         for name in self._file_of:
             dtype = self.read(name).dtype
             if dtype.is_floating_point:
