@@ -24,7 +24,7 @@ from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
 from cluster.observability.status import ClusterView, ControllerView, ModelView, RequestView, merge_engines
 from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersions
-from cluster.requests.recovery import RecoveryPolicy
+from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.routing.pairing import refused_pairs

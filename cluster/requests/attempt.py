@@ -32,8 +32,9 @@ from cluster.errors import (
 from cluster.parameters.generation import EngineReport
 from cluster.parameters.structured_output_rules import refused_by_compiler
 from cluster.requests.output_order import Diverged, OutputOrder
+from cluster.requests.recovery_decisions import FailedAttempt
 from cluster.routing.base import Route
-from cluster.routing.engine_connection import EngineConnection, EngineKey
+from cluster.routing.engine_connection import EngineConnection
 from kv_transfer.params import HandoffRanks, KVTransferParams, TransferRole
 
 logger = logging.getLogger(__name__)
@@ -172,22 +173,22 @@ class Attempt:
         self._successor = EngineStream(decode, request)
 
     @property
-    def lost_engines(self) -> set[EngineKey]:
-        """The engines that are thought to have died while they had the request, since the decode engine went on."""
-        # Also both engines of a handoff: where the prefill engine dies, the decode engine computes the prompt itself.
-        others = [*self._streams, *self._predecessors, *self._lost_targets]
-        suspects = [self._decode] if self.has_decoded else others
-        return {stream.connection.descriptor.key for stream in suspects if stream.has_died}
-
-    @property
     def has_decoded(self) -> bool:
         """Whether the decode engine has given tokens: it has lived with the request for at least a step."""
         return self._decode.has_given_tokens
 
-    @property
-    def is_stranded_on_the_way(self) -> bool:
-        """Whether its decode engine has lost it to others' blocks after new tokens: that is no engine's failure."""
-        return self._decode.is_stranded and self.num_new_tokens > 0
+    def failed_by(self, error: EngineFailed) -> FailedAttempt:
+        """Say how far the attempt has come that ends with this error."""
+        # Also both engines of a handoff: where the prefill engine dies, the decode engine computes the prompt itself.
+        others = [*self._streams, *self._predecessors, *self._lost_targets]
+        suspects = [self._decode] if self.has_decoded else others
+        return FailedAttempt(
+            error,
+            list(self.token_ids),
+            {stream.connection.descriptor.key for stream in suspects if stream.has_died},
+            has_decoded=self.has_decoded,
+            was_out_of_blocks=self._decode.is_stranded and self.num_new_tokens > 0,
+        )
 
     @property
     def prefill_report(self) -> EngineReport | None:

@@ -18,8 +18,9 @@ from cluster.observability.stopwatch import Stopwatch
 from cluster.parameters.generation import GenerateChunk, GenerateEnd, GenerateRequest, GenerateTimings, Usage
 from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import EnginesOfVersion, ModelVersion, ModelVersions
-from cluster.requests.recovery import Recovery, RecoveryPolicy
-from cluster.requests.request_limits import AdmittedRequest, RequestLimits
+from cluster.requests.overload_control import AdmittedRequest, OverloadControl
+from cluster.requests.recovery import Recovery
+from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.samples import Answers, GenerateManyRequest, Sample, SampleChunk, SharedPrompt, split
 from cluster.requests.vector_computing import Vectors, compute_vectors, scores_of
 from cluster.routing.engine_connection import EnginePool, EngineRole
@@ -69,7 +70,9 @@ class Serving:
         self._versions = versions
         self._engines = engines
         self._vector_engines = VectorEngines(engines)
-        self._limits = RequestLimits(max_requests_in_flight, max_waiting_tokens, unknown_delay_s=retry_delay_s)
+        self._overload_control = OverloadControl(
+            max_requests_in_flight, max_waiting_tokens, unknown_delay_s=retry_delay_s
+        )
         self._image_budget = ImageBudget(max_image_bytes_in_flight, retry_delay_s)
         self._clock = clock
         self.metrics = ServingMetrics()
@@ -298,7 +301,7 @@ class Serving:
         deadline_s = None if request.timeout_s is None else asyncio.get_running_loop().time() + request.timeout_s
         request_id, stopwatch = request.request_id, Stopwatch(self._clock, self.metrics)
         key = request.caller.tenant, request_id
-        with stopwatch.counting_the_end(), self._limits.enter() as place, request.caller.allowance.used():
+        with stopwatch.counting_the_end(), self._overload_control.enter() as place, request.caller.allowance.used():
             if key in self._in_flight:
                 allowed = "one that no request in flight has"
                 raise InvalidRequest(FieldViolation("request_id", repr(request_id), allowed))

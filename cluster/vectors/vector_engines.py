@@ -1,4 +1,4 @@
-"""Which engines give vectors: those that compute prompts.
+"""Vectors come from engines that compute prompts.
 
 A decode engine never does, also where there is no other: its batch would wait for every prompt.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import NoEngineAvailable
-from cluster.routing.base import Route, Router
+from cluster.routing.base import EngineT, Route, Router
 from cluster.routing.engine_connection import EngineConnection, EnginePool, EngineRole
 
 
@@ -29,13 +30,23 @@ class VectorEngines:
         return self._engines.next_change()
 
 
-def choose_engine(router: Router, request: EngineCoreRequest, engines: EnginePool) -> Route[EngineConnection]:
-    """The router's choice among the prefill engines, or those that do both where there are none; as decode.
+@dataclass(frozen=True, slots=True)
+class VectorRouter:
+    """A Router for prompts whose vectors are wanted: each goes to one engine, which computes prompts."""
 
-    Raises NoEngineAvailable, ModelVersionLeft.
-    """
-    present = [engine for engine in engines.snapshot() if engine.descriptor.role.computes_prompts]
-    if not present:
-        raise NoEngineAvailable("computes prompts")
-    prefill = [engine for engine in present if engine.descriptor.role is EngineRole.PREFILL]
-    return router.choose(request, prefill or present)
+    router: Router
+
+    def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
+        """Choose among the prefill engines, or those that do both where there are none. Raises NoEngineAvailable."""
+        present = [engine for engine in engines if engine.descriptor.role.computes_prompts]
+        if not present:
+            raise NoEngineAvailable("computes prompts")
+        prefill = [engine for engine in present if engine.descriptor.role is EngineRole.PREFILL]
+        return self.router.choose(request, prefill or present)
+
+    def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
+        """Tell the router."""
+        self.router.on_start(request, route)
+
+    def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
+        """Tell nobody: a vector adds no tokens to what is cached."""

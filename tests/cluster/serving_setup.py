@@ -23,7 +23,7 @@ from cluster.observability.status import ClusterView, ControllerView
 from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TextPrompt
 from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersion, ModelVersions
-from cluster.requests.recovery import RecoveryPolicy
+from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.base import EngineT, Route, Router
 from cluster.routing.engine_connection import EngineRole

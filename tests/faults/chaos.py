@@ -15,7 +15,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.requests.recovery import Recovery, RecoveryPolicy
+from cluster.requests.recovery import Recovery
+from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.routing.engine_connection import EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
 from tests.faults.engine_process import EngineProcess

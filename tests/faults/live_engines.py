@@ -15,7 +15,8 @@ from actors.config import EngineConfig
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.requests.attempt import Attempt
-from cluster.requests.recovery import Recovery, RecoveryPolicy
+from cluster.requests.recovery import Recovery
+from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.routing.base import Route
 from cluster.routing.engine_connection import EngineConnection, EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair

@@ -25,7 +25,7 @@ from cluster.errors import EngineLost
 from cluster.images.opening import open_image_door
 from cluster.parameters.generation import GenerateChunk, GenerateRequest
 from cluster.requests.model_versions import ModelVersion, ModelVersions
-from cluster.requests.recovery import RecoveryPolicy
+from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EnginePool, EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair

@@ -15,7 +15,7 @@ from actors.core.stats import SchedulerStats
 from cluster.errors import EngineFailed
 from cluster.parameters.generation import GenerateChunk
 from cluster.requests.migration import MigrationPlanner
-from cluster.requests.recovery import RecoveryPolicy
+from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.routing.engine_connection import EngineRole
 from tests.cluster.serving_setup import HELLO, make_serving
 from tests.fakes import FakeEngine, FakePool

@@ -11,7 +11,7 @@ from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import EngineFailed, InvalidRequest, ModelVersionLeft, NoEngineAvailable
 from cluster.parameters.generation import GenerateChunk, SamplingOptions, TokenPrompt
 from cluster.requests.model_versions import EnginesOfVersion, ModelVersions
-from cluster.requests.recovery import RecoveryPolicy
+from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineConnection, EngineRole
 from tests.cluster.serving_setup import HELLO, MODEL, collect, make_serving, make_version, text_of

@@ -14,7 +14,7 @@ from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import ClusterError, EngineFailed, NoEngineAvailable
 from cluster.parameters.generation import GenerateChunk, SamplingOptions
 from cluster.requests.model_versions import ModelVersions
-from cluster.requests.recovery import RecoveryPolicy
+from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.routing.engine_connection import EngineKey, EngineRole
 from cluster.sessions.cluster_membership import Membership, ServedModel
 from tests.cluster.serving_setup import HELLO, make_serving, make_version

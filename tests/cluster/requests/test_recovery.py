@@ -11,7 +11,7 @@ from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import DeadlineExceeded, EngineFailed, NoEngineAvailable
 from cluster.parameters.generation import GenerateChunk
 from cluster.requests.model_versions import ModelVersions
-from cluster.requests.recovery import RecoveryPolicy
+from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineRole
 from tests.cluster.serving_setup import (

@@ -14,7 +14,7 @@ from actors.core.stats import SchedulerStats
 from cluster.errors import EngineFailed
 from cluster.parameters.generation import GenerateChunk
 from cluster.requests.migration import MigrationPlanner
-from cluster.requests.recovery import RecoveryPolicy
+from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineKey, EngineRole
 from kv_transfer.params import EngineAddress, PrefixSource

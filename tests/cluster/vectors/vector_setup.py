@@ -8,7 +8,7 @@ from dataclasses import replace
 from actors.checkpoint.pooling_facts import PoolingFacts
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.requests.model_versions import ModelVersions
-from cluster.requests.recovery import RecoveryPolicy
+from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.base import Router
 from tests.cluster.serving_setup import MODEL, make_serving, make_version, prefill_timings

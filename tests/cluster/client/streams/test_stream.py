@@ -279,7 +279,7 @@ async def test_a_full_ingress_is_left_alone_for_as_long_as_it_says(monkeypatch: 
                 has_refused.set()
             return generate(request)
 
-        monkeypatch.setattr(serving._limits, "_unknown_delay_s", 0.3)
+        monkeypatch.setattr(serving._overload_control, "_unknown_delay_s", 0.3)
         monkeypatch.setattr(serving, "generate", generate_and_notice)
         occupying = Answer(other)
         producer, _ = await full.pair.next_requests()

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import DeadlineUnreachable, Overloaded
-from cluster.requests.request_limits import AdmittedRequest, RequestLimits
+from cluster.requests.overload_control import AdmittedRequest, OverloadControl
 from tests.cluster.access.test_allowance import Clock
 
 
-def serve(limits: RequestLimits, clock: Clock, num_prompts: int, num_tokens: int, each_s: float) -> None:
+def serve(limits: OverloadControl, clock: Clock, num_prompts: int, num_tokens: int, each_s: float) -> None:
     """Prompts one after another, always two of them waiting."""
     with ExitStack() as stack:
         admitted = [stack.enter_context(limits.enter()) for _ in range(num_prompts + 1)]
@@ -27,7 +27,7 @@ def serve(limits: RequestLimits, clock: Clock, num_prompts: int, num_tokens: int
 
 def test_the_delay_is_when_the_next_one_will_have_ended() -> None:
     clock = Clock()
-    limits = RequestLimits(4, 100, unknown_delay_s=1.5, clock=clock)
+    limits = OverloadControl(4, 100, unknown_delay_s=1.5, clock=clock)
     running = [limits.enter() for _ in range(4)]
     with pytest.raises(Overloaded, match=r"4 requests are in flight, which is the limit; retry in 1\.5 s"):
         limits.enter()
@@ -46,7 +46,7 @@ def test_the_delay_is_when_the_next_one_will_have_ended() -> None:
 
 def test_tokens_that_wait_are_bounded_but_one_prompt_may_always_come() -> None:
     clock = Clock()
-    limits = RequestLimits(100, 1000, clock=clock)
+    limits = OverloadControl(100, 1000, clock=clock)
     with limits.enter() as huge, limits.enter() as small:
         huge.queue(5000, None)
         with pytest.raises(Overloaded, match="5000 tokens of prompts wait, and no more than 1000 may"):
@@ -60,7 +60,7 @@ def test_tokens_that_wait_are_bounded_but_one_prompt_may_always_come() -> None:
 
 def test_the_delay_for_tokens_follows_the_rate_at_which_they_leave() -> None:
     clock = Clock()
-    limits = RequestLimits(100, 1000, clock=clock)
+    limits = OverloadControl(100, 1000, clock=clock)
     serve(limits, clock, 50, 100, each_s=0.5)
     with limits.enter() as first, limits.enter() as second:
         first.queue(1000, None)
@@ -71,7 +71,7 @@ def test_the_delay_for_tokens_follows_the_rate_at_which_they_leave() -> None:
 
 def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
     clock = Clock()
-    limits = RequestLimits(100, 100_000, clock=clock)
+    limits = OverloadControl(100, 100_000, clock=clock)
     serve(limits, clock, 50, 100, each_s=0.5)  # 200 tokens/s
     with limits.enter() as first, limits.enter() as hasty, limits.enter() as patient:
         first.queue(4000, None)
@@ -83,7 +83,7 @@ def test_a_deadline_that_cannot_be_met_is_refused_at_once() -> None:
 
 def test_without_experience_or_a_queue_nobody_is_refused_for_a_deadline() -> None:
     clock = Clock()
-    limits = RequestLimits(100, 100_000, clock=clock)
+    limits = OverloadControl(100, 100_000, clock=clock)
     with limits.enter() as request:
         request.queue(50_000, 0.001)
     serve(limits, clock, 50, 100, each_s=0.5)
@@ -94,7 +94,7 @@ def test_without_experience_or_a_queue_nobody_is_refused_for_a_deadline() -> Non
 def test_small_prompts_do_not_say_how_long_a_large_one_takes() -> None:
     """Each took half a second, mostly for other reasons; one large prompt showed what is possible."""
     clock = Clock()
-    limits = RequestLimits(100, 100_000, clock=clock)
+    limits = OverloadControl(100, 100_000, clock=clock)
     with limits.enter() as large:
         large.queue(20_000, None)
         clock.now_s += 2.0
@@ -109,7 +109,7 @@ def test_small_prompts_do_not_say_how_long_a_large_one_takes() -> None:
 @given(seed=st.integers(0, 2**32), num_events=st.integers(0, 200))
 def test_whatever_happens_nothing_is_left_over(seed: int, num_events: int) -> None:
     draw, clock = random.Random(seed), Clock()
-    limits = RequestLimits(5, 500, clock=clock)
+    limits = OverloadControl(5, 500, clock=clock)
     admitted: list[AdmittedRequest] = []
     delays_s: list[float] = []
     for _ in range(num_events):

@@ -71,7 +71,7 @@ class AdmittedRequest:
 
     __slots__ = ("_limits", "_num_tokens", "_queued_at_s")
 
-    def __init__(self, limits: RequestLimits) -> None:
+    def __init__(self, limits: OverloadControl) -> None:
         self._limits = limits
         self._num_tokens = 0
         self._queued_at_s = 0.0
@@ -107,7 +107,7 @@ class AdmittedRequest:
         self._limits.leave()
 
 
-class RequestLimits:
+class OverloadControl:
     """How many requests, and how many tokens of prompts, may wait at one ingress."""
 
     def __init__(
