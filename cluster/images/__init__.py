@@ -1,1 +1,1 @@
-"""The door for images: from bytes that strangers send to what an engine's encoder takes."""
+"""Turns images from bytes that clients send into the arrays that an engine's encoder takes."""

@@ -1,4 +1,4 @@
-"""What the images of all requests in flight may take of an ingress."""
+"""Bounds the memory that the images of all requests in flight take in an ingress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong with an image.
+"""The errors that an image can end in.
 
 ImageError
 |-- ImageRefused        the image itself is at fault: it is no image, or too much of one
@@ -13,7 +13,7 @@ class ImageError(Exception):
 
 
 class ImageRefused(ImageError):
-    """Whoever sent it has to send another one; the words say what is allowed."""
+    """The image cannot be taken: the client has to send another one. The message says what is allowed."""
 
 
 class ImagesUnavailable(ImageError):

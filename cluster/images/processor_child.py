@@ -35,7 +35,7 @@ _DECODER_ERRORS: Final = (
     struct.error,
     zlib.error,
 )
-"""What Pillow's decoders raise for broken files, and transformers for shapes that it does not take."""
+"""The errors of Pillow's decoders for broken files, and of transformers for shapes that it does not take."""
 
 
 def main() -> None:

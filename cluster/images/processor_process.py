@@ -26,7 +26,7 @@ _CHILD: Final = (sys.executable, "-m", "cluster.images.processor_child")
 
 
 class ChildGreeting(msgspec.Struct, frozen=True):
-    """What the process is told when it starts. directory: of the checkpoint; the rest: see ImageConfig."""
+    """The first message to the process. directory: the checkpoint's; for the other fields see ImageConfig."""
 
     directory: str
     max_pixels: int

@@ -1,7 +1,7 @@
 """Every metric of an ingress, by its name, in Prometheus' terms.
 
-Both doors feed the same: Serving counts requests where they end, whichever door they came through. What engines say of
-themselves is read when somebody asks; every ingress tells it, so an engine's own are to be aggregated by `max`.
+Both APIs feed the same metrics: Serving counts requests where they end, whichever API they came through. Engines' own
+figures are read when somebody asks; every ingress tells them, so they are to be aggregated by `max`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Histogram:
         self._sum += value
 
     def family(self, name: str, documentation: str) -> Metric:
-        """As Prometheus has it: buckets that add up."""
+        """Return the histogram as Prometheus defines it: with buckets that add up."""
         buckets, total = [], 0
         for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
             total += count
@@ -60,7 +60,7 @@ class Histogram:
 
 
 class ServingMetrics:
-    """What Serving counts. One for an ingress."""
+    """The counters and histograms that Serving feeds. An ingress has one of these."""
 
     def __init__(self) -> None:
         self._outcomes: Counter[str] = Counter()
@@ -107,7 +107,7 @@ class ServingMetrics:
         for outcome, count in self._outcomes.items():
             requests.add_metric([outcome], count)
         yield requests
-        http = CounterMetricFamily("raypd_http_responses", "Answers of the HTTP door.", labels=["path", "status"])
+        http = CounterMetricFamily("raypd_http_responses", "Answers of the HTTP API.", labels=["path", "status"])
         for key, count in self._http.items():
             http.add_metric(list(key), count)
         yield http

@@ -10,7 +10,7 @@ from cluster.parameters.generation import GenerateEnd
 
 
 class Stopwatch:
-    """Of one request; it runs from when it is made."""
+    """Measures the times of one request, from the moment that the stopwatch is made."""
 
     def __init__(self, clock: Callable[[], float], metrics: ServingMetrics) -> None:
         self._clock = clock
@@ -23,7 +23,7 @@ class Stopwatch:
 
     @property
     def num_tokens(self) -> int:
-        """That have come so far."""
+        """Return how many tokens have come so far."""
         return self._num_tokens
 
     @property

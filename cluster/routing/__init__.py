@@ -1,1 +1,1 @@
-"""Which engines serve a request. Pure: values in, a route out."""
+"""Chooses the engines that serve a request. Pure: values in, a route out."""

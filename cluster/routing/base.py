@@ -1,4 +1,4 @@
-"""What a router is asked, and what it answers."""
+"""The interface of a router: the engines that it chooses from, and the route that it answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EngineLoad(Protocol):
 
     @property
     def descriptor(self) -> EngineDescriptor:
-        """Which engine."""
+        """Return the description of the engine at the other end."""
         ...
 
     @property
@@ -71,7 +71,7 @@ class Candidates(Generic[EngineT]):
 
 
 def candidates(engines: Sequence[EngineT]) -> list[Candidates[EngineT]]:
-    """Who may prefill and who may decode, never two that cannot hand over to each other.
+    """Return the engines that may prefill and those that may decode, never two that cannot hand over to each other.
 
     Pairs of engines that do nothing else come first, and beside them decode engines that none of the prefill engines
     can hand over to, which serve alone. Where there is no pair: engines of role `both`, else decode engines alone, and

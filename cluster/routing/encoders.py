@@ -1,4 +1,4 @@
-"""Which engine encodes a request's images."""
+"""Chooses the engine that encodes a request's images."""
 
 from __future__ import annotations
 

@@ -19,11 +19,11 @@ from kv_transfer.links.link_compatibility import PairingFacts
 from kv_transfer.params import EngineAddress
 
 EngineKey: TypeAlias = tuple[str, int]
-"""Engine id and incarnation: one life of one engine."""
+"""Engine id and incarnation."""
 
 
 class EngineRole(StrEnum):
-    """What an engine does for a request."""
+    """The part of a request that an engine prefers to do."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -48,7 +48,7 @@ _MAX_ENGINES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class EngineDescriptor:
-    """Which engine, in which of its lives, in which role.
+    """An engine: its name, its incarnation, its role, and how to reach it.
 
     address: host:port of the engine's gRPC server, for sessions and for KV control
     further_rank_addresses: for KV control of its tensor-parallel ranks 1, 2, …
@@ -66,12 +66,12 @@ class EngineDescriptor:
 
     @property
     def key(self) -> EngineKey:
-        """This life of it."""
+        """Return the engine's id and incarnation."""
         return self.engine_id, self.incarnation
 
     @property
     def handoff_rank(self) -> int:
-        """Where the engine stands in the order in which handoffs go: by its role, then by its number."""
+        """Return the engine's rank in the order in which handoffs go: by its role, then by its number."""
         number = self.engine_id.rpartition("-")[2]
         return _RANK_OF_ROLE[self.role] * _MAX_ENGINES + (int(number) % _MAX_ENGINES if number.isdecimal() else 0)
 
@@ -82,7 +82,7 @@ class EngineDescriptor:
 
 
 class EngineConnection(Protocol):
-    """One ingress's session with one life of one engine."""
+    """One ingress's session with one incarnation of one engine."""
 
     @property
     def descriptor(self) -> EngineDescriptor:

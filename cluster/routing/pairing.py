@@ -1,4 +1,4 @@
-"""Which engines may exchange KV, as their descriptors tell; the handshake between them decides by the same rule."""
+"""Tells by their descriptors which engines may exchange KV; the handshake between them decides by the same rule."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _MAX_ADAPTERS = 10_000
 _MAX_BLOCKS = 200_000
 """About 30 MB, and 3 million tokens in blocks of 16."""
 MAX_TOKENS = 262_144
-"""Of a prompt that are looked at: twice as many take the event loop more than 50 ms at once."""
+"""The router looks at this many tokens of a prompt: twice as many take the event loop more than 50 ms at once."""
 
 
 class PrefixAwarePair:
@@ -38,7 +38,7 @@ class PrefixAwarePair:
         self._hasher = BlockHasher(block_size, hash_key)
         self._index = PrefixIndex(max_blocks)
         self._adapters: OrderedDict[tuple[EngineKey, str], None] = OrderedDict()
-        """Which engines were sent requests with which adapters, by keys; the pair that was used longest ago first."""
+        """Pairs of an engine and an adapter that it was sent requests with, by keys; least recently used first."""
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
         """Choose a pair, or one engine for both."""
@@ -92,12 +92,12 @@ class PrefixAwarePair:
     def _find_source(
         self, computing: EngineT, engines: Sequence[EngineT], cached: Mapping[EngineKey, int]
     ) -> PrefixSource | None:
-        """Of the engines that can lend more of the prefix than the computing one has, the one that has most of it."""
+        """Return the engine that has most of the prefix, if more than the computing engine and able to serve it."""
         num_tokens = self._num_cached_tokens(computing.descriptor, cached)
         source: EngineDescriptor | None = None
         for engine in engines:
             num_there = self._num_cached_tokens(engine.descriptor, cached)
-            if num_there > num_tokens and _can_lend(engine.descriptor, computing.descriptor):
+            if num_there > num_tokens and _can_serve_prefix(engine.descriptor, computing.descriptor):
                 source, num_tokens = engine.descriptor, num_there
         return None if source is None else PrefixSource(source.kv_address, num_tokens)
 
@@ -109,10 +109,10 @@ def _first_token_ids(request: EngineCoreRequest) -> list[int]:
     return [*request.prompt_token_ids, *request.output_token_ids]
 
 
-def _can_lend(source: EngineDescriptor, borrower: EngineDescriptor) -> bool:
+def _can_serve_prefix(source: EngineDescriptor, fetcher: EngineDescriptor) -> bool:
     """A fetch names blocks by their hashes, so unlike a handoff it needs equal block sizes."""
-    if find_refusal(source, borrower) is not None:
+    if find_refusal(source, fetcher) is not None:
         return False
-    if source.pairing is None or borrower.pairing is None:
+    if source.pairing is None or fetcher.pairing is None:
         return True
-    return source.pairing.block_size == borrower.pairing.block_size
+    return source.pairing.block_size == fetcher.pairing.block_size

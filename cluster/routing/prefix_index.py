@@ -1,7 +1,8 @@
-"""Who has, as far as an ingress knows, the KV of which prefix.
+"""The prefixes whose KV each engine has, as far as an ingress knows.
 
-It knows what it has sent where, not what engines have evicted since: what it says is a good guess, and those who act on
-it find out. An engine's next life is another engine. Bounded, the prefixes used least recently forgotten first.
+The index knows what was sent where, not what engines have evicted since: its answer is a good guess, and whoever acts
+on it finds out. An engine's next incarnation is another engine. The index is bounded: it forgets
+the prefixes that were used least recently.
 """
 
 from __future__ import annotations

@@ -49,12 +49,12 @@ class AdapterDirectory:
         self._registered = {adapter.name: adapter for adapter in adapters}
 
     def known(self) -> list[Adapter]:
-        """Those that are registered or were found, by name."""
+        """Return the adapters that are registered or were found, sorted by name."""
         found = {name: found.adapter for name, found in self._found.items()}
         return sorted((found | self._registered).values(), key=lambda adapter: adapter.name)
 
     def known_to(self, caller: Caller) -> list[Adapter]:
-        """Those of known() that a caller may use: of others it must not learn that they exist."""
+        """Return those of known() that the caller may use: it must not learn that others exist."""
         return [adapter for adapter in self.known() if caller.may_use(adapter.name)]
 
     def knows(self, name: str, caller: Caller) -> bool:

@@ -12,7 +12,7 @@ TokenSequences = tuple[tuple[int, ...], ...]
 
 
 def tokenize_bad_words(words: Sequence[str], tokenizer: ModelTokenizer, vocab_size: int) -> TokenSequences:
-    """As vLLM does: each as it is, and after a space where that is as many tokens and begins with another one.
+    """Tokenize words as vLLM does: each as it is, and after a space where that is as many tokens and begins otherwise.
 
     So both what begins a text and what is in the middle of one is meant. Leading spaces of a word do not count. What
     has a token that the model cannot give needs no rule. Raises InvalidRequest for a word that is no tokens.

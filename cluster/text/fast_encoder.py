@@ -101,7 +101,7 @@ def encode_exactly(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool)
 
 
 def _trial_texts(tokenizer: Tokenizer) -> Iterator[str]:
-    """What fast encoders may do otherwise: little of everything, then much at once, twice with the same beginning."""
+    """Yield texts on which encoders may differ: little of everything, then long ones, two with one beginning."""
     pieces = [*_DIFFICULT, *_added_tokens(tokenizer), *_vocabulary(tokenizer)]
     yield from pieces
     yield from _characters()

@@ -25,7 +25,7 @@ _RENDERING: Final = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_ch
     "continue_final_message",
     "documents",
 }
-"""What apply_chat_template takes for itself: no variables of a template's."""
+"""Arguments that apply_chat_template takes itself, which are no variables of a template."""
 _TEMPLATE_ERRORS: Final = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -151,7 +151,7 @@ class ModelTokenizer:
 
 
 def _config_of_tokenizer(directory: Path) -> PreTrainedConfig | None:
-    """What AutoTokenizer asks of a model's configuration if its tokenizer's files name their class; else None.
+    """Return as much configuration as AutoTokenizer needs if the tokenizer's files name their class; else None.
 
     To load the model's own is to import much of what models need: 1000 modules, 150 MiB, 1.5 s of processor time.
     """
@@ -182,7 +182,7 @@ def share_room(lengths: Sequence[int], room: int) -> list[int]:
 
 
 def _content(turn: ChatMessage) -> JSON:
-    """As templates of models with images expect it: a text, or a list of texts and places for images."""
+    """Return a turn's content as templates expect it: a text, or a list of texts and placeholders of images."""
     if not turn.parts:
         return turn.content
     return [{"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in turn.parts]

@@ -16,7 +16,7 @@ from cluster.text.stop_strings import StopStrings
 
 @dataclass(frozen=True, slots=True)
 class ProcessedOutput:
-    """What one output gave its client.
+    """The part of an answer that one output of an engine gives its client.
 
     token_ids: up to the one that completed a stop string, if that ended it
     stop_reason: the stop string, or the EOS or stop token, if finish_reason is STOP

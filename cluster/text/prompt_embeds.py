@@ -19,7 +19,7 @@ _TOO_LARGE: Final = {
     "bfloat16": float(np.array(0x7F7F8000, np.uint32).view(np.float32)),
     "float16": 65_520.0,
 }
-"""What has at least this size is infinite in a model's dtype."""
+"""Numbers of at least this size are infinite in the dtype."""
 _DIGEST_BYTES: Final = 16
 
 
@@ -42,7 +42,7 @@ def check_shape(prompt: EmbedsPrompt, embedding_size: int, limits: InputLimits, 
 
 
 def read_embeds(prompt: EmbedsPrompt, model_dtype: str = "float32") -> PromptEmbeds:
-    """What an engine gets of embeddings whose shape was checked: milliseconds of work where there are megabytes.
+    """Read the numbers of embeddings whose shape was checked: milliseconds of work where there are megabytes.
 
     model_dtype: what the engine casts them to
     Raises InvalidRequest if a value is not finite then: it would spread to every token of the output.

@@ -1,4 +1,4 @@
-"""Where texts are tokenized: short ones where they are, long ones on a thread."""
+"""Tokenizes short texts on the event loop and long ones on a thread."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from actors.process.allocator import give_back_what_is_free
 MAX_CHARS_ON_EVENT_LOOP: Final = 4096
 """Longer prompts are tokenized on a thread: about a millisecond of work is where streams begin to notice."""
 MAX_CHARS_ALONE: Final = 4 * MAX_CHARS_ON_EVENT_LOOP
-"""Where there are no streams: the way to a thread and back is a tenth of a millisecond, and more on a busy machine."""
+"""The same, while no stream is open: the way to a thread and back takes a tenth of a millisecond or more."""
 MAX_CHARS_SIDE_BY_SIDE: Final = 1 << 18
 """Longer texts are tokenized one after the other, each on a thread of its own, whose buffers go with it."""
 NUM_THREADS: Final = 2
 CHARS_PER_THREAD: Final = 4_000_000
-"""What a thread remembers is bounded by what it reads before another one takes its place: some 10 bytes a character."""
+"""A thread is replaced after this many characters, which bounds what it remembers: some 10 bytes a character."""
 _T = TypeVar("_T")
 
 
@@ -70,7 +70,7 @@ def _on_own_thread(tokenize: Callable[[], _T]) -> _T:
 
 @functools.cache
 def _threads() -> RenewedThreads:
-    """Of all ingresses of this process."""
+    """Return the threads that all ingresses of this process share."""
     return RenewedThreads(NUM_THREADS, CHARS_PER_THREAD)
 
 
