@@ -1,8 +1,9 @@
 """Which pods hold what: the cluster's settings as they are inside Kubernetes, and the groups of pods that follow.
 
-A pod of an engine's group offers Ray exactly what one engine reserves (cluster/pool/engine_placement.py), so it holds
-one engine with all of its tensor-parallel ranks; a pod of the ingress group offers one unit of a custom resource, so it
-holds one ingress. Every group carries its role as a Ray label, which the settings of engines and controller ask for.
+A pod of an engine's group offers Ray exactly what one engine reserves (cluster/pool/engines/engine_placement.py), so it
+holds one engine with all of its tensor-parallel ranks. A pod of the ingress group offers one unit of a custom resource,
+so it holds one ingress. Every group carries its role as a Ray label, which the settings of engines and controller ask
+for.
 """
 
 from __future__ import annotations

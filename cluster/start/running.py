@@ -123,7 +123,7 @@ class RunningCluster:
         """The cluster that runs in this Ray cluster and namespace."""
         import ray
 
-        from cluster.pool.names import CONTROLLER_NAME
+        from cluster.pool.ray_objects.object_names import CONTROLLER_NAME
 
         try:
             return cls(config, needs_driver=False, controller=ray.get_actor(CONTROLLER_NAME))
@@ -214,8 +214,8 @@ class RunningCluster:
 def _make_controller(config: ClusterConfig, *, needs_driver: bool) -> Any:  # Ray's handle
     import ray
 
-    from cluster.pool.controller import Controller
-    from cluster.pool.names import CONTROLLER_NAME
+    from cluster.pool.controller.controller import Controller
+    from cluster.pool.ray_objects.object_names import CONTROLLER_NAME
 
     actor: Any = ray.remote(Controller)
     try:
@@ -237,7 +237,7 @@ def _make_controller(config: ClusterConfig, *, needs_driver: bool) -> Any:  # Ra
 
 
 def _sweep(config: ClusterConfig) -> int:
-    from cluster.pool.leftovers import sweep
+    from cluster.pool.ray_objects.leftovers import sweep
 
     return sweep(config.ray.namespace)
 

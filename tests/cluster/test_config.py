@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from actors.config import CacheConfig
 from cluster.config import DEMO_MODEL, ClusterConfig, load_cluster_config
 from cluster.errors import InvalidConfig
-from cluster.pool.engine_placement import engine_bundle
+from cluster.pool.engines.engine_placement import engine_bundle
 from cluster.routing.engine_connection import EngineRole
 from kv_transfer.config import KVTransferConfig
 

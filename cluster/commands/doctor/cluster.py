@@ -15,7 +15,7 @@ from cluster.checks.internal_files import InternalFiles
 from cluster.commands.doctor.findings import Finding, failure, ok, warning
 from cluster.commands.doctor.node import NodeFacts, look_at_node
 from cluster.config import ClusterConfig
-from cluster.pool.engine_placement import Node, engine_bundle, needs_of
+from cluster.pool.engines.engine_placement import Node, engine_bundle, needs_of
 from cluster.routing.engine_connection import EngineRole
 from cluster.settings.ingress import IngressConfig
 

@@ -106,7 +106,7 @@ def _look_at_cluster(config: ClusterConfig, checkpoint: Checkpoint | None) -> li
         judge_versions,
         look_at_nodes,
     )
-    from cluster.pool.engine_placement import alive_nodes
+    from cluster.pool.engines.engine_placement import alive_nodes
 
     try:
         nodes = asyncio.run(alive_nodes())

@@ -18,16 +18,16 @@ from actors.core.requests.adapter import Adapter
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, UnknownEngine
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_placement import alive_nodes, choose_node
 from cluster.pool.engine_slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
 from cluster.pool.engines.engine_incarnation import EngineIncarnation, SavedEngine
+from cluster.pool.engines.engine_placement import alive_nodes, choose_node
 from cluster.pool.engines.reconciler import DrainEngine, RemoveEngine, StartEngine
 from cluster.pool.engines.start_progress import ProgressLog
-from cluster.pool.head_probe import HeadProbe
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
 from cluster.pool.models import Models
-from cluster.pool.ray_actors import one_line
+from cluster.pool.ray_objects.head_probe import HeadProbe
+from cluster.pool.ray_objects.ray_actors import one_line
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.pairing import find_refusal
 from cluster.sessions.cluster_membership import Membership, ServedModel

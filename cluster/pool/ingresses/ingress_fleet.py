@@ -24,14 +24,14 @@ from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, InvalidConfig
 from cluster.observability.status import IngressView
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_placement import alive_nodes
 from cluster.pool.engine_slots import RestartPolicy, SlotHistory
-from cluster.pool.head_probe import HeadProbe
+from cluster.pool.engines.engine_placement import alive_nodes
 from cluster.pool.ingresses.ingress_incarnation import IngressIncarnation, SavedIngress
 from cluster.pool.ingresses.wanted_ingresses import WantedIngresses
 from cluster.pool.journal import Journal
-from cluster.pool.names import CONTROLLER_NAME, ingress_actor_name
-from cluster.pool.ray_actors import call_if_alive, end_actor, find_by_name, one_line, remote_class
+from cluster.pool.ray_objects.head_probe import HeadProbe
+from cluster.pool.ray_objects.object_names import CONTROLLER_NAME, ingress_actor_name
+from cluster.pool.ray_objects.ray_actors import call_if_alive, end_actor, find_by_name, one_line, remote_class
 from cluster.pool.trust_calls import give_trust
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.sessions.cluster_membership import Membership, ServedModel

@@ -17,7 +17,7 @@ from cluster.errors import InvalidConfig
 from cluster.manifests.objects import to_yaml
 from cluster.manifests.pod_groups import settle
 from cluster.manifests.render import image_of, render
-from cluster.pool.engine_placement import Node, engine_bundle
+from cluster.pool.engines.engine_placement import Node, engine_bundle
 from cluster.routing.engine_connection import EngineRole
 from cluster.settings.kubernetes import RAY_VERSION, VERSION
 from tests.cluster.manifests.deployments import OVERLAYS, everything, of_kind, rendered, settings, worker_groups

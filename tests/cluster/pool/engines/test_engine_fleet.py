@@ -16,13 +16,13 @@ from actors.engine_actor import EngineHealth, EngineReady
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, UnknownEngine
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_placement import EnginePlacement
 from cluster.pool.engine_slots import EngineState, RestartPolicy, Slot
 from cluster.pool.engines.engine_fleet import EngineFleet
+from cluster.pool.engines.engine_placement import EnginePlacement
 from cluster.pool.engines.reconciler import reconcile
-from cluster.pool.head_probe import HeadProbe
 from cluster.pool.journal import Journal
 from cluster.pool.models import Models
+from cluster.pool.ray_objects.head_probe import HeadProbe
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.cluster_membership import Membership, ServedModel
 from kv_transfer.trust.membership import Trust, TrustMaterial

@@ -17,10 +17,10 @@ from cluster.config import ClusterConfig
 from cluster.errors import AddressUnavailable, CannotStart, InvalidConfig
 from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.engine_slots import RestartPolicy
-from cluster.pool.head_probe import HeadProbe
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
-from cluster.pool.names import ingress_actor_name
+from cluster.pool.ray_objects.head_probe import HeadProbe
+from cluster.pool.ray_objects.object_names import ingress_actor_name
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.cluster_membership import Membership
 from cluster.settings.ingress import IngressConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.pool.engine_placement import Node
+from cluster.pool.engines.engine_placement import Node
 from cluster.pool.ingresses.wanted_ingresses import WantedIngresses
 from cluster.settings.ingress import IngressConfig
 

@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.process.ray_calls import ask_head, on_thread, ray_failures
 from cluster.config import ClusterConfig
-from cluster.pool.ray_actors import find_by_name, release_group
+from cluster.pool.ray_objects.ray_actors import find_by_name, release_group
 from cluster.routing.engine_connection import EngineRole
 
 

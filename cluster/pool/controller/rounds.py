@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from actors.process.ray_calls import RayCallFailed
-from cluster.pool.head_probe import HeadProbe
 from cluster.pool.journal import Journal
+from cluster.pool.ray_objects.head_probe import HeadProbe
 
 logger = logging.getLogger(__name__)
 

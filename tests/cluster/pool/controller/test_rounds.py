@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from actors.process.ray_calls import FailureKind, RayCallFailed
-from cluster.pool.head_probe import HeadProbe
+from cluster.pool.controller.rounds import Rounds
 from cluster.pool.journal import Journal
-from cluster.pool.rounds import Rounds
+from cluster.pool.ray_objects.head_probe import HeadProbe
 
 
 class World:

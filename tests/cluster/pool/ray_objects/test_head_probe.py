@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 import ray
 
-from cluster.pool import head_probe
-from cluster.pool.head_probe import HeadProbe
+from cluster.pool.ray_objects import head_probe
+from cluster.pool.ray_objects.head_probe import HeadProbe
 
 
 class FakeHead:

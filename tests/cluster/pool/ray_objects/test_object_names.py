@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.pool.names import (
+from cluster.pool.ray_objects.object_names import (
     CONTROLLER_NAME,
     engine_actor_name,
     ingress_actor_name,

@@ -9,7 +9,7 @@ import ray
 from ray.util import list_named_actors
 from ray.util.placement_group import get_placement_group, placement_group_table, remove_placement_group
 
-from cluster.pool.names import is_ingress_actor_name, parse_engine_actor_name, placement_group_prefix
+from cluster.pool.ray_objects.object_names import is_ingress_actor_name, parse_engine_actor_name, placement_group_prefix
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from actors.process.ray_calls import RayCallFailed
-from cluster.pool import saved_state
-from cluster.pool.saved_state import SavedState, StateStore
+from cluster.pool.controller import saved_state
+from cluster.pool.controller.saved_state import SavedState, StateStore
 from cluster.sessions.cluster_membership import Membership
 
 

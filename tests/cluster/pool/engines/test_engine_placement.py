@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from cluster.config import ClusterConfig, EngineGroupConfig
-from cluster.pool.engine_placement import choose_node, needs_of
+from cluster.pool.engines.engine_placement import choose_node, needs_of
 from cluster.routing.engine_connection import EngineRole
 
 P, D = EngineRole.PREFILL, EngineRole.DECODE

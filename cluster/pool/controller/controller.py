@@ -26,20 +26,20 @@ from cluster.errors import CannotPlace, CannotStart, InvalidConfig, UnknownNode
 from cluster.observability.status import ControllerView
 from cluster.pool.adapter_registry import AdapterRegistry
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_placement import alive_nodes
+from cluster.pool.controller.rounds import Rounds, begin_anew
+from cluster.pool.controller.saved_state import SavedState, StateStore
 from cluster.pool.engine_slots import EngineState, RestartPolicy
 from cluster.pool.engines.engine_fleet import EngineFleet
+from cluster.pool.engines.engine_placement import alive_nodes
 from cluster.pool.engines.engine_views import engine_views
 from cluster.pool.engines.reconciler import reconcile, scaled_slots, wanted_slots
 from cluster.pool.engines.rolling_update import RollingUpdate, UpdateLog, find_update
-from cluster.pool.head_probe import HeadProbe
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
-from cluster.pool.leftovers import sweep
 from cluster.pool.models import Models
-from cluster.pool.names import engine_actor_name, ingress_actor_name, placement_group_name
-from cluster.pool.rounds import Rounds, begin_anew
-from cluster.pool.saved_state import SavedState, StateStore
+from cluster.pool.ray_objects.head_probe import HeadProbe
+from cluster.pool.ray_objects.leftovers import sweep
+from cluster.pool.ray_objects.object_names import engine_actor_name, ingress_actor_name, placement_group_name
 from cluster.pool.trust_calls import find_trust, spread_trust
 from cluster.routing.engine_connection import EngineRole
 from kv_transfer.trust.authority import draw_tls_material
