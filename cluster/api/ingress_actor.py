@@ -43,52 +43,55 @@ class RemoteController:
 
     async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
         """Want so many engines of these roles from now on."""
-        engine_ids: list[str] = await self._call("scale", dict(counts))
+        engine_ids: list[str] = await self._operate("scale", dict(counts))
         return engine_ids
 
     async def drain(self, engine_id: str, *, for_good: bool) -> None:
         """Take an engine out of service once its work is done."""
-        await self._call("drain", engine_id, for_good=for_good)
+        await self._operate("drain", engine_id, for_good=for_good)
 
     async def set_role(self, engine_id: str, role: EngineRole) -> None:
         """Let an engine serve in another role from now on."""
-        await self._call("set_role", engine_id, role)
+        await self._operate("set_role", engine_id, role)
 
     async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
         """Let this engine, or every one if it is "", forget its cached blocks."""
-        answers: dict[str, bool] = await self._call("reset_prefix_cache", engine_id, preempt=preempt)
+        answers: dict[str, bool] = await self._operate("reset_prefix_cache", engine_id, preempt=preempt)
         return answers
 
     async def profile(self, engine_id: str, duration_s: float, *, with_trace: bool) -> EngineProfile:
         """Profile an engine for so long."""
-        profile: EngineProfile = await self._call(
+        profile: EngineProfile = await self._operate(
             "profile", engine_id, duration_s, timeout_s=duration_s + _CONTROLLER_TIMEOUT_S, with_trace=with_trace
         )
         return profile
 
     async def rotate_secret(self) -> bool:
         """Replace the cluster's secret."""
-        is_old_refused: bool = await self._call("rotate_secret")
+        is_old_refused: bool = await self._operate("rotate_secret")
         return is_old_refused
 
     async def drain_node(self, node: str) -> list[str]:
         """Take everything on a node out of service."""
-        engine_ids: list[str] = await self._call("drain_node", node)
+        engine_ids: list[str] = await self._operate("drain_node", node)
         return engine_ids
 
     async def update(self, directory: str) -> int:
         """Replace the engines by ones that serve another checkpoint."""
-        version: int = await self._call("update", directory)
+        version: int = await self._operate("update", directory)
         return version
 
     async def load_adapter(self, name: str, directory: str) -> str:
         """Let requests name an adapter."""
-        digest: str = await self._call("load_adapter", name, directory)
+        digest: str = await self._operate("load_adapter", name, directory)
         return digest
 
     async def unload_adapter(self, name: str) -> None:
         """Let no new request name an adapter."""
-        await self._call("unload_adapter", name)
+        await self._operate("unload_adapter", name)
+
+    async def _operate(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        return await self._call("operate", verb, *arguments, **options)
 
     async def _call(
         self, method: str, *arguments: Any, timeout_s: float = _CONTROLLER_TIMEOUT_S, **options: Any

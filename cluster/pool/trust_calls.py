@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from actors.process.ray_calls import RayCallFailed, call
+from cluster.config import ClusterConfig, InternalTlsConfig
 from cluster.pool.cluster_trust import ClusterTrust
+from kv_transfer.trust.authority import draw_tls_material
 from kv_transfer.trust.membership import TrustMaterial
+from kv_transfer.trust.tls import TlsFiles, TlsMaterial
 
 logger = logging.getLogger(__name__)
 
@@ -62,3 +65,14 @@ async def _reveal(actor: Any) -> TrustMaterial | RayCallFailed | None:
     except RayCallFailed as failed:
         return failed
     return material
+
+
+def make_tls(config: ClusterConfig) -> TlsMaterial | TlsFiles | None:
+    """Return the certificates that internal_tls asks for; None if it is off."""
+    match config.internal_tls:
+        case InternalTlsConfig() as files:
+            return TlsFiles(str(files.ca), str(files.certificate), str(files.key))
+        case True:
+            return draw_tls_material()
+        case _:
+            return None

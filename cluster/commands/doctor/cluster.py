@@ -15,7 +15,8 @@ from cluster.checks.internal_files import InternalFiles
 from cluster.commands.doctor.findings import Finding, failure, ok, warning
 from cluster.commands.doctor.node import NodeFacts, look_at_node
 from cluster.config import ClusterConfig
-from cluster.pool.engines.engine_placement import Node, engine_bundle, needs_of
+from cluster.pool.engines.engine_placement import can_hold, engine_bundle, needs_of
+from cluster.pool.ray_objects.ray_nodes import Node
 from cluster.routing.engine_connection import EngineRole
 from cluster.settings.ingress import IngressConfig
 
@@ -140,7 +141,7 @@ def _place(config: ClusterConfig, role: EngineRole, nodes: list[Node], left: dic
     bundle = engine_bundle(config, role)
     for node in nodes:
         free = left[node.node_id]
-        if replace(node, resources=free).can_hold(config, role):
+        if can_hold(replace(node, resources=free), config, role):
             for name, amount in bundle.items():
                 free[name] -= amount
             return True

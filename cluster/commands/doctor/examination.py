@@ -106,7 +106,8 @@ def _look_at_cluster(config: ClusterConfig, checkpoint: Checkpoint | None) -> li
         judge_versions,
         look_at_nodes,
     )
-    from cluster.pool.engines.engine_placement import alive_nodes
+    from cluster.pool.engines.engine_placement import can_hold
+    from cluster.pool.ray_objects.ray_nodes import alive_nodes
 
     try:
         nodes = asyncio.run(alive_nodes())
@@ -119,7 +120,7 @@ def _look_at_cluster(config: ClusterConfig, checkpoint: Checkpoint | None) -> li
                 advice = "raypd and its dependencies have to be on every node; see this node's Ray logs"
                 findings.append(replace(failure("node", look.error, advice), node=look.node.address))
                 continue
-            roles = [role for role in EngineRole if config.group(role).count and look.node.can_hold(config, role)]
+            roles = [role for role in EngineRole if config.group(role).count and can_hold(look.node, config, role)]
             for role in roles:
                 facts_by_role[role].append(look.facts)
             num_gpus = max((_num_gpus_of(config, role) for role in roles), default=0)

@@ -12,27 +12,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
 from typing import Any, Final
 
 import ray
 
-from actors.engine_profile import EngineProfile
 from actors.process.log_lines import write_log_lines
 from actors.process.ray_calls import RayCallFailed
-from cluster.checks.model_check import find_model_mistakes
-from cluster.config import ClusterConfig, InternalTlsConfig
-from cluster.errors import CannotPlace, CannotStart, InvalidConfig, UnknownNode
+from cluster.config import ClusterConfig
+from cluster.errors import CannotStart
 from cluster.observability.status import ControllerView
-from cluster.pool.adapter_registry import AdapterRegistry
 from cluster.pool.cluster_trust import ClusterTrust
+from cluster.pool.controller.first_start import FirstStart, warn_of_lost_stores
+from cluster.pool.controller.operations import Operations
 from cluster.pool.controller.rounds import Rounds, begin_anew
 from cluster.pool.controller.saved_state import SavedState, StateStore
 from cluster.pool.engine_slots import EngineState, RestartPolicy
 from cluster.pool.engines.engine_fleet import EngineFleet
-from cluster.pool.engines.engine_placement import alive_nodes
 from cluster.pool.engines.engine_views import engine_views
-from cluster.pool.engines.reconciler import reconcile, scaled_slots, wanted_slots
+from cluster.pool.engines.reconciler import reconcile, wanted_slots
 from cluster.pool.engines.rolling_update import RollingUpdate, UpdateLog, find_update
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
@@ -40,10 +37,8 @@ from cluster.pool.models import Models
 from cluster.pool.ray_objects.head_probe import HeadProbe
 from cluster.pool.ray_objects.leftovers import sweep
 from cluster.pool.ray_objects.object_names import engine_actor_name, ingress_actor_name, placement_group_name
-from cluster.pool.trust_calls import find_trust, spread_trust
+from cluster.pool.trust_calls import find_trust, make_tls
 from cluster.routing.engine_connection import EngineRole
-from kv_transfer.trust.authority import draw_tls_material
-from kv_transfer.trust.tls import TlsFiles, TlsMaterial
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +55,6 @@ class Controller:
         self._config = config
         self._needs_driver = needs_driver
         self._store = StateStore(config.ray.namespace)
-        self._wanted = wanted_slots({role: config.group(role).count for role in EngineRole})
         self._policy = RestartPolicy(**config.restarts.model_dump())
         self._journal = Journal()
         self._models = Models(config)
@@ -71,7 +65,7 @@ class Controller:
         self._trust = trust = ClusterTrust(
             config.cluster_secret_file,
             block_hash_key_file=config.block_hash_key_file,
-            make_tls=lambda: _make_tls(config),
+            make_tls=lambda: make_tls(config),
         )
         self._ingresses = IngressFleet(config, self._journal, self._policy, head, self._save, trust)
         self._fleet = EngineFleet(
@@ -85,7 +79,17 @@ class Controller:
             self._has_news.set,
             trust,
         )
-        self._adapters = AdapterRegistry(config.lora, self._fleet, self._journal)
+        self._operations = Operations(
+            config,
+            self._models,
+            self._fleet,
+            self._ingresses,
+            self._journal,
+            trust,
+            self._save,
+            self._has_news.set,
+        )
+        self._fleet.wanted = wanted_slots({role: config.group(role).count for role in EngineRole})
         self._is_open = False
         self._is_saved = True
         self._tasks: list[asyncio.Task[None]] = []
@@ -104,68 +108,19 @@ class Controller:
         """
         await asyncio.to_thread(sweep, self._config.ray.namespace)
         self._trust.begin()
-        self._say_what_stores_find()
-        await self._adapters.begin()
-        await self._ingresses.find_places()
-        self._ingresses.begin(time.time())
+        warn_of_lost_stores(self._config)
+        await self._operations.adapters.begin()
+        await self._ingresses.start_missing(time.time())
         await self._act()
-        try:
-            async with asyncio.timeout(self._config.start_timeout_s):
-                await self._wait_for_first_engines()
-                if missing := self._ingresses.missing():
-                    self._fleet.progress.say(missing)
-                self._fleet.may_prove.set()
-                await self._wait_while(EngineState.STARTING)
-        except TimeoutError:
-            what = self._ingresses.missing() or "the engines did not come up"
-            raise CannotStart(f"{what}, within {self._config.start_timeout_s:g} s") from None
+        await FirstStart(self._config, self._fleet, self._ingresses, self._wait_for_news).wait()
         await self._open()
         if not self._ingresses.addresses:
             raise CannotStart("; ".join(view.last_error for view in self._ingresses.views()))
         self._begin_rounds()
         return self._ingresses.addresses
 
-    def _say_what_stores_find(self) -> None:
-        config = self._config
-        if config.block_hash_key_file is None and any(
-            config.engine_config(role).kv_transfer.stores for role in EngineRole
-        ):
-            logger.warning(
-                "KV stores find nothing of before: the key of block hashes is drawn at each start, unless "
-                "block_hash_key_file is set"
-            )
-
-    async def _wait_for_first_engines(self) -> None:
-        """Until every engine that has room has loaded. Raises CannotPlace if those that have none are needed."""
-        loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + min(self._config.place_timeout_s, self._config.start_timeout_s / 2)
-        while loading := [engine for engine in self._fleet if engine.ready is None]:
-            self._raise_if_one_died()
-            is_late = loop.time() >= give_up_s
-            if is_late and all(engine.state is EngineState.PENDING for engine in loading):
-                break
-            await self._wait_for_news(1.0)
-        roles = {engine.role for engine in self._fleet if engine.ready is not None}
-        if EngineRole.BOTH not in roles and not {EngineRole.PREFILL, EngineRole.DECODE} <= roles:
-            pending = [engine for engine in self._fleet if engine.state is EngineState.PENDING]
-            reasons = "; ".join(f"{engine.engine_id}: {engine.missing()}" for engine in pending)
-            raise CannotPlace(f"no room for {len(pending)} of {len(list(self._fleet))} engines: {reasons}")
-
-    async def _wait_while(self, state: EngineState) -> None:
-        while any(engine.state is state for engine in self._fleet):
-            self._raise_if_one_died()
-            await self._wait_for_news(1.0)
-        self._raise_if_one_died()
-
-    def _raise_if_one_died(self) -> None:
-        if refusal := self._ingresses.refusal:
-            raise CannotStart(refusal)
-        for engine in self._fleet:
-            if engine.state is EngineState.DEAD:
-                raise CannotStart(self._fleet.history(engine.slot).last_error)
-
     async def _open(self) -> None:
-        """Let clients in; further ingresses, and later lives of these, are opened as they come."""
+        """Let clients in; ingresses that come later are opened as they come."""
         self._is_open = True
         version = max(engine.model_version for engine in self._fleet if engine.state is EngineState.READY)
         await self._ingresses.open(self._fleet.facts(version))
@@ -178,7 +133,7 @@ class Controller:
             await begin_anew("going on from what was saved")
 
     async def _go_on(self) -> None:
-        """Find again what an earlier life of this controller has left, and reconcile from there."""
+        """Find again what an earlier controller has left, and reconcile from there."""
         state = await self._load()
         if state is None:
             # It died before it had begun anything, or after it had ended everything.
@@ -187,13 +142,15 @@ class Controller:
             return
         self._journal.restore(state.decisions)
         self._journal.add("go on after the controller's death")
-        self._wanted, self._is_open = list(state.wanted), state.facts is not None
+        self._fleet.wanted, self._is_open = list(state.wanted), state.facts is not None
         self._models.restore(state.model_directories)
         await self._ingresses.restore(state.ingresses, state.membership, state.facts)
         self._fleet.cordoned = set(state.cordoned)
         self._fleet.may_prove.set()
         await self._fleet.restore(state.engines, state.histories, state.roles, state.membership)
-        self._trust.restore(await find_trust(self._actors, self._config.heartbeat_timeout_s), state.trust_generation)
+        self._trust.restore(
+            await find_trust(self._operations.actors, self._config.heartbeat_timeout_s), state.trust_generation
+        )
         await self._ingresses.publish(self._fleet.membership)
         kept = [engine.key for engine in self._fleet]
         actors = {engine_actor_name(key) for key in kept}
@@ -234,7 +191,7 @@ class Controller:
         asyncio.get_running_loop().call_later(_LAST_WORD_S, ray.kill, me)
 
     async def _settle(self) -> None:
-        """Wait until what an earlier life has left is found: before that there is nothing to change."""
+        """Wait until what an earlier controller has left is found: before that there is nothing to change."""
         if self._going_on is not None:
             await asyncio.shield(self._going_on)
 
@@ -255,118 +212,16 @@ class Controller:
     async def status(self) -> ControllerView:
         """Every engine and ingress as of the last look at it, every slot in quarantine, and what was decided lately."""
         await self._settle()
-        engines = await engine_views(self._fleet, self._wanted, self._policy, time.time())
+        engines = await engine_views(self._fleet, self._policy, time.time())
         update = self._update_under_way()
         return ControllerView(
             engines, self._journal.decisions, self._ingresses.views(), "" if update is None else str(update)
         )
 
-    async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
-        """Want so many engines of these roles from now on; returns the ids of all that are wanted then."""
+    async def operate(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        """Do what an operator asks for: `verb` names a method of Operations, which has these arguments."""
         await self._settle()
-        self._wanted = scaled_slots(self._wanted, counts)
-        wish = ", ".join(f"{count} {role.value}" for role, count in counts.items())
-        self._journal.add(f"scale to {wish}: asked for")
-        await self._changed()
-        return [slot.engine_id for slot in self._wanted]
-
-    async def drain(self, engine_id: str, *, for_good: bool = False) -> None:
-        """Take an engine out of service once its work is done. A new life replaces it, unless it goes for good.
-
-        Raises UnknownEngine if no engine of that name serves.
-        """
-        await self._settle()
-        engine = self._fleet.serving(engine_id)
-        if for_good:
-            self._wanted = [slot for slot in self._wanted if slot != engine.slot]
-        await self._fleet.drain(engine, "asked for")
-        await self._changed()
-
-    async def drain_node(self, name: str) -> list[str]:
-        """Take everything on a node out of service, and start nothing there any more; returns the engines' ids.
-
-        name: the node's address, hostname or id. Raises UnknownNode.
-        """
-        await self._settle()
-        nodes = await alive_nodes()
-        found = [node for node in nodes if node.is_called(name)]
-        if len(found) != 1:
-            raise UnknownNode(name, [str(node) for node in found or nodes])
-        node = found[0]
-        self._fleet.cordoned.add(node.node_id)
-        self._journal.add(f"drain node {node}: asked for")
-        leaving = [e for e in self._fleet if e.node_id == node.node_id and e.state is EngineState.READY]
-        for engine in leaving:
-            await self._fleet.drain(engine, f"its node {node} is drained")
-        await self._changed()
-        return [engine.engine_id for engine in leaving]
-
-    async def set_role(self, engine_id: str, role: EngineRole) -> None:
-        """Let an engine serve in another role from now on; what it has begun it ends. Raises UnknownEngine."""
-        await self._settle()
-        await self._fleet.set_role(self._fleet.serving(engine_id), role)
-
-    async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
-        """Let engines forget their cached blocks; see Fleet. Raises UnknownEngine, EngineRefused."""
-        await self._settle()
-        return await self._fleet.reset_prefix_cache(engine_id, preempt=preempt)
-
-    async def profile(self, engine_id: str, duration_s: float, *, with_trace: bool) -> EngineProfile:
-        """Profile an engine for so long. Raises UnknownEngine, EngineRefused."""
-        await self._settle()
-        return await self._fleet.serving(engine_id).profile(duration_s, with_trace=with_trace)
-
-    async def update(self, directory: str) -> int:
-        """Replace the engines, group by group, by ones that serve this checkpoint; returns its version's number.
-
-        Raises InvalidConfig.
-        """
-        await self._settle()
-        model = self._config.model.model_copy(update={"model": directory})
-        sizes, drafts = self._config.tensor_parallel_sizes, self._config.draft_models
-        if mistakes := await asyncio.to_thread(find_model_mistakes, model, sizes, drafts):
-            raise InvalidConfig("update", mistakes)
-        version = self._models.add(directory)
-        for history in self._fleet.histories.values():
-            history.forgive()
-        self._journal.add(f"update to model version {version}, {directory}: asked for")
-        await self._changed()
-        return version
-
-    async def load_adapter(self, name: str, directory: str) -> str:
-        """Let requests name an adapter, or have new weights by its name; see Adapters. Returns its digest."""
-        await self._settle()
-        return await self._adapters.load(name, directory)
-
-    async def unload_adapter(self, name: str) -> None:
-        """Let no new request name an adapter. Raises AdapterNotFound."""
-        await self._settle()
-        await self._adapters.unload(name)
-
-    async def rotate_secret(self) -> bool:
-        """Replace the cluster's secret; connections that are open stay. Raises SecretIsInFile.
-
-        Returns whether the older one is refused by now. While a process does not answer the older one stays accepted.
-        """
-        await self._settle()
-        self._trust.rotate()
-        self._journal.add("replace the cluster's secret: asked for")
-        await self._save()
-        return await self._spread_trust()
-
-    async def _spread_trust(self) -> bool:
-        is_done = await spread_trust(self._actors(), self._trust)
-        if is_done:
-            self._journal.add("the cluster's older secrets are refused: everybody has the new one")
-            await self._save()
-        return is_done
-
-    def _actors(self) -> list[Any]:
-        return [*self._fleet.actors(), *self._ingresses.actors()]
-
-    async def _changed(self) -> None:
-        await self._save()
-        self._has_news.set()
+        return await getattr(self._operations, verb)(*arguments, **options)
 
     # -- rounds --------------------------------------------------------------------------------------------------
 
@@ -410,7 +265,7 @@ class Controller:
         version = await self._ingresses.look(time.time(), self._fleet.cordoned)
         await self._fleet.catch_up_with(version)
         if self._trust.is_rotating:
-            await self._spread_trust()
+            await self._operations.finish_rotation()
         if not self._is_open and any(engine.state is EngineState.READY for engine in self._fleet):
             await self._open()
 
@@ -418,12 +273,12 @@ class Controller:
         now_s, fleet = time.time(), self._fleet
         self._obstacles.tell(self._update_under_way())
         newest = self._models.newest
-        for action in reconcile(self._wanted, fleet.observed(), fleet.histories, self._policy, now_s, newest):
+        for action in reconcile(fleet.wanted, fleet.observed(), fleet.histories, self._policy, now_s, newest):
             await fleet.act(action)
 
     def _update_under_way(self) -> RollingUpdate | None:
         fleet, newest = self._fleet, self._models.newest
-        return find_update(self._wanted, fleet.observed(), fleet.histories, self._policy, time.time(), newest)
+        return find_update(fleet.wanted, fleet.observed(), fleet.histories, self._policy, time.time(), newest)
 
     async def _save(self) -> None:
         if self._is_stopping.is_set():
@@ -437,7 +292,7 @@ class Controller:
 
     def _state(self) -> SavedState:
         return SavedState(
-            wanted=tuple(self._wanted),
+            wanted=tuple(self._fleet.wanted),
             histories=self._fleet.histories,
             roles=self._fleet.roles,
             engines=self._fleet.saved(),
@@ -449,14 +304,3 @@ class Controller:
             decisions=self._journal.decisions,
             trust_generation=self._trust.generation,
         )
-
-
-def _make_tls(config: ClusterConfig) -> TlsMaterial | TlsFiles | None:
-    """The certificates of internal_tls; None if it is off."""
-    match config.internal_tls:
-        case InternalTlsConfig() as files:
-            return TlsFiles(str(files.ca), str(files.certificate), str(files.key))
-        case True:
-            return draw_tls_material()
-        case _:
-            return None

@@ -20,14 +20,17 @@ from cluster.errors import CannotStart, UnknownEngine
 from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.engine_slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
 from cluster.pool.engines.engine_incarnation import EngineIncarnation, SavedEngine
-from cluster.pool.engines.engine_placement import alive_nodes, choose_node
+from cluster.pool.engines.engine_placement import can_hold, choose_node
 from cluster.pool.engines.reconciler import DrainEngine, RemoveEngine, StartEngine
+from cluster.pool.engines.role_change import change_role
 from cluster.pool.engines.start_progress import ProgressLog
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
 from cluster.pool.models import Models
+from cluster.pool.owned_tasks import OwnedTasks
 from cluster.pool.ray_objects.head_probe import HeadProbe
 from cluster.pool.ray_objects.ray_actors import one_line
+from cluster.pool.ray_objects.ray_nodes import alive_nodes
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.pairing import find_refusal
 from cluster.sessions.cluster_membership import Membership, ServedModel
@@ -68,10 +71,12 @@ class EngineFleet:
         self._save = save
         self._on_change = on_change
         self._engines: dict[Slot, EngineIncarnation] = {}
-        self._watches: set[asyncio.Task[None]] = set()
-        self._endings: set[asyncio.Task[None]] = set()
+        self._watches = OwnedTasks()
+        self._endings = OwnedTasks()
         self._silent_until_s: dict[str, float] = {}
         """Of nodes where an engine fell silent: until when others are preferred, on the event loop's clock."""
+        self.wanted: list[Slot] = []
+        """The slots that are to have an engine each."""
         self.histories: dict[Slot, SlotHistory] = {}
         self.roles: dict[Slot, EngineRole] = {}
         """Of slots whose engines serve in another role than the one that they began in."""
@@ -142,7 +147,7 @@ class EngineFleet:
     async def _bring_up(self, engine: EngineIncarnation) -> None:
         """Where it fits and is least crowded; a node that has just fallen silent comes last, whatever Ray says."""
         nodes = [node for node in await alive_nodes() if node.node_id not in self.cordoned]
-        fitting = [node.node_id for node in nodes if node.can_hold(self._config, engine.slot.role)]
+        fitting = [node.node_id for node in nodes if can_hold(node, self._config, engine.slot.role)]
         now_s = asyncio.get_running_loop().time()
         answering = [node for node in fitting if now_s >= self._silent_until_s.get(node, 0.0)]
         # Nothing is awaited from here on: of engines that start at the same time each sees where those before it go.
@@ -176,12 +181,11 @@ class EngineFleet:
         await self.publish(self.membership.with_draining(*engine.key))
 
     async def set_role(self, engine: EngineIncarnation, role: EngineRole) -> None:
-        """Let it serve in another role from now on; what it has begun it ends."""
-        assert engine.descriptor is not None
-        self.roles[engine.slot] = engine.role = role
-        engine.descriptor = replace(engine.descriptor, role=role)
+        """Let it serve in another role from now on; see role_change.py."""
+        self.roles[engine.slot] = role
+        membership = change_role(engine, role, self.membership)
         self._journal.add(f"let {engine.engine_id} serve as {role.value}: asked for")
-        await self.publish(self.membership.with_role(*engine.key, role))
+        await self.publish(membership)
 
     async def load_adapter(self, adapter: Adapter) -> list[str]:
         """Let every engine that serves load an adapter; returns why some cannot, by their words.
@@ -201,9 +205,7 @@ class EngineFleet:
         self._journal.add(f"remove {engine.engine_id}, incarnation {engine.incarnation}: {action.reason}")
         await self.publish(self.membership.without_engine(*engine.key))
         # Its slot need not wait for that: Ray keeps the resources until they are given back.
-        ending = asyncio.create_task(_end(engine))
-        self._endings.add(ending)
-        ending.add_done_callback(self._endings.discard)
+        self._endings.start(_end(engine))
         # Its slot is free: the next round need not wait for its time.
         self._on_change()
 
@@ -258,7 +260,7 @@ class EngineFleet:
         assert engine.descriptor is not None
         engine.state = EngineState.READY
         self._journal.add(f"let {engine.engine_id}, incarnation {engine.incarnation} serve: its canary was right")
-        self._watch(engine)
+        self._watches.start(self._keep_looking(engine))
         await self.publish(self.membership.with_model(self._served_model(engine)).with_engine(engine.descriptor))
         self._on_change()
 
@@ -284,11 +286,6 @@ class EngineFleet:
         return replace(facts[0], max_model_len=longest)
 
     # -- how they are --------------------------------------------------------------------------------------------
-
-    def _watch(self, engine: EngineIncarnation) -> None:
-        task = asyncio.create_task(self._keep_looking(engine))
-        self._watches.add(task)
-        task.add_done_callback(self._watches.discard)
 
     async def _keep_looking(self, engine: EngineIncarnation) -> None:
         try:
@@ -347,14 +344,14 @@ class EngineFleet:
             if one.state is EngineState.DRAINING:
                 engine.drain_until_s = asyncio.get_running_loop().time() + self._config.drain_timeout_s
             if one.state in _WATCHED:
-                self._watch(engine)
+                self._watches.start(self._keep_looking(engine))
             else:
                 engine.state = EngineState.STARTING
                 engine.task = asyncio.create_task(self._bring_in(engine, engine.wait_loaded(self.progress.say)))
 
     async def stop(self) -> None:
         """End all of them, and give their resources back."""
-        for task in list(self._watches):
+        for task in self._watches:
             task.cancel()
         engines, self._engines = list(self), {}
         for engine in engines:

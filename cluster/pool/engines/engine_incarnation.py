@@ -22,6 +22,7 @@ from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.engine_slots import EngineState, Slot
 from cluster.pool.engines.engine_placement import EnginePlacement
 from cluster.pool.ray_objects.head_probe import HeadProbe
+from cluster.pool.ray_objects.heartbeat import ActorLost, Heartbeat
 from cluster.pool.ray_objects.object_names import engine_actor_name, placement_group_name
 from cluster.pool.ray_objects.ray_actors import call_if_alive, end_actor, find_by_name, remote_class
 from cluster.pool.trust_calls import give_trust
@@ -82,7 +83,7 @@ class EngineIncarnation:
         """On the event loop's clock, while it drains."""
         self._health: EngineHealth | None = None
         self._health_at_s = 0.0
-        self._first_silent_s: float | None = None
+        self._heartbeat = Heartbeat()
         self._wished_node_id = ""
         self._ending: asyncio.Future[str] | None = None
         self._placement: EnginePlacement | None = None
@@ -222,19 +223,17 @@ class EngineIncarnation:
         return await self._ask(head)
 
     async def _ask(self, head: HeadProbe) -> str | None:
-        loop = asyncio.get_running_loop()
-        timeout_s = self._config.heartbeat_timeout_s
-        asked_at_s = loop.time()
         try:
-            health: EngineHealth = await call(self._actor.health, timeout_s=timeout_s)
-        except RayCallFailed as failed:
-            if not failed.is_silence:
-                return str(failed)
-            self._first_silent_s = asked_at_s if self._first_silent_s is None else self._first_silent_s
-            silent_s = head.silence_s(self._first_silent_s)
+            health: EngineHealth | None = await self._heartbeat.ask(
+                self._actor.health, head, self._config.heartbeat_timeout_s
+            )
+        except ActorLost as lost:
+            return str(lost)
+        if health is None:
+            silent_s = self._heartbeat.silent_s
             logger.warning("an engine is slow to answer", extra={"engine_id": self.engine_id, "silent_s": silent_s})
-            return f"it has not answered for {silent_s:.0f} s" if silent_s >= timeout_s else None
-        self._health, self._health_at_s, self._first_silent_s = health, time.time(), None
+            return None
+        self._health, self._health_at_s = health, time.time()
         if health.error is not None:
             return health.error
         if health.trust_generation < self._trust.generation:
@@ -268,7 +267,7 @@ class EngineIncarnation:
     @property
     def is_silent(self) -> bool:
         """Whether it has not answered since it was last asked."""
-        return self._first_silent_s is not None
+        return self._heartbeat.is_silent
 
     @property
     def is_asked_to_end(self) -> bool:

@@ -8,10 +8,8 @@ stand for, demand is a must.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Self
 
 import ray
 from ray.util.placement_group import (
@@ -21,9 +19,10 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.process.ray_calls import ask_head, on_thread, ray_failures
+from actors.process.ray_calls import on_thread, ray_failures
 from cluster.config import ClusterConfig
 from cluster.pool.ray_objects.ray_actors import find_by_name, release_group
+from cluster.pool.ray_objects.ray_nodes import Node
 from cluster.routing.engine_connection import EngineRole
 
 
@@ -109,6 +108,11 @@ def needs_of(config: ClusterConfig, role: EngineRole) -> str:
     return f"{needs} that is labelled {', '.join(f'{name}={value}' for name, value in sorted(labels.items()))}"
 
 
+def can_hold(node: Node, config: ClusterConfig, role: EngineRole) -> bool:
+    """Whether an engine of this role fits on this node if the node is empty."""
+    return node.has(engine_bundle(config, role), config.group(role).labels)
+
+
 def choose_node(role: EngineRole, nodes: Sequence[str], engines: Mapping[str, Sequence[EngineRole]]) -> str | None:
     """The node for the next engine of this role; None without nodes.
 
@@ -120,49 +124,6 @@ def choose_node(role: EngineRole, nodes: Sequence[str], engines: Mapping[str, Se
         return sum(other is not role for other in here), len(here), node_id
 
     return min(nodes, key=crowd, default=None)
-
-
-_SELECTOR: Final = re.compile(r"^!|\(")
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A node of the Ray cluster. address: as the other nodes reach it; resources: all that it has, free or not."""
-
-    node_id: str
-    address: str
-    hostname: str
-    resources: Mapping[str, float] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-
-    def can_hold(self, config: ClusterConfig, role: EngineRole) -> bool:
-        """Whether an engine of this role fits on it if it is empty."""
-        return self.has(engine_bundle(config, role), config.group(role).labels)
-
-    def has(self, resources: Mapping[str, float], labels: Mapping[str, str]) -> bool:
-        """Whether it has so much of everything, and these labels."""
-        fits = all(self.resources.get(name, 0) >= amount for name, amount in resources.items())
-        # Other selectors, such as in(a,b) and !a, are Ray's to judge.
-        plain = ((name, value) for name, value in labels.items() if not _SELECTOR.search(value))
-        return fits and all(self.labels.get(name) == value for name, value in plain)
-
-    def is_called(self, name: str) -> bool:
-        """Whether an operator may mean it: by its address, its hostname, or the begin of its id."""
-        return name in {self.address, self.hostname} or (len(name) >= 8 and self.node_id.startswith(name))
-
-    def __str__(self) -> str:
-        return f"{self.address} ({self.hostname}, {self.node_id[:8]})"
-
-
-async def alive_nodes() -> list[Node]:
-    """The Ray cluster's nodes. Raises RayCallFailed."""
-    nodes = await ask_head(ray.nodes)
-    alive = [
-        Node(str(n["NodeID"]), n["NodeManagerAddress"], n["NodeManagerHostname"], n["Resources"], n["Labels"])
-        for n in nodes
-        if n["Alive"]
-    ]
-    return sorted(alive, key=lambda node: node.node_id)
 
 
 def _rounded(resources: Mapping[str, float]) -> dict[str, float]:

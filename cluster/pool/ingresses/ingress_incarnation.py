@@ -1,17 +1,29 @@
-"""One ingress as the controller knows it: one life of it, and what outlives the controller."""
+"""One incarnation of one ingress, as the controller knows and calls it; and what of it outlives the controller."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from actors.config import ModelFacts
+from actors.process.ray_calls import RayCallFailed, call
 from cluster.api.ingress_actor import IngressHealth
 from cluster.api.shared.ports import IngressPorts
 from cluster.observability.status import IngressView
+from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.engine_slots import SlotHistory
+from cluster.pool.ray_objects.head_probe import HeadProbe
+from cluster.pool.ray_objects.heartbeat import Heartbeat
+from cluster.pool.ray_objects.ray_actors import call_if_alive, end_actor
+from cluster.pool.trust_calls import give_trust
+from cluster.sessions.cluster_membership import Membership
 
+logger = logging.getLogger(__name__)
+
+_MEMBERSHIP_TIMEOUT_S: Final = 30.0
 _NOTICED_BUSY_S: Final = 2.0
-"""Many times what a callback of the event loop may take."""
+"""It is many times what a callback of the event loop may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +38,12 @@ class SavedIngress:
     node_address: str
     is_open: bool
     home: str = ""
-    """The id of the node where it has to be. Empty: anywhere."""
+    """The id of the node where the ingress has to be; empty: any node will do."""
 
 
 @dataclass(slots=True)
 class IngressIncarnation:
-    """One life of one ingress."""
+    """One incarnation of one ingress: its actor, and what the controller knows of it."""
 
     number: int
     incarnation: int
@@ -44,12 +56,59 @@ class IngressIncarnation:
     is_asked: bool = False
     is_behind: bool = True
     """Whether it may lack the newest membership."""
-    silent_since_s: float | None = None
-    """When it was asked what it has not answered, on the event loop's clock; None while it answers."""
     health: IngressHealth = field(default_factory=IngressHealth)
     is_busy: bool = False
     """Whether its event loop had no time for others when it was last asked."""
+    _heartbeat: Heartbeat = field(default_factory=Heartbeat)
     _longest_busy_s: float = 0.0
+
+    # -- calls of its actor --------------------------------------------------------------------------------------
+
+    async def join(self, trust: ClusterTrust, timeout_s: float) -> None:
+        """Learn which node it is on, and give it the cluster's secrets. Raises RayCallFailed."""
+        self.node_id, self.node_address = await call(self.actor.place, timeout_s=timeout_s)
+        await call(self.actor.use_trust, await trust.material(), timeout_s=timeout_s)
+
+    async def use_ports(self, ports: IngressPorts, timeout_s: float) -> None:
+        """Let it take these ports; afterwards it can be asked anything. Raises RayCallFailed."""
+        await call(self.actor.use_ports, ports, timeout_s=timeout_s)
+        self.has_begun = True
+
+    async def open(self, facts: ModelFacts, timeout_s: float) -> IngressPorts:
+        """Let clients in; returns the ports that it listens on. Raises RayCallFailed."""
+        ports: IngressPorts = await call(self.actor.start, facts, timeout_s=timeout_s)
+        self.is_open = True
+        return ports
+
+    async def look(self, head: HeadProbe, timeout_s: float) -> bool:
+        """Ask for its health; returns whether it has answered. Raises ActorLost."""
+        health: IngressHealth | None = await self._heartbeat.ask(self.actor.health, head, timeout_s)
+        if health is not None:
+            self.health = health
+        return health is not None
+
+    async def catch_up(self, membership: Membership, trust: ClusterTrust) -> None:
+        """Tell it what it lacks, by its newest health."""
+        if self.health.trust_generation < trust.generation:
+            await give_trust(self.actor, trust)
+        if self.is_behind or self.health.membership_version < membership.version:
+            await self.send(membership)
+
+    async def send(self, membership: Membership) -> None:
+        """Tell it who serves. If the call fails, the ingress stays behind, and is told again."""
+        try:
+            await call(self.actor.update_membership, membership, timeout_s=_MEMBERSHIP_TIMEOUT_S)
+        except RayCallFailed as failed:
+            logger.warning("an ingress was not told", extra={"ingress": self.number, "error": str(failed)})
+            return
+        self.is_behind = False
+
+    async def end(self, grace_s: float) -> None:
+        """Let it finish its requests within grace_s, then end its actor."""
+        await call_if_alive(self.actor.drain, grace_s, timeout_s=grace_s + 10)
+        await end_actor(self.actor)
+
+    # -- what its newest health says -----------------------------------------------------------------------------
 
     def change_of_business(self) -> str | None:
         """Note whether its event loop is busy, by its newest health; returns what has changed, in words."""

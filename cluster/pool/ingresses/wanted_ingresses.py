@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from cluster.pool.engines.engine_placement import Node
+from cluster.pool.ray_objects.ray_nodes import Node
 from cluster.settings.ingress import IngressConfig
 
 

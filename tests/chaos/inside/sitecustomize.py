@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.1
-_CONTROLLERS_MODULE = "cluster.pool.ingresses.ingress_fleet"
+_CONTROLLERS_MODULE = "cluster.pool.ingresses.ingress_starter"
 _NO_ENVIRONMENT = {"working_dir": "gcs://raypd_chaos_has_no_such_package.zip"}
 
 

@@ -17,7 +17,8 @@ from cluster.errors import InvalidConfig
 from cluster.manifests.objects import to_yaml
 from cluster.manifests.pod_groups import settle
 from cluster.manifests.render import image_of, render
-from cluster.pool.engines.engine_placement import Node, engine_bundle
+from cluster.pool.engines.engine_placement import can_hold, engine_bundle
+from cluster.pool.ray_objects.ray_nodes import Node
 from cluster.routing.engine_connection import EngineRole
 from cluster.settings.kubernetes import RAY_VERSION, VERSION
 from tests.cluster.manifests.deployments import OVERLAYS, everything, of_kind, rendered, settings, worker_groups
@@ -47,7 +48,7 @@ def test_each_pod_holds_one_engine_of_its_role_and_nothing_else(overlay: str) ->
     for role in EngineRole:
         if not config.group(role).count:
             continue
-        fitting = [name for name, group in groups.items() if _node(group).can_hold(config, role)]
+        fitting = [name for name, group in groups.items() if can_hold(_node(group), config, role)]
         offered = _node(groups[role.value]).resources
         assert fitting == [role.value]
         assert all(offered[name] < 2 * amount for name, amount in engine_bundle(config, role).items())

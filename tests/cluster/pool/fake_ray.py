@@ -106,7 +106,7 @@ class FakeRay:
         """By what Ray fails the calls of actors that are started, by their names."""
         self.options_of: dict[str, dict[str, Any]] = {}
         """What each was to be started with."""
-        for module in ("cluster.pool.ingresses.ingress_fleet", "cluster.pool.engines.engine_incarnation"):
+        for module in ("cluster.pool.ingresses.ingress_starter", "cluster.pool.engines.engine_incarnation"):
             monkeypatch.setattr(f"{module}.remote_class", lambda cls, **options: self)
         monkeypatch.setattr(ray, "get_actor", self.get_actor)
         monkeypatch.setattr(ray, "kill", self.kill)

@@ -27,7 +27,7 @@ from cluster.commands.doctor.node import (
     look_at_node,
 )
 from cluster.config import ClusterConfig
-from cluster.pool.engines.engine_placement import Node
+from cluster.pool.ray_objects.ray_nodes import Node
 
 _H200 = Gpu("NVIDIA H200", 139 * GIB, 140 * GIB)
 _GOOD = NodeFacts(

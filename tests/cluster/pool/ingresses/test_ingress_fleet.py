@@ -112,7 +112,7 @@ class World:
         self.started_when_saved.append(len(self.ray.started))
 
     async def up(self) -> None:
-        self.ingresses.begin(NOW_S)
+        await self.ingresses.start_missing(NOW_S)
         await self.ingresses.open(FACTS)
 
     async def look(self, now_s: float = NOW_S, avoided: Collection[str] = ()) -> None:
@@ -168,7 +168,7 @@ async def test_one_that_keeps_dying_is_tried_again_later(world_of: WorldOf) -> N
 
 async def test_one_that_cannot_listen_is_shown_with_the_reason(world_of: WorldOf) -> None:
     world = world_of()
-    world.ingresses.begin(NOW_S)
+    await world.ingresses.start_missing(NOW_S)
     await world.ingresses.settled()
     world.thing("raypd-ingress/0/1").cannot_open = True
     await world.ingresses.open(FACTS)
@@ -467,7 +467,6 @@ async def test_with_one_per_node_nodes_that_come_get_theirs_and_a_lost_nodes_is_
         world.trust,
     )
     monkeypatch.setattr(ray, "nodes", ray_nodes)
-    await world.ingresses.find_places()
     await world.up()
     assert world.states() == [(1, "ready"), (1, "ready")]
     selectors = [world.ray.options_of[f"raypd-ingress/{number}/1"]["label_selector"] for number in (0, 1)]
@@ -502,8 +501,7 @@ async def test_a_canary_waits_for_the_first_node_that_may_have_an_ingress(
         world.trust,
     )
     monkeypatch.setattr(ray, "nodes", lambda: there)
-    await world.ingresses.find_places()
-    world.ingresses.begin(NOW_S)
+    await world.ingresses.start_missing(NOW_S)
     proving = asyncio.create_task(world.ingresses.prove(None, ENGINE, FACTS, NOW_S))
     await asyncio.sleep(0)
     assert world.ingresses.missing() == "no ingress is up: each needs {'door': 1.0} on a node that is labelled {}"
@@ -516,7 +514,7 @@ async def test_a_canary_waits_for_the_first_node_that_may_have_an_ingress(
 
 async def test_settings_that_no_node_can_use_are_told_before_an_engine_is_waited_for(world_of: WorldOf) -> None:
     world = world_of(1, port=TAKEN_PORT)
-    world.ingresses.begin(NOW_S)
+    await world.ingresses.start_missing(NOW_S)
     assert world.ingresses.refusal == "", "it may still come up"
     await world.ingresses.settled()
     assert world.ingresses.refusal == f"node a: port {TAKEN_PORT} is taken"
@@ -524,7 +522,7 @@ async def test_settings_that_no_node_can_use_are_told_before_an_engine_is_waited
 
 async def test_an_ingress_that_can_serve_makes_up_for_one_that_cannot(world_of: WorldOf) -> None:
     world = world_of(2, port=TAKEN_PORT - 1)
-    world.ingresses.begin(NOW_S)
+    await world.ingresses.start_missing(NOW_S)
     await world.ingresses.settled()
     assert world.ingresses.refusal == ""
 
@@ -532,6 +530,6 @@ async def test_an_ingress_that_can_serve_makes_up_for_one_that_cannot(world_of: 
 async def test_what_ray_cannot_start_yet_is_no_refusal(world_of: WorldOf) -> None:
     world = world_of()
     world.ray.failures[ingress_actor_name(0, 1)] = CANNOT_START["no node"]
-    world.ingresses.begin(NOW_S)
+    await world.ingresses.start_missing(NOW_S)
     await world.ingresses.settled()
     assert world.ingresses.refusal == ""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.pool.engines.engine_placement import Node
 from cluster.pool.ingresses.wanted_ingresses import WantedIngresses
+from cluster.pool.ray_objects.ray_nodes import Node
 from cluster.settings.ingress import IngressConfig
 
 

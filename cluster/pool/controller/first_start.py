@@ -1,0 +1,87 @@
+"""The first start of a cluster: what is waited for, and what makes it fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from cluster.config import ClusterConfig
+from cluster.errors import CannotPlace, CannotStart
+from cluster.pool.engine_slots import EngineState
+from cluster.pool.engines.engine_fleet import EngineFleet
+from cluster.pool.ingresses.ingress_fleet import IngressFleet
+from cluster.routing.engine_connection import EngineRole
+
+logger = logging.getLogger(__name__)
+
+_MAX_WAIT_S = 1.0
+"""Ingresses send no news."""
+
+
+class FirstStart:
+    """Waits until the engines that have room are proven. The first one that dies ends the wait."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        fleet: EngineFleet,
+        ingresses: IngressFleet,
+        wait_for_news: Callable[[float], Awaitable[None]],
+    ) -> None:
+        """wait_for_news: waits until an engine has changed, but no longer than so many seconds."""
+        self._config = config
+        self._fleet = fleet
+        self._ingresses = ingresses
+        self._wait_for_news = wait_for_news
+
+    async def wait(self) -> None:
+        """Wait until the engines are proven. Raises CannotStart, also if that takes longer than start_timeout_s."""
+        try:
+            async with asyncio.timeout(self._config.start_timeout_s):
+                await self._wait_until_loaded()
+                if missing := self._ingresses.missing():
+                    self._fleet.progress.say(missing)
+                self._fleet.may_prove.set()
+                await self._wait_until_proven()
+        except TimeoutError:
+            what = self._ingresses.missing() or "the engines did not come up"
+            raise CannotStart(f"{what}, within {self._config.start_timeout_s:g} s") from None
+
+    async def _wait_until_loaded(self) -> None:
+        """Wait until every engine that has room has loaded. Raises CannotPlace if the others are needed."""
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + min(self._config.place_timeout_s, self._config.start_timeout_s / 2)
+        while loading := [engine for engine in self._fleet if engine.ready is None]:
+            self._raise_if_one_died()
+            is_late = loop.time() >= give_up_s
+            if is_late and all(engine.state is EngineState.PENDING for engine in loading):
+                break
+            await self._wait_for_news(_MAX_WAIT_S)
+        roles = {engine.role for engine in self._fleet if engine.ready is not None}
+        if EngineRole.BOTH not in roles and not {EngineRole.PREFILL, EngineRole.DECODE} <= roles:
+            pending = [engine for engine in self._fleet if engine.state is EngineState.PENDING]
+            reasons = "; ".join(f"{engine.engine_id}: {engine.missing()}" for engine in pending)
+            raise CannotPlace(f"no room for {len(pending)} of {len(list(self._fleet))} engines: {reasons}")
+
+    async def _wait_until_proven(self) -> None:
+        while any(engine.state is EngineState.STARTING for engine in self._fleet):
+            self._raise_if_one_died()
+            await self._wait_for_news(_MAX_WAIT_S)
+        self._raise_if_one_died()
+
+    def _raise_if_one_died(self) -> None:
+        if refusal := self._ingresses.refusal:
+            raise CannotStart(refusal)
+        for engine in self._fleet:
+            if engine.state is EngineState.DEAD:
+                raise CannotStart(self._fleet.history(engine.slot).last_error)
+
+
+def warn_of_lost_stores(config: ClusterConfig) -> None:
+    """Warn if KV stores cannot find what earlier clusters have stored."""
+    if config.block_hash_key_file is None and any(config.engine_config(role).kv_transfer.stores for role in EngineRole):
+        logger.warning(
+            "KV stores find nothing of before: the key of block hashes is drawn at each start, unless "
+            "block_hash_key_file is set"
+        )

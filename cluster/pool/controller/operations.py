@@ -1,0 +1,151 @@
+"""What operators ask of a running cluster: the verbs behind `raypd scale`, `raypd drain` and so on.
+
+An operator's command calls the admin service of an ingress, which calls Controller.operate() with the verb's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from actors.engine_profile import EngineProfile
+from cluster.checks.model_check import find_model_mistakes
+from cluster.config import ClusterConfig
+from cluster.errors import InvalidConfig, UnknownNode
+from cluster.pool.adapter_registry import AdapterRegistry
+from cluster.pool.cluster_trust import ClusterTrust
+from cluster.pool.engine_slots import EngineState
+from cluster.pool.engines.engine_fleet import EngineFleet
+from cluster.pool.engines.reconciler import scaled_slots
+from cluster.pool.ingresses.ingress_fleet import IngressFleet
+from cluster.pool.journal import Journal
+from cluster.pool.models import Models
+from cluster.pool.ray_objects.ray_nodes import alive_nodes
+from cluster.pool.trust_calls import spread_trust
+from cluster.routing.engine_connection import EngineRole
+
+
+class Operations:
+    """Changes what is wanted. The controller's rounds bring it about; journal entries say that it was asked for."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        models: Models,
+        fleet: EngineFleet,
+        ingresses: IngressFleet,
+        journal: Journal,
+        trust: ClusterTrust,
+        save: Callable[[], Awaitable[None]],
+        on_change: Callable[[], None],
+    ) -> None:
+        """save: keeps for a later controller what it has to know; on_change: begins the next round at once."""
+        self._config = config
+        self._models = models
+        self._fleet = fleet
+        self._ingresses = ingresses
+        self._journal = journal
+        self._trust = trust
+        self._save = save
+        self._on_change = on_change
+        self.adapters = AdapterRegistry(config.lora, fleet, journal)
+
+    async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
+        """Want this many engines of each of these roles from now on; returns the ids of all engines that are wanted."""
+        self._fleet.wanted = scaled_slots(self._fleet.wanted, counts)
+        asked = ", ".join(f"{count} {role.value}" for role, count in counts.items())
+        self._journal.add(f"scale to {asked}: asked for")
+        await self._changed()
+        return [slot.engine_id for slot in self._fleet.wanted]
+
+    async def drain(self, engine_id: str, *, for_good: bool = False) -> None:
+        """Take an engine out of service once its work is done. A new one replaces it, unless for_good is set.
+
+        Raises UnknownEngine if no engine of that name serves.
+        """
+        engine = self._fleet.serving(engine_id)
+        if for_good:
+            self._fleet.wanted = [slot for slot in self._fleet.wanted if slot != engine.slot]
+        await self._fleet.drain(engine, "asked for")
+        await self._changed()
+
+    async def drain_node(self, name: str) -> list[str]:
+        """Take every engine on a node out of service, and start nothing there any more; returns the engines' ids.
+
+        name: the node's address, hostname or id. Raises UnknownNode.
+        """
+        nodes = await alive_nodes()
+        found = [node for node in nodes if node.is_called(name)]
+        if len(found) != 1:
+            raise UnknownNode(name, [str(node) for node in found or nodes])
+        node = found[0]
+        self._fleet.cordoned.add(node.node_id)
+        self._journal.add(f"drain node {node}: asked for")
+        leaving = [e for e in self._fleet if e.node_id == node.node_id and e.state is EngineState.READY]
+        for engine in leaving:
+            await self._fleet.drain(engine, f"its node {node} is drained")
+        await self._changed()
+        return [engine.engine_id for engine in leaving]
+
+    async def set_role(self, engine_id: str, role: EngineRole) -> None:
+        """Let an engine serve in another role from now on; what it has begun it ends. Raises UnknownEngine."""
+        await self._fleet.set_role(self._fleet.serving(engine_id), role)
+
+    async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
+        """Let engines forget their cached blocks; see EngineFleet. Raises UnknownEngine, EngineRefused."""
+        return await self._fleet.reset_prefix_cache(engine_id, preempt=preempt)
+
+    async def profile(self, engine_id: str, duration_s: float, *, with_trace: bool) -> EngineProfile:
+        """Profile an engine for duration_s. Raises UnknownEngine, EngineRefused."""
+        return await self._fleet.serving(engine_id).profile(duration_s, with_trace=with_trace)
+
+    async def update(self, directory: str) -> int:
+        """Replace the engines, group by group, by ones that serve this checkpoint; returns its version's number.
+
+        Raises InvalidConfig.
+        """
+        model = self._config.model.model_copy(update={"model": directory})
+        sizes, drafts = self._config.tensor_parallel_sizes, self._config.draft_models
+        if mistakes := await asyncio.to_thread(find_model_mistakes, model, sizes, drafts):
+            raise InvalidConfig("update", mistakes)
+        version = self._models.add(directory)
+        for history in self._fleet.histories.values():
+            history.forgive()
+        self._journal.add(f"update to model version {version}, {directory}: asked for")
+        await self._changed()
+        return version
+
+    async def load_adapter(self, name: str, directory: str) -> str:
+        """Register an adapter, or new weights for one; see AdapterRegistry. Returns the weights' digest."""
+        return await self.adapters.load(name, directory)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Let no new request name an adapter. Raises AdapterNotFound."""
+        await self.adapters.unload(name)
+
+    async def rotate_secret(self) -> bool:
+        """Replace the cluster's secret; connections that are open stay. Raises SecretIsInFile.
+
+        Returns whether the older secret is refused by now. It stays accepted while a process does not answer.
+        """
+        self._trust.rotate()
+        self._journal.add("replace the cluster's secret: asked for")
+        await self._save()
+        return await self.finish_rotation()
+
+    async def finish_rotation(self) -> bool:
+        """Give every process the newest secrets; returns whether the older ones are refused by now."""
+        is_done = await spread_trust(self.actors(), self._trust)
+        if is_done:
+            self._journal.add("the cluster's older secrets are refused: everybody has the new one")
+            await self._save()
+        return is_done
+
+    def actors(self) -> list[Any]:
+        """Return Ray's handle of every engine and ingress."""
+        return [*self._fleet.actors(), *self._ingresses.actors()]
+
+    async def _changed(self) -> None:
+        await self._save()
+        self._on_change()

@@ -1,0 +1,23 @@
+"""Tasks that run beside their owner, which knows of each until it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+
+
+class OwnedTasks:
+    """The tasks of one owner that are not over yet."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __iter__(self) -> Iterator[asyncio.Task[None]]:
+        return iter(list(self._tasks))
+
+    def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Begin this work; returns its task."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

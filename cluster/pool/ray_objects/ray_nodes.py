@@ -1,0 +1,50 @@
+"""The nodes of the Ray cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import ray
+
+from actors.process.ray_calls import ask_head
+
+_SELECTOR: Final = re.compile(r"^!|\(")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the Ray cluster. address: how other nodes reach it; resources: everything that it has, free or not."""
+
+    node_id: str
+    address: str
+    hostname: str
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def has(self, resources: Mapping[str, float], labels: Mapping[str, str]) -> bool:
+        """Whether it has so much of everything, and these labels."""
+        fits = all(self.resources.get(name, 0) >= amount for name, amount in resources.items())
+        # Other selectors, such as in(a,b) and !a, are Ray's to judge.
+        plain = ((name, value) for name, value in labels.items() if not _SELECTOR.search(value))
+        return fits and all(self.labels.get(name) == value for name, value in plain)
+
+    def is_called(self, name: str) -> bool:
+        """Whether an operator may mean it: by its address, its hostname, or the begin of its id."""
+        return name in {self.address, self.hostname} or (len(name) >= 8 and self.node_id.startswith(name))
+
+    def __str__(self) -> str:
+        return f"{self.address} ({self.hostname}, {self.node_id[:8]})"
+
+
+async def alive_nodes() -> list[Node]:
+    """Return the nodes of the Ray cluster that are alive, by their ids. Raises RayCallFailed."""
+    nodes = await ask_head(ray.nodes)
+    alive = [
+        Node(str(n["NodeID"]), n["NodeManagerAddress"], n["NodeManagerHostname"], n["Resources"], n["Labels"])
+        for n in nodes
+        if n["Alive"]
+    ]
+    return sorted(alive, key=lambda node: node.node_id)
