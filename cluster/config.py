@@ -76,7 +76,7 @@ class RestartConfig(_Settings):
 
 
 class ControllerConfig(_Settings):
-    """Where the controller may run. Kept off Ray's head node, the controller survives the head's death."""
+    """The nodes where the controller may run. Kept off Ray's head node, it survives the head's death."""
 
     resources: dict[str, float] = Field(
         default_factory=dict, description="Custom Ray resources that the controller needs."
@@ -275,7 +275,7 @@ class ClusterConfig(_Settings):
         return groups.get(role, self.encode)
 
     def engine_config(self, role: EngineRole) -> EngineConfig:
-        """What an engine of this role is started with."""
+        """Return the settings that an engine of this role is started with."""
         group = self.group(role)
         return EngineConfig(
             model=self.model,

@@ -1,4 +1,4 @@
-"""The question that every door asks first: who calls?"""
+"""Authentication: the first question of gRPC and HTTP alike is who calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cluster.errors import Unauthenticated
 
 
 class AccessControl:
-    """One for all doors of an ingress: what a token has used counts at each of them."""
+    """The access control of an ingress, for gRPC and HTTP together: what a token has used counts for both."""
 
     def __init__(self, tokens: Tokens | None = None) -> None:
         """tokens: None asks for none, and everybody may do everything."""
@@ -20,7 +20,7 @@ class AccessControl:
         return self._tokens is not None
 
     def authenticate(self, authorization: str | bytes | None) -> Caller:
-        """Who calls. authorization: the call's header of that name. Raises Unauthenticated."""
+        """Return the caller. authorization: the call's header of that name. Raises Unauthenticated."""
         if self._tokens is None:
             return ANYBODY
         if authorization is None:

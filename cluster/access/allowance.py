@@ -1,4 +1,4 @@
-"""What one token may still use. Pure, but for the clock that it is given.
+"""The allowance of one token: how much it may still use. Pure, but for the clock that it is given.
 
 Requests and tokens per second are buckets that fill at that rate. A request takes one from the first when it comes.
 Tokens are paid for after they were used, prompt and output alike: nobody knows before how many there will be. So the
@@ -22,7 +22,7 @@ _BUSY_DELAY_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class AllowanceLimits:
-    """Of one token, at each ingress; None is unlimited.
+    """The limits of one token, at each ingress; None is unlimited.
 
     burst_s: so much of what was not used of a rate is kept
     """
@@ -106,7 +106,7 @@ class Allowance:
 
 
 class _Account:
-    """What a token may, and what it uses."""
+    """A token's limits, and what it has used."""
 
     def __init__(self, limits: AllowanceLimits, now_s: float) -> None:
         self.num_running = 0

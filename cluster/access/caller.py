@@ -1,4 +1,4 @@
-"""Who makes a call, while a door works on it."""
+"""The caller of a call, for as long as an API works on the call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cluster.errors import PermissionDenied
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a call's token allows.
+    """The identity behind a call, and what its token allows.
 
     name:             the token's, for logs and errors; "" where no tokens are asked for
     tenant:           who shares the prefix cache, and fairly with others what engines serve; "" where there are none
@@ -60,18 +60,18 @@ class Caller:
 
 
 ANYBODY: Final = Caller(may_administer=True)
-"""Where no tokens are asked for, everybody is this one: no limits, no tenants."""
+"""The caller in a cluster without tokens: it has no limits and no tenants."""
 
 _caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
 
 
 def current_caller() -> Caller:
-    """Whose call this task works on; ANYBODY outside of calls."""
+    """The caller whose call the current task works on; ANYBODY outside of calls."""
     return _caller.get()
 
 
 def set_caller(caller: Caller) -> None:
-    """For the rest of this task, and those that it starts. For doors that have a task for each call."""
+    """Set the caller for the rest of this task, and for tasks that it starts; each call needs a task of its own."""
     _caller.set(caller)
 
 

@@ -1,4 +1,4 @@
-"""TLS for the doors, from files that may be renewed while they are used."""
+"""TLS for the gRPC and HTTP servers, from files that may be renewed while they are used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TlsConfig(BaseModel):
 
 
 class ServerTls:
-    """What servers need of it. A set of files that do not fit together is not used: the one before it is."""
+    """The certificates as servers need them. Files that do not fit together are not used: the set before them is."""
 
     def __init__(self, config: TlsConfig, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises InvalidConfig."""

@@ -55,12 +55,12 @@ class TokenEntry(_Settings):
 
     @property
     def limits(self) -> AllowanceLimits:
-        """What its Allowance is held to."""
+        """The limits of the token's Allowance."""
         return AllowanceLimits(self.requests_per_s, self.tokens_per_s, self.concurrent, self.burst_s)
 
 
 class TokenFile(_Settings):
-    """What the file says."""
+    """The file of tokens."""
 
     tokens: tuple[TokenEntry, ...]
 
@@ -78,7 +78,7 @@ def make_token() -> str:
 
 
 def hash_token(token: str) -> str:
-    """Of a token, as it is in the file."""
+    """Return the SHA-256 of a token, as it is in the file."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
@@ -113,7 +113,7 @@ class Tokens:
         self._use(read_token_file(path))
 
     def find(self, token: str) -> Caller | None:
-        """Whose token it is; None: nobody's."""
+        """Return the caller whose token it is; None if nobody has it."""
         self._follow()
         digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
         known = self._callers.get(self._index(digest))

@@ -1,1 +1,1 @@
-"""What can be known before anything starts: models, settings, files, ports, certificates."""
+"""Checks before anything starts: models, settings, files, ports, certificates."""

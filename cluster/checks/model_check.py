@@ -1,4 +1,4 @@
-"""What the files of a checkpoint, and of adapters, say before anything starts, and no engine has to fail to say it."""
+"""Checks of the files of a checkpoint and of adapters: mistakes are found before an engine has to fail of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What transformers' configs, and a checkpoint's tokenizer, say of a model: `python -m cluster.model_probe`.
+"""Reads transformers' configs and a checkpoint's tokenizer in a process of its own: `python -m cluster.model_probe`.
 
 A program of its own for processes that do not have transformers yet: it imports transformers without torch, which takes
 a second, and half of what it would take with torch. It reads {"model": ModelConfig, "sizes": {setting: ranks},
@@ -105,7 +105,7 @@ _TOKENIZER_FILES = (
     "spm.model",
     "tekken.json",
 )
-"""Those of which transformers makes a tokenizer of the tokenizers library."""
+"""The files that transformers makes a tokenizer of the tokenizers library from."""
 
 
 def main() -> None:

@@ -28,11 +28,11 @@ async def drain(
 ) -> None:
     """Take an engine out of service. wait_s: how long to wait until it has left. Raises ClusterError."""
     async with GenerateClient(address) as client:
-        lives = await _lives_of(client, {engine_id}, timeout_s)
+        incarnations = await _incarnations_of(client, {engine_id}, timeout_s)
         await client.drain(engine_id, for_good=for_good, timeout_s=timeout_s)
         console.print(f"{engine_id} gets no new requests; `raypd status` shows when it has left")
         if wait_s is not None:
-            await _wait_until_gone(client, lives, wait_s, timeout_s)
+            await _wait_until_gone(client, incarnations, wait_s, timeout_s)
             console.print("done")
 
 
@@ -45,14 +45,14 @@ async def drain_node(address: str, console: Console, node: str, *, wait_s: float
         status = await client.status(timeout_s)
         ingresses = [ingress.address for ingress in status.ingresses if ingress.node == node and ingress.address]
         engine_ids = await client.drain_node(node, timeout_s)
-        lives = await _lives_of(client, engine_ids, timeout_s, state="draining") if engine_ids else set()
+        incarnations = await _incarnations_of(client, engine_ids, timeout_s, state="draining") if engine_ids else set()
         console.print(f"{node} gets nothing new; it had: {', '.join((*engine_ids, *ingresses)) or 'nothing'}")
         if wait_s is None:
             return
         # The client's own ingress may be the one that leaves, and the last to do so.
         closing = [_wait_until_closed(ingress, wait_s) for ingress in ingresses]
-        if lives:
-            closing.append(_wait_until_gone(client, lives, wait_s, timeout_s))
+        if incarnations:
+            closing.append(_wait_until_gone(client, incarnations, wait_s, timeout_s))
         await asyncio.gather(*closing)
         console.print("done")
 
@@ -129,7 +129,7 @@ async def rotate_secret(address: str, console: Console, *, timeout_s: float) -> 
         console.print("the new secret is accepted; the older one is, too, until every process has the new one")
 
 
-async def _lives_of(
+async def _incarnations_of(
     client: GenerateClient, engine_ids: Collection[str], timeout_s: float, state: str = "ready"
 ) -> set[tuple[str, int]]:
     engines = (await client.status(timeout_s)).engines
@@ -137,17 +137,17 @@ async def _lives_of(
 
 
 async def _wait_until_gone(
-    client: GenerateClient, lives: set[tuple[str, int]], wait_s: float, timeout_s: float
+    client: GenerateClient, incarnations: set[tuple[str, int]], wait_s: float, timeout_s: float
 ) -> None:
     def is_done(status: admin_pb2.GetStatusResponse) -> bool:
         there = {(e.engine_id, e.incarnation) for e in status.engines if e.state in {"ready", "draining", "drained"}}
-        return not lives & there
+        return not incarnations & there
 
     await _wait_until(client, is_done, "the drain", wait_s, timeout_s)
 
 
 async def _wait_until_closed(address: str, wait_s: float) -> None:
-    """Until nobody listens there: an ingress closes its door after its last request."""
+    """Wait until nobody listens there: an ingress stops listening after its last request."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(wait_s):

@@ -1,4 +1,4 @@
-"""What commands share: options, settings, and how they end."""
+"""The parts that commands share: options, settings, and how they end."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Options:
     namespace: str | None = None
 
     def overrides(self) -> dict[str, Any]:
-        """As load_cluster_config() takes them."""
+        """Return the overrides as load_cluster_config() takes them."""
         # There are engines of the latter kinds only if they are asked for: a group with any setting of its own has one.
         optional = {"both": self.both or None, "encode": self.encode or None}
         counts = {"prefill": self.prefill, "decode": self.decode, **optional}
@@ -114,7 +114,7 @@ def write_kustomization(directory: Path, console: Console, *, only_checks: bool)
 
 
 def files_of(directory: Path) -> dict[Path, str]:
-    """What the settings in a directory give, by path from there. Raises InvalidConfig."""
+    """Render the settings in a directory and its overlays; returns texts by path from there. Raises InvalidConfig."""
     base = _load(directory / "base" / SETTINGS_FILE)
     settings = sorted(directory.glob(f"overlays/*/{SETTINGS_FILE}"))
     overlays = {path.parent.name: _load(path) for path in settings}

@@ -77,7 +77,7 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
 
 
 def _troubles(status: admin_pb2.GetStatusResponse) -> list[str]:
-    """What does not serve as it should, a line each."""
+    """Return a line for each part that does not serve as it should."""
     lines = []
     if status.controller_error:
         lines.append(f"[red]the controller does not answer: {status.controller_error}[/]")
@@ -107,7 +107,7 @@ class _Table:
             yield self._part(columns, self._title if number == 0 else None)
 
     def _split(self, width: int) -> list[list[int]]:
-        """Which columns stand beside each other."""
+        """Choose the columns that stand beside each other."""
         widths = [
             _GAP + max(len(cell.strip()) for cell in (name, *(row[index] for row in self._rows)))
             for index, name in enumerate(self._columns)

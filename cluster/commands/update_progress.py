@@ -1,4 +1,4 @@
-"""What `raypd update --wait` waits for, and until when."""
+"""Decides what `raypd update --wait` waits for, and until when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes of a cluster prove themselves by and encrypt with, as Secrets that every pod mounts.
+"""Secrets that every pod mounts: the processes of a cluster prove themselves by them, and encrypt with them.
 
 No manifest holds what is in a Secret: cert-manager makes the certificate, or whoever runs the cluster makes the Secret
 (commands_for_secrets). Every pod has the files at the same paths, the head too, where `raypd serve` looks at them.

@@ -27,7 +27,7 @@ _IMAGE_PULL_S: Final = 1200
 
 
 def config_map(config: ClusterConfig) -> Manifest:
-    """What `raypd serve` reads."""
+    """Render the ConfigMap of the settings that `raypd serve` reads."""
     name = f"{config.kubernetes.name}-config"
     return manifest("v1", "ConfigMap", name, config.kubernetes, data={"cluster.yaml": config_file(config)})
 

@@ -16,7 +16,7 @@ from cluster.manifests.render import image_of, render, render_trial
 from cluster.parameters.json_types import JSON
 
 IMAGE_NAME: Final = "raypd"
-"""What the files call the image; each overlay's kustomization.yaml says what that is."""
+"""The image's name in the files; each overlay's kustomization.yaml says which image that is."""
 
 _MADE_BY: Final = "# Made by `{command}`: change the settings, not this file.\n"
 _KUSTOMIZATION: Final[Manifest] = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
@@ -124,5 +124,5 @@ def _escaped(key: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Of a file with one document."""
+    """Strip the separator of documents from a file that has one document."""
     return text.removeprefix("---\n")

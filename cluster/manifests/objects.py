@@ -1,4 +1,4 @@
-"""What all Kubernetes objects of a cluster share: their form, names and labels."""
+"""The parts that all Kubernetes objects of a cluster share: their form, names and labels."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POD_SECURITY: Final[Manifest] = {
 
 
 def container_security(*added: str) -> Manifest:
-    """Of every container. added: capabilities, beyond what the restricted pod security standard allows."""
+    """Return every container's security context. added: capabilities beyond the restricted pod security standard."""
     capabilities: Manifest = {"drop": ["ALL"]}
     if added:
         capabilities["add"] = list(added)
@@ -46,12 +46,12 @@ def manifest(api_version: str, kind: str, name: str, kubernetes: KubernetesConfi
 
 
 def common_labels(kubernetes: KubernetesConfig) -> dict[str, str]:
-    """By which all objects of a cluster can be found."""
+    """Return the labels by which all objects of a cluster can be found."""
     return {"app.kubernetes.io/name": "raypd", "app.kubernetes.io/instance": kubernetes.name}
 
 
 def group_selector(kubernetes: KubernetesConfig, group: str | None = None) -> dict[str, JSON]:
-    """Of the pods of a worker group, or of the whole RayCluster; KubeRay sets these labels."""
+    """Select the pods of a worker group, or of the whole RayCluster, by labels that KubeRay sets."""
     selector: dict[str, JSON] = {RAY_CLUSTER_LABEL: kubernetes.name}
     if group is not None:
         selector[RAY_GROUP_LABEL] = group
@@ -59,7 +59,7 @@ def group_selector(kubernetes: KubernetesConfig, group: str | None = None) -> di
 
 
 def quantity(amount: float, unit: str = "") -> str:
-    """As Kubernetes writes it: 4, 500m, 8Gi, 512Mi."""
+    """Return a quantity as Kubernetes writes it: 4, 500m, 8Gi, 512Mi."""
     if amount == int(amount):
         return f"{int(amount)}{unit}"
     return f"{round(amount * 1024)}Mi" if unit == "Gi" else f"{round(amount * 1000)}m"

@@ -1,4 +1,4 @@
-"""Which pods hold what: the cluster's settings as they are inside Kubernetes, and the groups of pods that follow.
+"""The groups of pods and what they hold, by the cluster's settings as they are inside Kubernetes.
 
 A pod of an engine's group offers Ray exactly what one engine reserves (cluster/pool/engines/engine_placement.py), so it
 holds one engine with all of its tensor-parallel ranks. A pod of the ingress group offers one unit of a custom resource,
@@ -128,7 +128,7 @@ def settle(config: ClusterConfig) -> ClusterConfig:
 
 
 def client_ports(config: ClusterConfig) -> dict[str, int]:
-    """Of each ingress, by name: those that clients are to reach."""
+    """Return each ingress's ports for clients, by name."""
     ports = {"grpc": config.ingress.port}
     if config.ingress.http is not None:
         ports["http"] = config.ingress.http.port
@@ -136,7 +136,7 @@ def client_ports(config: ClusterConfig) -> dict[str, int]:
 
 
 def admin_ports(config: ClusterConfig) -> dict[str, int]:
-    """Of each ingress, by name: those that only operators are to reach; none if AdminService is where clients are.
+    """Return each ingress's ports for operators only, by name; none if AdminService shares the clients' port.
 
     AdminService has a port of its own, unless the settings say otherwise in so many words (`admin_port: null`): every
     pod of Kubernetes may reach the clients' ports.

@@ -25,7 +25,7 @@ from cluster.settings.kubernetes import GPU_PRODUCTS, KubernetesConfig
 
 NODE_IP_VARIABLE: Final = "RAYPD_NODE_IP"
 DRAIN_SLACK_S: Final = 30
-"""What draining takes besides the requests: telling everybody, ending processes."""
+"""The time that draining takes besides the requests: telling everybody, ending processes."""
 GRACE_SLACK_S: Final = 30
 """Between the preStop hook's own limit and the pod's: for Ray to end."""
 
@@ -95,7 +95,7 @@ def worker_template(config: ClusterConfig, image: str, group: PodGroup) -> Manif
 
 
 def admin_address(config: ClusterConfig) -> str:
-    """Where pods of the cluster find an ingress's AdminService."""
+    """Return the address where pods of the cluster find an ingress's AdminService."""
     kubernetes = config.kubernetes
     [(service, port)] = admin_ports(config).items() or {"grpc": config.ingress.port}.items()
     return f"{kubernetes.name}-{service}.{kubernetes.namespace}.svc:{port}"

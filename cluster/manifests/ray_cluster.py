@@ -18,7 +18,7 @@ _OBJECT_STORE_BYTES: Final = 256 * 2**20
 
 
 def ray_cluster(config: ClusterConfig, image: str) -> Manifest:
-    """What serves. Raises InvalidConfig."""
+    """Render the RayCluster that serves. Raises InvalidConfig."""
     spec = ray_cluster_spec(config, image)
     kubernetes = config.kubernetes
     if kubernetes.redis is not None:
@@ -33,7 +33,7 @@ def ray_cluster(config: ClusterConfig, image: str) -> Manifest:
 
 
 def redis_address(kubernetes: KubernetesConfig) -> str:
-    """Where Ray keeps its state; kubernetes.redis is set."""
+    """Return host:port of the Redis where Ray keeps its state; kubernetes.redis is set."""
     assert kubernetes.redis is not None
     return kubernetes.redis.address or f"{kubernetes.name}-redis.{kubernetes.namespace}.svc:6379"
 
@@ -81,7 +81,7 @@ def _ray_start_params() -> Manifest:
 
 
 def _offered(group: PodGroup) -> Manifest:
-    """What Ray knows each node of the group by."""
+    """Return the labels and resources that Ray knows of each node of the group."""
     resources: dict[str, JSON] = {name: quantity(amount) for name, amount in group.ray_resources.items()}
     return {"labels": {ROLE_LABEL: group.name}, "resources": resources}
 

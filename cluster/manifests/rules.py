@@ -1,4 +1,4 @@
-"""What KubeRay's operator refuses beyond its schemas, and what breaks a cluster of raypd's without being refused.
+"""Rules beyond schemas: what KubeRay's operator refuses, and what it accepts but breaks a cluster of raypd's.
 
 The first half follows ValidateRayClusterMetadata, ValidateRayClusterSpec and ValidateRayJobMetadata of KubeRay v1.7.0
 (ray-operator/controllers/ray/utils/validation.go).
@@ -24,7 +24,7 @@ _FIRST_RAY_WITH_PRIORITY: Final = (2, 56)
 
 
 def find_mistakes(manifests: Iterable[Any]) -> list[str]:  # parsed YAML, of whatever shape
-    """What would be refused, or would not work, each with its object's kind and name; empty if nothing is found."""
+    """List what would be refused, or would not work, with each object's kind and name; empty if nothing is found."""
     mistakes: list[str] = []
     for number, one in enumerate(manifests, 1):
         if not isinstance(one, dict) or not one.get("apiVersion") or not one.get("kind"):
@@ -189,7 +189,7 @@ def _ray_job_mistakes(one: dict[str, Any]) -> Iterator[str]:
 
 
 def _pod_mistakes(groups: list[dict[str, Any]]) -> Iterator[str]:
-    """What the operator accepts and raypd cannot do with."""
+    """List what the operator accepts and raypd cannot do with."""
     for group in groups:
         name, pod = group.get("groupName"), _pod(group)
         for container in _containers(group):
@@ -234,6 +234,6 @@ def _containers(group: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _variables(group: dict[str, Any]) -> dict[str, str]:
-    """Of Ray's container, the first one."""
+    """Return the environment of Ray's container, the first one."""
     containers = _containers(group)
     return {one["name"]: str(one.get("value", "")) for one in (containers[0].get("env") or [])} if containers else {}

@@ -1,4 +1,4 @@
-"""What doors and raypd's own commands in the pods need of Secrets: certificates and tokens.
+"""Certificates and tokens from Secrets, for ingresses and for raypd's own commands in the pods.
 
 Only ingresses get private keys and the file of tokens; with mutual TLS, whoever calls them shows a certificate too.
 """
@@ -12,7 +12,7 @@ from cluster.settings.kubernetes import KubernetesConfig
 
 
 def credential_variables(kubernetes: KubernetesConfig) -> dict[str, str]:
-    """By which `raypd drain` and `raypd status` in a pod know how to call the ingress; see ClientCredentials."""
+    """Return variables that tell `raypd drain` and `raypd status` in a pod how to call the ingress."""
     variables = {}
     if kubernetes.tls is not None:
         variables["RAYPD_TLS_CA"] = f"{TLS_DIRECTORY}/ca.crt"
@@ -38,7 +38,7 @@ def credential_volumes(kubernetes: KubernetesConfig, *, is_ingress: bool) -> lis
 
 
 def credential_mounts(kubernetes: KubernetesConfig) -> list[JSON]:
-    """Where they are."""
+    """Return where the files are mounted."""
     mounts: list[JSON] = []
     if kubernetes.tls is not None:
         mounts.append({"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True})

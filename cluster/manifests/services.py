@@ -65,7 +65,7 @@ def services(config: ClusterConfig) -> list[Manifest]:
 
 
 def network_policies(config: ClusterConfig) -> list[Manifest]:
-    """Who may connect to whose ports; once a pod is selected by any of them, nothing else may."""
+    """Render the rules of who may connect to whose ports. Once a rule selects a pod, nothing else may connect to it."""
     kubernetes = config.kubernetes
     every_pod: Manifest = {"matchLabels": {RAY_CLUSTER_LABEL: kubernetes.name}}
     ingresses: Manifest = {"matchLabels": group_selector(kubernetes, INGRESS)}

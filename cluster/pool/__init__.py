@@ -1,1 +1,1 @@
-"""Which engines there are, which there should be, and how the difference goes away."""
+"""The engines and ingresses that there are, those that there should be, and how the difference goes away."""

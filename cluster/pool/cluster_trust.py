@@ -22,7 +22,7 @@ from kv_transfer.trust.tls import TlsFiles, TlsMaterial
 
 
 class ClusterTrust:
-    """What every process is to accept. Lives on the controller's event loop."""
+    """The secrets that every process is to accept. It belongs to the controller's event loop."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class ClusterTrust:
         return self._material is not None and len(self._material.secrets) > 1
 
     async def material(self) -> TrustMaterial:
-        """What every process is to have; waits for begin() or restore()."""
+        """Return the secrets that every process is to have; waits for begin() or restore()."""
         await self._is_there.wait()
         assert self._material is not None, "it is set before the event"
         return self._material

@@ -75,7 +75,7 @@ class RestartPolicy:
 
 @dataclass(slots=True)
 class SlotHistory:
-    """What became of a slot's engines. deaths_s: oldest first, on the clock that the reconciler is given.
+    """The history of a slot's engines. deaths_s: oldest first, on the clock that the reconciler is given.
 
     updated_to: the model version for which an update took the slot's engine out of service last; 0: none
 

@@ -1,4 +1,4 @@
-"""What the controller has decided lately, and why."""
+"""The controller's newest decisions, and the reasons for them."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from cluster.config import ClusterConfig
 
 
 class Models:
-    """Which checkpoint each version is. The configuration's own model is version 1."""
+    """The checkpoint of each model version. The configuration's own model is version 1."""
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
@@ -25,7 +25,7 @@ class Models:
         return self.newest
 
     def restore(self, directories: Mapping[int, str]) -> None:
-        """As an earlier controller knew them."""
+        """Know the models of an earlier controller."""
         self.directories = dict(directories)
 
     def config(self, version: int) -> ClusterConfig:

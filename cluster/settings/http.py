@@ -1,4 +1,4 @@
-"""The settings of an ingress's HTTP door."""
+"""The settings of an ingress's HTTP API."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ class HttpConfig(BaseModel):
     max_connections: int = Field(
         4096,
         ge=1,
-        description="Of clients, together. For one more the connection ends that has waited longest for a request; if "
-        "all have one, the new one is answered 503.",
+        description="Limit on the connections of all clients together. For one more, the connection ends that has "
+        "waited longest for a request; if all have one, the new one is answered 503.",
     )
     max_bodies_mib: int = Field(
         256,
         ge=1,
-        description="Of all bodies that are received or worked on, beyond the first 64 KiB of each, until their answer "
-        "begins; more are answered 429. One token gets half of it at most.",
+        description="Memory for all bodies that are received or worked on, beyond the first 64 KiB of each, until "
+        "their answer begins; more are answered 429. One token gets half of it at most.",
     )
     receive_timeout_s: float = Field(
         30.0, gt=0, description="Seconds within which a request's headers have to arrive, and again its body."
     )
     allowed_origins: tuple[Origin, ...] = Field(
         (),
-        description="Web pages that browsers let call this door (CORS), as https://chat.example.org; "
+        description="Web pages that browsers let call this API (CORS), as https://chat.example.org; "
         '"*" is any. Credentials go in the authorization header, never in cookies.',
     )
     keep_alive_interval_s: float | None = Field(

@@ -1,4 +1,4 @@
-"""What images may take of an ingress."""
+"""The settings of images: how much of an ingress they may take."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ class ImageConfig(BaseModel):
         32,
         ge=1,
         le=56,
-        description="What the encoder is given of a request's images together, as it is sent to an engine.",
+        description="Limit on the encoder's input for all images of one request, as it is sent to an engine.",
     )
     max_input_in_flight_mib: int = Field(
-        1024, ge=1, description="The same of all requests in flight; more are answered RESOURCE_EXHAUSTED."
+        1024,
+        ge=1,
+        description="Limit on the encoder's input of all requests in flight; more is answered RESOURCE_EXHAUSTED.",
     )
     num_processors: int = Field(
         1, ge=1, le=16, description="Processes that work on images; each starts when it is first needed, with 400 MB."

@@ -76,7 +76,8 @@ class IngressConfig(BaseModel):
         description="Tokens of the prompts that wait for their first token, together; more are answered so too.",
     )
     router: Literal["prefix_aware", "least_loaded"] = Field(
-        "prefix_aware", description="Which engines a request goes to: prefix_aware weighs cached prefixes against load."
+        "prefix_aware",
+        description="Policy that chooses a request's engines: prefix_aware weighs cached prefixes against load.",
     )
     engine_timeout_s: float = Field(
         3.0,
@@ -102,7 +103,7 @@ class IngressConfig(BaseModel):
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Of all doors of the first ingress of a node: gRPC's, HTTP's, operators'."""
+        """The ports of the first ingress of a node: for gRPC, for HTTP, for operators."""
         http = None if self.http is None else self.http.port
         return tuple(port for port in (self.port, http, self.admin_port) if port is not None)
 

@@ -1,4 +1,4 @@
-"""What a request may ask for at most, and what it gets when it does not say."""
+"""The limits of a request, and the defaults of what it leaves out."""
 
 from pydantic import BaseModel, ConfigDict, Field
 

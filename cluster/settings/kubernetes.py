@@ -7,10 +7,10 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 VERSION: Final = "0.1.0"
-"""Of raypd, by which the images are tagged."""
+"""The version of raypd, by which the images are tagged."""
 
 RAY_VERSION: Final = "2.60.0"
-"""Of the images; KubeRay's probes and its authentication depend on it."""
+"""The version of Ray in the images; KubeRay's probes and its authentication depend on it."""
 
 GPU_PRODUCTS: Final = {
     "a100": "NVIDIA-A100-SXM4-80GB",
@@ -19,7 +19,7 @@ GPU_PRODUCTS: Final = {
     "b200": "NVIDIA-B200",
     "l40s": "NVIDIA-L40S",
 }
-"""What NVIDIA's feature discovery calls a node's GPUs, in the node label nvidia.com/gpu.product."""
+"""The name of a node's GPUs in the node label nvidia.com/gpu.product, which NVIDIA's feature discovery sets."""
 
 GPU = Literal["a100", "h100", "h200", "b200", "l40s"]
 
@@ -77,7 +77,7 @@ class ModelsConfig(_Settings):
 
 
 class RedisConfig(_Settings):
-    """Where Ray keeps its state, so that the cluster outlives its head pod."""
+    """The Redis where Ray keeps its state, so that the cluster outlives its head pod."""
 
     address: str | None = Field(
         None, description="host:port of a Redis server; default: the manifests bring one of their own, on a volume."
@@ -159,7 +159,7 @@ class MonitoringConfig(_Settings):
 
 
 class KubernetesConfig(_Settings):
-    """What `raypd manifests` renders besides the cluster itself. `raypd serve` does not look at it."""
+    """The settings of `raypd manifests`. `raypd serve` does not look at them."""
 
     name: str = Field(
         "raypd",
@@ -230,5 +230,5 @@ class KubernetesConfig(_Settings):
 
     @staticmethod
     def default_image(*, has_gpus: bool) -> str:
-        """As deploy/docker/Dockerfile says to tag it."""
+        """Return the image's name, as deploy/docker/Dockerfile says to tag it."""
         return f"raypd:{VERSION}-{'cuda' if has_gpus else 'cpu'}"

@@ -25,7 +25,7 @@ _OBJECT_STORE_BYTES = 80 * 2**20
 _ANSWER_TIMEOUT_S: Final = 20.0
 _IS_ALIVE: Final = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 _directories: Final[list[RayDirectory]] = []
-"""Of the local cluster, while there is one: Ray has one for a process, too."""
+"""The directory of the local cluster, while there is one. It is one for the process, as Ray's cluster is."""
 
 
 def connect(config: ClusterConfig) -> ClusterConfig:
@@ -46,7 +46,7 @@ def connect(config: ClusterConfig) -> ClusterConfig:
 
 
 def address_of(config: ClusterConfig) -> str | None:
-    """Of the Ray cluster that is to be joined; None if one has to be started."""
+    """Return the address of the Ray cluster that is to be joined; None if one has to be started."""
     return config.ray.address or os.environ.get("RAY_ADDRESS") or None
 
 

@@ -41,7 +41,7 @@ class RayDirectory:
 
     @property
     def logs(self) -> Path:
-        """Where the cluster's processes log."""
+        """The directory of the logs of the cluster's processes."""
         return self.path / "session_latest" / "logs"
 
     def remove(self) -> None:

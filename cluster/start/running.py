@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _POLL_TIMEOUT_S: Final = 30.0
 _ATTEND_INTERVAL_S: Final = 2.0
 _LONGEST_STOP_S: Final = 60.0
-"""Of the controller beside the drain."""
+"""The longest time that the controller takes to stop beside the drain."""
 
 
 def serve_until_signalled(config: ClusterConfig, console: Console) -> None:
@@ -132,7 +132,7 @@ class RunningCluster:
 
     @property
     def address(self) -> str:
-        """Of its first ingress."""
+        """The address of the first ingress."""
         return self.addresses[0]
 
     def start(self, console: Console, stop: threading.Event) -> bool:

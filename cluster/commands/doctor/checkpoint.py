@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of the model, and whether they are whole, without reading a weight."""
+"""Reads what a checkpoint's files say of the model, and whether they are whole, without reading a weight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint says of itself. text_config: of the decoder, where config.json nests it."""
+    """A checkpoint, by its files. text_config: the decoder's part of config.json, where that is nested."""
 
     directory: Path
     text_config: dict[str, Any]
@@ -26,11 +26,11 @@ class Checkpoint:
         return str(own) if wanted == "auto" else wanted
 
     def dtype_bytes(self, wanted: str) -> int:
-        """Of one number."""
+        """Return the size of one number."""
         return _DTYPE_BYTES.get(self.dtype(wanted), 4)
 
     def number(self, *names: str) -> int:
-        """The first of these settings that there is; 0 if there is none."""
+        """Return the first of these settings that there is; 0 if there is none."""
         return next((int(value) for name in names if (value := self.text_config.get(name))), 0)
 
     @property

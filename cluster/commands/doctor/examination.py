@@ -147,7 +147,7 @@ def _budgets(config: ClusterConfig, checkpoint: Checkpoint | None, room: dict[En
 
 
 def _room_of(config: ClusterConfig, role: EngineRole, nodes: list[NodeFacts]) -> _Room:
-    """What a rank has at least, on these nodes: its GPU, or an equal part of the host's memory."""
+    """Return the memory that a rank has at least on these nodes: its GPU's, or an equal part of the host's."""
     gpus = [gpu.free_bytes for facts in nodes for gpu in facts.gpus] if _num_gpus_of(config, role) else []
     if gpus:
         return min(gpus), True
@@ -159,7 +159,7 @@ def _num_gpus(config: ClusterConfig) -> int:
 
 
 def _num_gpus_of(config: ClusterConfig, role: EngineRole) -> int:
-    """That an engine needs on one node."""
+    """Return the number of GPUs that an engine needs on one node."""
     group = config.group(role)
     if config.model.device == "cpu":
         return 0

@@ -1,4 +1,4 @@
-"""What a check says."""
+"""A finding: the result of one check."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from cluster.commands.doctor.findings import GIB, Finding, failure, gib, ok, war
 from kv_transfer.layout import KVCacheLayout, rank_kv_heads
 
 GPU_MEMORY_GIB: Final = {"a100": 79.2, "h100": 79.6, "h200": 139.8, "b200": 178.4, "l40s": 44.5}
-"""What CUDA calls free on an idle one."""
+"""The memory that CUDA calls free on an idle GPU."""
 
 _CUDA_BYTES: Final = GIB
 _WHOLE_ON_EVERY_RANK: Final = re.compile(r"embed|wte|wpe")
@@ -28,7 +28,7 @@ _TP_SIZES: Final = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Of one rank, in bytes. free_bytes: before anything is loaded; num_blocks: of the engine's KV cache."""
+    """The memory of one rank, in bytes. free_bytes: before anything is loaded; num_blocks: of the engine's KV cache."""
 
     free_bytes: int
     weight_bytes: int
@@ -45,7 +45,7 @@ class MemoryBudget:
 
 
 def weight_bytes(checkpoint: Checkpoint, engine: EngineConfig) -> int:
-    """Of the model on one rank."""
+    """Return the size of the model's weights on one rank."""
     tp_size = engine.parallel.tensor_parallel_size
     is_tied = bool(checkpoint.text_config.get("tie_word_embeddings"))
     num_elements = 0
@@ -58,7 +58,7 @@ def weight_bytes(checkpoint: Checkpoint, engine: EngineConfig) -> int:
 
 
 def activation_bytes(checkpoint: Checkpoint, engine: EngineConfig) -> int:
-    """Of the largest step, from above: a layer's inputs and what it makes of them, and the logits in float32."""
+    """Estimate the largest step from above: a layer's inputs and what it makes of them, and the logits in float32."""
     tp_size, scheduler = engine.parallel.tensor_parallel_size, engine.scheduler
     hidden = checkpoint.number("hidden_size", "n_embd")
     between = checkpoint.number("intermediate_size", "n_inner") or 4 * hidden

@@ -1,4 +1,4 @@
-"""What a node has, and what of it stands in the way."""
+"""Checks of a node: what it has, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def judge_node(facts: NodeFacts, num_gpus: int) -> list[Finding]:
 
 
 def judge_shm(size_bytes: int, free_bytes: int, num_gpus: int) -> Finding:
-    """Of /dev/shm. num_gpus: that an engine on this node needs."""
+    """Check the size of /dev/shm. num_gpus: the GPUs that an engine on this node needs."""
     wanted = _MIN_SHM_BYTES + _GPU_SHM_BYTES * (num_gpus > 1)
     found = f"{gib(free_bytes)} of {gib(size_bytes)} free"
     if free_bytes < wanted:
@@ -212,7 +212,7 @@ def _judge_files(facts: NodeFacts) -> Finding:
 
 
 def _nccl_version(number: int) -> str:
-    """As NCCL writes it: 22809 is 2.28.9."""
+    """Return a version as NCCL writes it: 22809 is 2.28.9."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 

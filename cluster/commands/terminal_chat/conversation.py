@@ -44,7 +44,7 @@ Action = Ask | Say | Leave
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said so far, and how answers are sampled.
+    """A conversation: the messages so far, and how answers are sampled.
 
     turns: ends with the user's while an answer is wanted
     """

@@ -1,4 +1,4 @@
-"""What the user enters: with editing and history where there is a terminal, over several lines where it is wanted."""
+"""Reads what the user enters: with editing and history on a terminal, and over several lines if that is wanted."""
 
 from __future__ import annotations
 

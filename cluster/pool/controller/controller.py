@@ -168,7 +168,7 @@ class Controller:
                 await asyncio.sleep(_LAST_WORD_S)
 
     async def attend(self) -> bool:
-        """Whoever started the cluster is still there. Returns whether the cluster goes on."""
+        """Note that the process that started the cluster is still there. Returns whether the cluster goes on."""
         self._attended_at_s = asyncio.get_running_loop().time()
         return not self._is_stopping.is_set()
 
@@ -198,15 +198,15 @@ class Controller:
     # -- what operators ask for ----------------------------------------------------------------------------------
 
     async def progress(self, after: int) -> list[str]:
-        """What happened after the first so many events of the start; waits for more for a while."""
+        """Return the events of the start that came after the first `after` ones; waits for more for a while."""
         return await self._fleet.progress.after(after)
 
     async def addresses(self) -> list[str]:
-        """Where the ingresses listen."""
+        """Return host:port of every open ingress."""
         return self._ingresses.addresses
 
     async def http_addresses(self) -> list[str]:
-        """Where their HTTP doors are."""
+        """Return host:port of every open ingress's HTTP API."""
         return self._ingresses.http_addresses
 
     async def status(self) -> ControllerView:

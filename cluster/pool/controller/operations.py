@@ -1,4 +1,4 @@
-"""What operators ask of a running cluster: the verbs behind `raypd scale`, `raypd drain` and so on.
+"""The verbs by which operators change a running cluster: `raypd scale`, `raypd drain` and so on.
 
 An operator's command calls the admin service of an ingress, which calls Controller.operate() with the verb's name.
 """

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _MAX_BUGS: Final = 5
 _FIRST_PAUSE_S: Final = 1.0
 _PAUSE_BEFORE_THE_END_S: Final = 10.0
-"""The next life of the controller may meet the same bug at once: it is not to be started without a pause."""
+"""The next controller may meet the same bug at once: it is not to be started without a pause."""
 
 
 async def begin_anew(doing: str) -> None:
@@ -33,7 +33,7 @@ async def begin_anew(doing: str) -> None:
 
 
 class Rounds:
-    """What all kinds of rounds have in common."""
+    """Repeats rounds of any kind until the controller stops."""
 
     def __init__(
         self,

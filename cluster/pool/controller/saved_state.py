@@ -1,4 +1,4 @@
-"""What a controller knows, kept in Ray's own store, where the controller that comes after it finds it.
+"""The controller's state, kept in Ray's own store, where the controller that comes after it finds it.
 
 The store is that of Ray's head (GCS): it lives as long as the Ray cluster, over the head's death too if Ray keeps it in
 Redis. Pickled: it is read by nobody but raypd of the same version in the same cluster.
@@ -28,9 +28,9 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """facts: the model's, once the ingresses' doors were opened
+    """The controller's state, but no secrets. facts: the model's, once clients were let in.
 
-    trust_generation: of the newest secrets that were given out (TrustMaterial.generation); the secrets are never here
+    trust_generation: the generation of the newest secrets that were given out (TrustMaterial.generation)
     """
 
     wanted: tuple[Slot, ...]
@@ -74,7 +74,7 @@ class StateStore:
         writing.result()
 
     async def load(self) -> SavedState | None:
-        """What was saved last; None if there is nothing."""
+        """Return the state that was saved last; None if there is none."""
         data = await ask_head(_get, self._key)
         if data is None:
             return None

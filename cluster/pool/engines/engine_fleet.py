@@ -41,7 +41,7 @@ Pair = tuple[EngineDescriptor | None, EngineDescriptor]
 _SILENT_NODE_S: Final = 90.0
 """Longer than Ray takes by default (65 s) to miss a node."""
 _NUM_IDLE_LOOKS: Final = 2
-"""Of an engine that drains, one after the other: what an ingress had sent before it knew may arrive after the first."""
+"""An engine that drains is idle after so many looks: what an ingress had sent before may arrive after the first one."""
 _WATCHED: Final = frozenset({EngineState.READY, EngineState.DRAINING})
 
 
@@ -74,12 +74,12 @@ class EngineFleet:
         self._watches = OwnedTasks()
         self._endings = OwnedTasks()
         self._silent_until_s: dict[str, float] = {}
-        """Of nodes where an engine fell silent: until when others are preferred, on the event loop's clock."""
+        """Until when nodes where an engine fell silent are avoided, by node id, on the event loop's clock."""
         self.wanted: list[Slot] = []
         """The slots that are to have an engine each."""
         self.histories: dict[Slot, SlotHistory] = {}
         self.roles: dict[Slot, EngineRole] = {}
-        """Of slots whose engines serve in another role than the one that they began in."""
+        """The roles of slots whose engines serve in another role than the one that they began in."""
         self.cordoned: set[str] = set()
         """Ids of nodes where no engine is to start."""
         self.membership = Membership(0, ())
@@ -91,7 +91,7 @@ class EngineFleet:
         return iter(list(self._engines.values()))
 
     def observed(self) -> list[ObservedEngine]:
-        """What the reconciler is told."""
+        """Return the engines as the reconciler sees them."""
         return [ObservedEngine(e.slot, e.incarnation, e.state, e.model_version, e.finds_no_room) for e in self]
 
     def actors(self) -> list[Any]:
@@ -99,7 +99,7 @@ class EngineFleet:
         return [engine.actor for engine in self if engine.actor is not None]
 
     def history(self, slot: Slot) -> SlotHistory:
-        """What became of a slot's engines."""
+        """Return the history of a slot's engines."""
         return self.histories.get(slot, SlotHistory())
 
     def serving(self, engine_id: str) -> EngineIncarnation:
@@ -145,7 +145,7 @@ class EngineFleet:
         engine.task = asyncio.create_task(self._bring_in(engine, self._bring_up(engine)))
 
     async def _bring_up(self, engine: EngineIncarnation) -> None:
-        """Where it fits and is least crowded; a node that has just fallen silent comes last, whatever Ray says."""
+        """Start it on the least crowded node that fits. A node that has just fallen silent comes last."""
         nodes = [node for node in await alive_nodes() if node.node_id not in self.cordoned]
         fitting = [node.node_id for node in nodes if can_hold(node, self._config, engine.slot.role)]
         now_s = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""One life of one engine: its placement, its actor, how it comes up and how it is."""
+"""One incarnation of one engine: its placement, its actor, how it comes up and how it is."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ENDING_WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SavedEngine:
-    """What a later controller has to know of one life of one engine. ready: once it has loaded."""
+    """The state of one incarnation of an engine that a later controller has to know. ready: set once it has loaded."""
 
     slot: Slot
     incarnation: int
@@ -84,7 +84,7 @@ class EngineIncarnation:
         self._health: EngineHealth | None = None
         self._health_at_s = 0.0
         self._heartbeat = Heartbeat()
-        self._wished_node_id = ""
+        self._preferred_node_id = ""
         self._ending: asyncio.Future[str] | None = None
         self._placement: EnginePlacement | None = None
         self._actor: Any = None  # Ray's handle: its methods come into being at run time.
@@ -96,7 +96,7 @@ class EngineIncarnation:
 
     @property
     def key(self) -> EngineKey:
-        """This life of it."""
+        """The engine's name and incarnation."""
         return self.engine_id, self.incarnation
 
     @property
@@ -107,7 +107,7 @@ class EngineIncarnation:
     @property
     def node_id(self) -> str:
         """Ray's id of the node where it is, or, before it has loaded, where it would best be."""
-        return self._wished_node_id if self.ready is None else self.ready.node_id
+        return self._preferred_node_id if self.ready is None else self.ready.node_id
 
     @property
     def finds_no_room(self) -> bool:
@@ -121,7 +121,7 @@ class EngineIncarnation:
         node_id: where it would best be
         avoided: ids of nodes where it must not be
         """
-        self._wished_node_id = node_id or ""
+        self._preferred_node_id = node_id or ""
         config, group = self._config, self._config.group(self.slot.role)
         name = placement_group_name(config.ray.namespace, self.key)
         self._placement = await EnginePlacement.reserve(config, self.slot.role, name, node_id, avoided)
@@ -280,7 +280,7 @@ class EngineIncarnation:
         return self._health is not None and self._health.is_idle and not self.is_silent
 
     def missing(self) -> str:
-        """What keeps a pending engine from its place, in words."""
+        """Say in words which resources a pending engine waits for."""
         return "its place is being asked for" if self._placement is None else self._placement.missing()
 
     async def stop(self) -> None:

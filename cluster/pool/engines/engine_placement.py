@@ -1,8 +1,8 @@
-"""Where an engine runs: a placement group of its own, with one bundle for all of its ranks, and so on one node.
+"""An engine's placement group: one bundle for all of the engine's ranks, which therefore are on one node.
 
 Engines of different roles go to different nodes as long as there are any: each is offered the node with the fewest
-engines of other roles, then with the fewest at all. That is a wish; what its resources, or the node labels that they
-stand for, demand is a must.
+engines of other roles, then with the fewest at all. That is a preference. Its resources and node labels are
+requirements.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EnginePlacement:
     """One engine's placement group. Ray's autoscaler sees it for as long as it waits. It outlives its controller."""
 
     def __init__(self, config: ClusterConfig, role: EngineRole, group: PlacementGroup) -> None:
-        """Of a group that is there already."""
+        """Know a group that is there already."""
         self._config = config
         self._role = role
         self._group: PlacementGroup | None = group
@@ -77,7 +77,7 @@ class EnginePlacement:
         return PlacementGroupSchedulingStrategy(placement_group=self._group, placement_group_bundle_index=0)
 
     def missing(self) -> str:
-        """What is needed, and what there is, in words."""
+        """Say in words what is needed, and what there is."""
         return (
             f"it needs {needs_of(self._config, self._role)}; the cluster has "
             f"{_rounded(ray.cluster_resources())} and of that free "  # type: ignore[no-untyped-call]  # ray
@@ -92,7 +92,7 @@ class EnginePlacement:
 
 
 def engine_bundle(config: ClusterConfig, role: EngineRole) -> dict[str, float]:
-    """What an engine reserves, for all of its ranks."""
+    """Return the resources that an engine reserves, for all of its ranks."""
     group, num_ranks = config.group(role), config.num_ranks(role)
     wanted = {"CPU": group.num_cpus, "GPU": group.num_gpus, **group.resources}
     # Ray refuses an empty bundle; a sliver of a CPU stands for "nothing".
@@ -100,7 +100,7 @@ def engine_bundle(config: ClusterConfig, role: EngineRole) -> dict[str, float]:
 
 
 def needs_of(config: ClusterConfig, role: EngineRole) -> str:
-    """What an engine of this role needs of its node, in words."""
+    """Say in words what an engine of this role needs of its node."""
     needs = f"{_rounded(engine_bundle(config, role))} on one node"
     labels = config.group(role).labels
     if not labels:

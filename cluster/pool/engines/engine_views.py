@@ -1,4 +1,4 @@
-"""What people see of the engines, and of the places where there is none."""
+"""The status of engines, and of slots without one, as `raypd status` shows it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def engine_views(fleet: EngineFleet, policy: RestartPolicy, now_s: float) 
 
 
 async def _missing(engine: EngineIncarnation) -> str:
-    """What a pending engine lacks."""
+    """Say what a pending engine lacks."""
     if engine.state is not EngineState.PENDING:
         return ""
     try:

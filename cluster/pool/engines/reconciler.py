@@ -1,4 +1,4 @@
-"""What is wanted and what is there, in; what to do about it and why, out. Pure: the clock is an argument."""
+"""Compares the engines that are wanted with those that are there, and decides what to do. Pure: the clock is given."""
 
 from __future__ import annotations
 

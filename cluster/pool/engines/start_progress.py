@@ -1,4 +1,4 @@
-"""What a start is busy with, as a list of events that others can wait on."""
+"""The progress of a start, as a list of events that others can wait for."""
 
 from __future__ import annotations
 

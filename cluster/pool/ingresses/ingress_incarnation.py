@@ -28,7 +28,7 @@ _NOTICED_BUSY_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class SavedIngress:
-    """What a later controller has to know of an ingress. ports: None before it has any."""
+    """The state of an ingress that a later controller has to know. ports: None before it has any."""
 
     number: int
     history: SlotHistory
@@ -130,7 +130,7 @@ class IngressIncarnation:
         return f"its event loop has been busy for {busy_s:.0f} s (ingress.busy_timeout_s is {busy_timeout_s:g})"
 
     def view(self, ports: IngressPorts | None, host: str, last_error: str) -> IngressView:
-        """What people see of it. host: the one that is configured"""
+        """Return what `raypd status` shows of it. host: the host that is configured"""
         state = "busy" if self.is_busy else "ready"
         return IngressView(
             number=self.number,

@@ -1,4 +1,4 @@
-"""Which ingresses are wanted, and where each has to be. Pure: the nodes are an argument."""
+"""Decides which ingresses are wanted, and on which node each has to be. Pure: the nodes are an argument."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class WantedIngresses:
         self._homes |= dict(zip(list(free), homeless, strict=False))
 
     def restore(self, number: int, home: str) -> None:
-        """As an earlier controller had it."""
+        """Let a number belong to the node that an earlier controller gave it."""
         if home and self._config.per_node:
             self._homes[number] = home
 

@@ -1,4 +1,4 @@
-"""What a cluster's actors and placement groups are called in Ray, so that a later controller finds them.
+"""The names of a cluster's actors and placement groups in Ray, by which a later controller finds them.
 
 An actor's name is unique in its namespace, a placement group's in the whole Ray cluster: its name tells the namespace.
 """
@@ -15,17 +15,17 @@ _INGRESS: Final = "raypd-ingress"
 
 
 def engine_actor_name(engine: EngineKey) -> str:
-    """One life of one engine."""
+    """Return the actor name of an engine's incarnation."""
     return f"{_ENGINE}/{engine[0]}/{engine[1]}"
 
 
 def ingress_actor_name(number: int, incarnation: int) -> str:
-    """One life of one ingress."""
+    """Return the actor name of an ingress's incarnation."""
     return f"{_INGRESS}/{number}/{incarnation}"
 
 
 def parse_engine_actor_name(name: str) -> EngineKey | None:
-    """Which life of which engine it is; None if it is no engine."""
+    """Return the engine and incarnation of an actor's name; None if it is no engine's."""
     kind, _, rest = name.partition("/")
     engine_id, _, incarnation = rest.rpartition("/")
     return (engine_id, int(incarnation)) if kind == _ENGINE else None
@@ -37,10 +37,10 @@ def is_ingress_actor_name(name: str) -> bool:
 
 
 def placement_group_prefix(namespace: str) -> str:
-    """What the names of this cluster's placement groups begin with."""
+    """Return the prefix of the names of this cluster's placement groups."""
     return f"raypd/{namespace}/"
 
 
 def placement_group_name(namespace: str, engine: EngineKey) -> str:
-    """The placement group of one life of one engine."""
+    """Return the name of the placement group of an engine's incarnation."""
     return f"{placement_group_prefix(namespace)}{engine[0]}/{engine[1]}"
