@@ -47,7 +47,7 @@ def make_adapter(checkpoint: Path, directory: Path, *, seed: int = 0, **settings
 
 
 def adapter_of(directory: Path, name: str | None = None) -> Adapter:
-    """What a door makes of a directory."""
+    """Return the adapter that an ingress makes of a directory."""
     limits = LoraConfig(allowed_directories=(str(directory),), max_lora_rank=1024)
     return describe_adapter(name or directory.name, str(directory), limits)
 
@@ -67,5 +67,5 @@ def merged_checkpoint(checkpoint: Path, adapter: Path) -> Path:
 
 
 def adapted_tokens(checkpoint: Path, adapter: Path, prompt: list[int], num_tokens: int) -> list[int]:
-    """What generate() says with the adapter merged."""
+    """Return the tokens of generate() with the adapter merged."""
     return greedy_tokens(merged_checkpoint(checkpoint, adapter), tuple(prompt), num_tokens)

@@ -20,7 +20,7 @@ EOS_TOKEN = "<|endoftext|>"
 EOS_TOKEN_ID = 0
 MAX_POSITIONS = 512
 SLIDING_WINDOW = 12
-"""Of the families that have one: shorter than the prompts of the tests."""
+"""The window of the families that have one: shorter than the prompts of the tests."""
 
 _SPECIAL_TOKENS = [EOS_TOKEN, "<|im_start|>", "<|im_end|>"]
 _CHAT_TEMPLATE = (

@@ -16,7 +16,7 @@ hypothesis.settings.load_profile("raypd")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Whoever was started in the background of a script ignores Ctrl-C, and so would all programs that tests start."""
+    """Restore Ctrl-C: a process in the background of a script ignores it, and so would programs that tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     only_hands_out_tests = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
@@ -48,7 +48,7 @@ _FIRST: Final = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes minutes comes first: in the end no process waits for another."""
+    """Run first what takes minutes: in the end no process waits for another."""
     items.sort(key=lambda item: _rank(item.path.relative_to(Path(__file__).parent).as_posix()))
 
 

@@ -25,7 +25,7 @@ _TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Answer:
-    """What the client of one request has seen so far, from both engines."""
+    """The output that the client of one request has seen so far, from both engines."""
 
     token_ids: list[int] = field(default_factory=list)
     is_finished: bool = False

@@ -29,7 +29,7 @@ def embedding_of(
     normalize: bool = True,
     dimensions: int | None = None,
 ) -> list[float]:
-    """What the stock model's hidden states give."""
+    """Return the vector that the stock model's hidden states give."""
     states = _load(directory, AutoModel)(input_ids=torch.tensor([list(prompt)]), use_cache=False).last_hidden_state[0]
     vector = {"last": states[-1], "mean": states.mean(dim=0), "cls": states[0]}[pooling][:dimensions]
     numbers: list[float] = (functional.normalize(vector, dim=0) if normalize else vector).tolist()

@@ -1,4 +1,4 @@
-"""JSON schemas drawn at random from all that the door lets through."""
+"""JSON schemas drawn at random from all that is admitted."""
 
 from __future__ import annotations
 

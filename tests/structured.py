@@ -48,7 +48,7 @@ KINDS = {
     "choice": StructuredOutputParams("choice", json.dumps(['the first "one"\n', "the second é"])),
     "grammar": StructuredOutputParams("grammar", 'root ::= "(" pair ("," pair){9,12} ")"\npair ::= [0-9] [0-9] | "."'),
 }
-"""Those that are sure to end soon, whatever the model likes."""
+"""Forms whose outputs are sure to end soon, whatever the model likes."""
 MAX_WHITESPACE = 1
 """Random weights love it."""
 

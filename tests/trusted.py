@@ -29,6 +29,6 @@ def member(name: str = "ingress-0", incarnation: int = 1, trust: Trust = TRUST) 
 
 
 def material() -> TrustMaterial:
-    """What another process of the cluster is given."""
+    """Return what another process of the cluster is given."""
     assert TRUST.material is not None
     return TRUST.material

@@ -118,7 +118,7 @@ _CHAT_TEMPLATE = (
 
 
 def image_marker(family: str) -> str:
-    """What stands for an image in a text."""
+    """Return what stands for an image in a text."""
     return "<image>" if family == "llava" else "<|vision_start|><|image_pad|><|vision_end|>"
 
 
@@ -221,7 +221,7 @@ def num_encoded_by(engine: EngineServer) -> int:
 
 
 def encode_png(image: Image.Image) -> bytes:
-    """As a client sends it."""
+    """Encode it as a client sends it."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()

@@ -55,7 +55,7 @@ def _ray_cluster_mistakes(one: dict[str, Any], max_name: int, spec: dict[str, An
     yield from _fault_tolerance_mistakes(one, spec, head)
     yield from _autoscaler_mistakes(spec, head, groups)
     yield from _authentication_mistakes(spec)
-    yield from _gate_mistakes(spec, groups)
+    yield from _feature_gate_mistakes(spec, groups)
     if one.get("kind") == "RayCluster":
         yield from _pod_mistakes(groups)
 
@@ -124,7 +124,7 @@ def _fault_tolerance_mistakes(one: dict[str, Any], spec: dict[str, Any], head: d
     if options.get("backend", "redis") == "redis" and options.get("storage") is not None:
         yield "gcsFaultToleranceOptions.storage is for the backend rocksdb only"
     if options.get("backend") == "rocksdb":
-        yield "gcsFaultToleranceOptions.backend rocksdb needs the operator's gate GCSFaultToleranceEmbeddedStorage"
+        yield "gcsFaultToleranceOptions.backend rocksdb needs the feature gate GCSFaultToleranceEmbeddedStorage"
 
 
 def _autoscaler_mistakes(spec: dict[str, Any], head: dict[str, Any], groups: list[dict[str, Any]]) -> Iterator[str]:
@@ -159,14 +159,14 @@ def _authentication_mistakes(spec: dict[str, Any]) -> Iterator[str]:
         yield "authOptions.enableK8sTokenAuth needs mode token"
 
 
-def _gate_mistakes(spec: dict[str, Any], groups: list[dict[str, Any]]) -> Iterator[str]:
+def _feature_gate_mistakes(spec: dict[str, Any], groups: list[dict[str, Any]]) -> Iterator[str]:
     if spec.get("networkPolicy") is not None:
-        yield "networkPolicy needs the operator's gate RayClusterNetworkPolicy, which is off by default"
+        yield "networkPolicy needs the feature gate RayClusterNetworkPolicy, which is off by default"
     if spec.get("tlsOptions") is not None:
-        yield "tlsOptions needs the operator's gate RayClusterMTLS, which is off by default"
+        yield "tlsOptions needs the feature gate RayClusterMTLS, which is off by default"
     for group in groups:
         if group.get("suspend"):
-            yield f"{group.get('groupName')}: suspend needs the operator's gate RayJobDeletionPolicy"
+            yield f"{group.get('groupName')}: suspend needs the feature gate RayJobDeletionPolicy"
 
 
 def _ray_job_mistakes(one: dict[str, Any]) -> Iterator[str]:

@@ -46,7 +46,7 @@ class Pair:
     serving: Serving
 
     async def next_requests(self) -> tuple[EngineCoreRequest, EngineCoreRequest]:
-        """What the prefill and the decode engine are asked next."""
+        """Wait for the next requests to the prefill and the decode engine."""
         return await self.prefill.next_request(), await self.decode.next_request()
 
     @property

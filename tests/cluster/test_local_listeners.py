@@ -1,4 +1,4 @@
-"""What a local cluster listens on, and who can enter its directory: by the kernel's own tables."""
+"""A local cluster's ports, and who can enter its directory: by the kernel's own tables."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _byte_level(kind: str) -> Tokenizer:
 
 
 def _sentencepiece(kind: str) -> Tokenizer:
-    """As transformers makes BPEs of SentencePiece's: what is no token is bytes."""
+    """Make a BPE as transformers makes them of SentencePiece's: what is no token is bytes."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()

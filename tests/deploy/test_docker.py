@@ -110,7 +110,7 @@ def test_the_installation_works_in_an_empty_environment(tmp_path: Path, pytestco
             not_run.append(words)
     assert not_run == ["python -m venv /opt/raypd && python -m pip install --constraint constraints.txt uv"]
 
-    _lend_byte_code(environment)
+    _share_byte_code(environment)
 
     # Nothing is missing or of a version that another package cannot do with, but for a gigabyte for GPUs.
     check = _run(python, "-m", "pip", "check", variables=variables, may_fail=True)
@@ -129,7 +129,7 @@ def test_the_installation_works_in_an_empty_environment(tmp_path: Path, pytestco
 
 
 def _make_uv(directory: Path, pip_settings: str) -> Path:
-    """Where a uv is that looks for packages where pip does."""
+    """Make a uv that looks for packages where pip does; returns its directory."""
     options = shlex.join(uv_options(pip_settings))
     directory.mkdir()
     (directory / "uv").write_text(f'#!/bin/sh\nexec {sys.executable} -m uv "$@" {options}\n')
@@ -137,8 +137,8 @@ def _make_uv(directory: Path, pip_settings: str) -> Path:
     return directory
 
 
-def _lend_byte_code(environment: Path) -> None:
-    """Of the same files here, wherever uv has linked both to its cache: to compile what is imported takes long.
+def _share_byte_code(environment: Path) -> None:
+    """Share the byte code of the same files here, wherever uv has linked both to its cache: compiling takes long.
 
     Python looks at a file's size and time before it takes its byte code for it.
     """

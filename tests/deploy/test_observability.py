@@ -145,12 +145,12 @@ def test_the_operators_form_has_the_same_rules() -> None:
 
 
 def test_a_dashboards_panels_lie_beside_each_other_and_take_the_chosen_cluster() -> None:
-    places: set[tuple[int, int]] = set()
+    taken: set[tuple[int, int]] = set()
     for panel in _panels():
         at = panel["gridPos"]
         cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not places & cells
-        places |= cells
+        assert not taken & cells
+        taken |= cells
         assert at["x"] + at["w"] <= 24
         for target in panel["targets"]:
             selectors = list(_selectors(target["expr"].replace("$__rate_interval", "5m")))

@@ -20,7 +20,7 @@ _PAGE = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text()
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Of the model's config.json; 8 KV heads of 128 each, untied embeddings, bfloat16."""
+    """The figures of the model's config.json; 8 KV heads of 128 each, untied embeddings, bfloat16."""
 
     hidden: int
     between: int
@@ -96,6 +96,6 @@ def test_a_row_says_what_the_doctor_computes(row: list[str]) -> None:
 
 
 def _told(pattern: str) -> str:
-    """What the page says that the table is computed with."""
+    """Return what the page says that the table is computed with."""
     [found] = re.findall(pattern, _PAGE.partition("## Sizes")[2].partition("| model |")[0])
     return str(found)

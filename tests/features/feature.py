@@ -1,4 +1,4 @@
-"""What a feature is to the table of docs/features.md: how it is asked for, and how its answer is known to be right."""
+"""A feature as a row of docs/features.md: how it is asked for, and how its answer is known to be right."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _engines_of(scenario: Scenario) -> list[str]:
 
 
 def _members_of(scenario: Scenario) -> list[str]:
-    """Those that serve from the beginning."""
+    """Return the engines that serve from the beginning."""
     if scenario is Scenario.PREFILL_ONLY:
         return ["prefill-0"]
     return ["decode-0"] if scenario is Scenario.DECODE_ONLY else ["prefill-0", "decode-0"]
@@ -66,8 +66,8 @@ async def _crash(cluster: RecoveringCluster, features: Sequence[Feature], asking
     """Kill the engine that the requests are on: in the middle of their output, or before it has computed anything."""
     num_streams = sum(feature.num_streams for feature in features)
     if num_streams == 0:
-        cluster.gates["prefill-0"].close(0)
-        await _first_of(cluster.gates["prefill-0"].is_reached, asking)
+        cluster.barriers["prefill-0"].close(0)
+        await _first_of(cluster.barriers["prefill-0"].is_reached, asking)
         await cluster.join("prefill-1")
         await cluster.kill("prefill-0")
         return
@@ -112,7 +112,7 @@ class _Preemptions:
 
 
 def _is_in_the_middle(request: Request) -> bool:
-    """Of its output, or of the prompt that a vector is wanted for."""
+    """Tell whether it is in the middle of its output, or of the prompt that a vector is wanted for."""
     return request.num_output_tokens > 1 or (request.pooling_params is not None and request.num_computed_tokens > 0)
 
 

@@ -23,13 +23,13 @@ _WRITE = "RAYPD_WRITE_FEATURES"
 
 @pytest.fixture(scope="module")
 def outcomes() -> Outcomes:
-    """What the tests of this module have seen so far."""
+    """The outcomes that the tests of this module have seen so far."""
     return {feature: {} for group in GROUPS for feature in group.features}
 
 
 @pytest.fixture(scope="module")
 def prepared(checkpoint: CheckpointOf) -> Callable[[Group], Setup]:
-    """What a group asks for, and the answers that it expects, which are the same in every scenario."""
+    """Prepare what a group asks for, and the answers that it expects, which are the same in every scenario."""
     return functools.cache(lambda group: group.prepare(checkpoint))
 
 

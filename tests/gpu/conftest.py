@@ -1,5 +1,5 @@
-"""What needs a GPU: `pytest -m gpu tests/gpu`, no Ray. Without one, or without a fitting cupy, it is skipped with the
-reason. With one GPU, two processes pose as two hosts; with several, two of them are used directly, too."""
+"""Tests that need a GPU: `pytest -m gpu tests/gpu`, no Ray. Without one, or without a fitting cupy, they are
+skipped with the reason. With one GPU, two processes pose as two hosts; with several, two are used directly, too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ONE_GPU = {
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where one process runs."""
+    """The device and host that one process runs on."""
 
     device: str
     environment: dict[str, str]

@@ -22,7 +22,7 @@ _TIMEOUT_S = 50.0
 
 @dataclass(slots=True)
 class Tokens:
-    """What one engine gave for one request, from position first_position on."""
+    """The tokens that one engine gave for one request, from position first_position on."""
 
     first_position: int = 0
     token_ids: list[int] = field(default_factory=list)

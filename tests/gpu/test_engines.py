@@ -26,11 +26,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 NUM_TOKENS = 16
 PROMPT_LENGTHS = (100, 17, 64, 1, 150)
-"""Of several chunks, of whole blocks, of less than one."""
+"""Lengths of several chunks, of whole blocks, of less than one."""
 
 Dtype = Literal["float32", "bfloat16"]
 MAX_ERROR: dict[Dtype, float] = {"float32": 5e-3, "bfloat16": 0.1}
-"""Of the mean over a request's tokens, in nats. A single wrong block moves it by whole nats."""
+"""The largest error of the mean over a request's tokens, in nats. A single wrong block moves it by whole nats."""
 
 
 def make_config(checkpoint: Path, site: Site, dtype: Dtype) -> EngineConfig:

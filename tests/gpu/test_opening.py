@@ -26,7 +26,7 @@ class LonelyProducer:
         self._transport = NcclTransport(load_nccl(), CudaDevice(self._device), pytest.fail, CONNECT_TIMEOUT_S)
 
     def accept(self) -> tuple[str, float, int]:
-        """What is said, after how many seconds, and how many initialisations are abandoned by now."""
+        """Accept; returns the report, after how many seconds, and how many initialisations are abandoned by now."""
         pending = self._transport.listen()
         start_s = time.monotonic()
         try:

@@ -89,7 +89,7 @@ class TransferPeer:
         self._step(KVConnectorMetadata(producer_finishes=(ProducerFinish(request_id, end, token_id),)))
 
     def fill(self, block_ids: Sequence[int], value: float) -> None:
-        """What the engine does with blocks that are its own again."""
+        """Do what the engine does with blocks that are its own again."""
         self._cache[list(block_ids)] = value
 
     # -- what comes back -------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ class Host:
         return process
 
     def processes(self, part: str = "") -> list[psutil.Process]:
-        """What runs on it, of that which has this in its command line."""
+        """Return the processes on it that have this in their command line."""
         if self._first is None:
             return []
         namespace = Path(f"/proc/{self._first_pid}/ns/pid").readlink()

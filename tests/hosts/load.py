@@ -21,7 +21,7 @@ _REQUEST_TIMEOUT_S: Final = 60.0
 
 @dataclass(slots=True)
 class Load:
-    """What a load has seen so far. pauses_s: the longest silence within each answer; first_token_s: of each answer."""
+    """The figures of a load so far. pauses_s: the longest silence within each answer; first_token_s: of each answer."""
 
     pauses_s: list[float] = field(default_factory=list)
     first_token_s: list[float] = field(default_factory=list)

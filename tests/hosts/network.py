@@ -22,7 +22,7 @@ _PREFIX: Final = "raypd-hosts-"
 
 @dataclass(frozen=True, slots=True)
 class Cable:
-    """What joins one host to the bridge. namespace: the host's; device: the bridge's end; address: the host's."""
+    """Joins one host to the bridge. namespace: the host's; device: the bridge's end; address: the host's."""
 
     namespace: str
     device: str
@@ -86,7 +86,7 @@ def _remove(bridge: str, namespaces: list[str]) -> None:
 
 
 def _remove_abandoned() -> None:
-    """Those of test runs that were killed."""
+    """Remove the namespaces of test runs that were killed."""
     for name in run_ip("netns", "list").split():
         found = re.fullmatch(rf"{_PREFIX}(\d+)-\d+", name)
         if found is not None and not Path("/proc", found[1]).exists():

@@ -84,7 +84,7 @@ class RayHosts:
 
     @property
     def ray_address(self) -> str:
-        """Of the head's GCS."""
+        """The address of the head's GCS."""
         return f"{self.hosts[0].address}:{RAY_PORT}"
 
     def start(self, number: int, resources: Mapping[str, float], settings: Mapping[str, str] | None = None) -> None:
@@ -107,7 +107,7 @@ class RayHosts:
         self.ray_processes[number] = host.run(command, {**self._environment, **(settings or {})}, ROOT)
 
     def start_again(self, number: int) -> None:
-        """As before, after its Ray has ended or its host was switched off."""
+        """Start it as before, after its Ray has ended or its host was switched off."""
         self.hosts[number].switch_off()
         self.start(number, *self._started_with[number])
 

@@ -31,13 +31,13 @@ _IFF_NO_PI: Final = 0x1000
 _STDIN: Final = 0
 _MAX_FRAME_BYTES: Final = 65_536
 _MAX_QUEUE_S: Final = 0.2
-"""What would wait longer for its turn is dropped, as a switch does."""
+"""A frame that would wait longer for its turn is dropped, as a switch does."""
 _START_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What passing it is like, in each direction. rate: bytes per second."""
+    """The properties of a wire, in each direction. rate: bytes per second."""
 
     delay_s: float = 0.0
     loss: float = 0.0

@@ -94,6 +94,6 @@ async def _start_head_again(ray: RayHosts) -> None:
 
 
 async def _engine_becomes(client: GenerateClient, engine_id: str, incarnation: int) -> None:
-    """Wait until this life of it serves."""
+    """Wait until this incarnation of it serves."""
     expected = {engine_id: (incarnation, "ready")}
     await status_becomes(client, lambda status: states(status).items() >= expected.items(), _CHANGE_TIMEOUT_S)

@@ -91,8 +91,8 @@ async def test_a_node_that_ray_has_given_up_ends_and_joins_again(served: Served)
         async with load(client, served.directory) as seen:
             await seen.flows(NUM_WORKERS * NUM_TOKENS // 4)
             with victim.cable.cut_off():
-                life, needs = (engine.engine_id, engine.incarnation + 1), "{'decode': 1"
-                await status_becomes(client, lambda s: is_waiting(s, *life, needs), NODE_DEATH_S)
+                waiting, needs = (engine.engine_id, engine.incarnation + 1), "{'decode': 1"
+                await status_becomes(client, lambda s: is_waiting(s, *waiting, needs), NODE_DEATH_S)
                 await asyncio.sleep(NODE_DEATH_S)
             await asyncio.to_thread(old.wait, _OLD_END_TIMEOUT_S)
             await asyncio.to_thread(served.ray.ray_processes[number].wait, _OLD_END_TIMEOUT_S)

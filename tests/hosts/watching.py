@@ -28,12 +28,12 @@ async def status_becomes(
 
 
 def states(status: admin_pb2.GetStatusResponse) -> dict[str, tuple[int, str]]:
-    """Of each engine its incarnation and its state."""
+    """Return each engine's incarnation and state."""
     return {engine.engine_id: (engine.incarnation, engine.state) for engine in status.engines}
 
 
 def is_waiting(status: admin_pb2.GetStatusResponse, engine_id: str, incarnation: int, needs: str) -> bool:
-    """Whether this life of an engine has no place yet, and says that it needs this."""
+    """Whether this incarnation of an engine has no place yet, and says that it needs this."""
     waiting = [e for e in status.engines if e.state == "pending" and f"it needs {needs}" in e.last_error]
     return (engine_id, incarnation) in {(engine.engine_id, engine.incarnation) for engine in waiting}
 

@@ -37,7 +37,7 @@ _INSIDE = (INTERNAL_TLS_DIRECTORY, CLUSTER_SECRET_DIRECTORY, BLOCK_HASH_KEY_DIRE
 _PROMPT = "def f(n):"
 _NUM_TOKENS = 12
 MAX_RANKS = 2
-"""Of an engine: each is a process."""
+"""The ranks of an engine at most: each is a process."""
 
 
 class Deployment:
@@ -72,9 +72,9 @@ class Deployment:
         pods.become(of_kind(self.objects, "RayCluster"))
         [ingress_pod] = pods.of_group("ingress")
         self.address = f"{ingress_pod.address}:{self.config.ingress.port}"
-        """Where its ingress is to listen."""
+        """The address at which its ingress is to listen."""
         self.admin_address = f"{ingress_pod.address}:{admin_address(self.config).rpartition(':')[2]}"
-        """Where its ingress is to listen to operators."""
+        """The address at which its ingress is to listen to operators."""
         self.config_file.write_text(of_kind(self.objects, "ConfigMap", "raypd-config")["data"]["cluster.yaml"])
         _make_secrets(tls, tokens, ingress_pod.address)
         _make_inside(inside)
@@ -82,14 +82,14 @@ class Deployment:
         """The pods' own."""
 
     def start(self) -> str:
-        """What the Job does, and says."""
+        """Do what the Job does; returns its output."""
         [container] = of_kind(self.objects, "Job")["spec"]["template"]["spec"]["containers"]
         variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
         del variables["RAY_ADDRESS"]
         return self._run_at_the_ingress(container["command"], variables)
 
     def before_stop(self, group: str) -> str:
-        """What the hook of that group's one pod does, and says."""
+        """Do what the hook of that group's one pod does; returns its output."""
         [pod] = self.pods.of_group(group)
         container = worker_groups(self.objects)[group]["template"]["spec"]["containers"][0]
         return self._run_at_the_ingress(container["lifecycle"]["preStop"]["exec"]["command"], pod.environment)
@@ -101,7 +101,7 @@ class Deployment:
     def run(
         self, *command: str, directory: Path | None = None, environment: Mapping[str, str] = MappingProxyType({})
     ) -> str:
-        """What a command prints that succeeds; Ray's dashboard is where the Job would find it."""
+        """Run a command that has to succeed; returns its output. Ray's dashboard is where the Job would find it."""
         variables = {"RAY_ADDRESS": self.pods.dashboard, **environment}
         result = self.pods.run(list(command), variables, CLUSTER_S, directory)
         assert result.returncode == 0, result.stdout + result.stderr
@@ -126,7 +126,7 @@ class Deployment:
         return driver
 
     def wait_for_log(self, job: str, pattern: str) -> re.Match[str]:
-        """Of a submitted job."""
+        """Wait until the log of a submitted job has the pattern."""
         deadline_s = time.monotonic() + CLUSTER_S
         while True:
             logs = str(self.pods.ask(f"/api/jobs/{job}/logs")["logs"])
@@ -152,7 +152,7 @@ class Deployment:
         assert [group["name"] for group in groups if group["state"] != "REMOVED"] == []
 
     async def check_that_it_serves(self) -> None:
-        """That its probe says so, and that it answers as transformers does, by a handoff. Raises AssertionError."""
+        """Check its probe, and that it answers as transformers does, by a handoff. Raises AssertionError."""
         if not self.credentials.is_encrypted:
             async with grpc.aio.insecure_channel(self.address) as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
@@ -172,7 +172,7 @@ class Deployment:
         return GenerateClient(self.address, credentials=self.credentials)
 
     def operator(self) -> GenerateClient:
-        """Where operators call."""
+        """A client of the port for operators."""
         return GenerateClient(self.admin_address, credentials=self.credentials)
 
     def _run_at_the_ingress(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -186,7 +186,7 @@ def _admin_port(overlay: str) -> dict[str, int]:
 
 
 def _make_secrets(tls: Path, tokens: Path, address: str) -> None:
-    """As docs/deploy.md says, for an ingress at that address."""
+    """Make them as docs/deploy.md says, for an ingress at that address."""
     for directory in (tls, tokens):
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)

@@ -25,7 +25,7 @@ from tests.trusted import TRUST, member
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
-    """serving is the door; the engines can be looked into."""
+    """serving takes the requests; the engines can be looked into."""
 
     serving: Serving
     pool: SessionPool

@@ -158,7 +158,7 @@ class Pods:
             return json.load(answer)
 
     def address_of_actor(self, class_name: str) -> str:
-        """Of the node that the one living actor of this class is on."""
+        """Return the address of the node that the one living actor of this class is on."""
         [actor] = [one for one in self.actors() if one["class_name"] == class_name and one["state"] == "ALIVE"]
         nodes = self.ask("/api/v0/nodes?detail=1")["data"]["result"]["result"]
         [address] = [node["node_ip"] for node in nodes if node["node_id"] == actor["node_id"]]
@@ -244,12 +244,12 @@ def _head_group(ray_cluster: Any) -> Any:
 
 
 def _variables(group: Any, address: str) -> dict[str, str]:
-    """Of a group's container; what Kubernetes would fill in is the pod's address."""
+    """Return the environment of a group's container; what Kubernetes would fill in is the pod's address."""
     return {one["name"]: one.get("value", address) for one in group["template"]["spec"]["containers"][0]["env"]}
 
 
 def _ray_start_arguments(group: Any) -> list[str]:
-    """What updateRayStartParamsResources and updateRayStartParamsLabels make of a group (KubeRay v1.7.0, pod.go)."""
+    """Do as updateRayStartParamsResources and updateRayStartParamsLabels with a group (KubeRay v1.7.0, pod.go)."""
     params = {name: value for name, value in group["rayStartParams"].items() if name not in _NOT_HERE}
     custom = {}
     for name, amount in group["resources"].items():

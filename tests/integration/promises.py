@@ -156,5 +156,5 @@ def _assert_same_logprobs(name: str, answer: list[GenerateChunk], expected: list
 
 
 def _logprobs_of(chunks: list[GenerateChunk]) -> list[TokenLogprobs]:
-    """Those of the prompt, if there are any, then those of the output."""
+    """Return those of the prompt, if there are any, then those of the output."""
     return [logprobs for chunk in chunks for logprobs in (*(chunk.prompt_logprobs or ()), *(chunk.logprobs or ()))]

@@ -2,7 +2,7 @@
 
 An engine dies as a process would: its sessions break, its links break, nobody hears another word of it. What it had
 said by then is known to the test: a tap on the ingress's sessions lets through so many positions of each request and
-keeps the rest, and a gate holds an engine's step until it is dead.
+keeps the rest, and a barrier holds an engine's step until it is dead.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Tap:
 
 @dataclass(slots=True)
 class _TappedOutputs:
-    """What a request's client hears of its engine."""
+    """The outputs of an engine that a request's client gets."""
 
     engine_id: str
     outputs: AsyncIterator[EngineCoreOutput]
@@ -128,7 +128,7 @@ class _TappedPool:
         return self.inner.next_change()
 
 
-class StepGate:
+class StepBarrier:
     """An Executor that holds one of the engine's steps, the n-th that computes tokens from when it was closed.
 
     poison: a token that no step survives with which a request begins
@@ -165,7 +165,7 @@ class StepGate:
 
 
 class RecoveringCluster:
-    """serving is the door. Engines are members only once they have joined."""
+    """serving takes the requests. Engines are members only once they have joined."""
 
     def __init__(self, config: EngineConfig, policy: RecoveryPolicy) -> None:
         self._config = config
@@ -173,7 +173,7 @@ class RecoveringCluster:
         self._descriptors: dict[str, EngineDescriptor] = {}
         self._policy = policy
         self.engines: dict[str, EngineServer] = {}
-        self.gates: dict[str, StepGate] = {}
+        self.barriers: dict[str, StepBarrier] = {}
         self.tap = Tap()
         self.pool = SessionPool(member())
         self.serving: Serving
@@ -194,7 +194,7 @@ class RecoveringCluster:
         return Serving(versions, engines, recovery_policy=self._policy)
 
     @asynccontextmanager
-    async def another_door(self) -> AsyncIterator[Serving]:
+    async def another_serving(self) -> AsyncIterator[Serving]:
         """One with sessions of its own, with the engines that are members now, and without a tap."""
         pool = SessionPool(member())
         await pool.update(self._membership)
@@ -210,7 +210,7 @@ class RecoveringCluster:
         self._descriptors[engine_id] = EngineDescriptor(engine_id, 1, role, address)
         core = engine._core
         assert core is not None
-        core.executor = self.gates[engine_id] = StepGate(core.executor)
+        core.executor = self.barriers[engine_id] = StepBarrier(core.executor)
 
     async def join(self, *engine_ids: str) -> None:
         """Let engines have requests."""
@@ -219,7 +219,7 @@ class RecoveringCluster:
         await self.pool.update(self._membership)
 
     def port_of(self, engine_id: str) -> int:
-        """Where an engine listens."""
+        """Return the port at which an engine listens."""
         return int(self._descriptors[engine_id].address.rpartition(":")[2])
 
     def reach_through(self, engine_id: str, address: str) -> None:
@@ -232,7 +232,7 @@ class RecoveringCluster:
         dying = asyncio.create_task(self.engines.pop(engine_id).stop())
         await asyncio.wait_for(session.wait_lost(), _TIMEOUT_S)
         self.tap.deaths[engine_id].set()
-        self.gates[engine_id].open()
+        self.barriers[engine_id].open()
         await dying
         self._membership = self._membership.without_engine(engine_id, 1)
         await self.pool.update(self._membership)
@@ -246,8 +246,8 @@ class RecoveringCluster:
 
     async def close(self) -> None:
         """End everything."""
-        for gate in self.gates.values():
-            gate.open()
+        for barrier in self.barriers.values():
+            barrier.open()
         self._input_processor.close()
         await self.pool.close()
         await asyncio.gather(*(engine.stop() for engine in self.engines.values()))

@@ -50,8 +50,8 @@ async def test_the_example_of_its_page_runs(checkpoint: CheckpointOf, capsys: py
         exec(compile(source, _PAGE.name, "exec"), namespace)
         await asyncio.wait_for(namespace["main"](), 20)
         lines = capsys.readouterr().out.splitlines()
-        places = sorted(re.fullmatch(r"([01] [012]) .* -\d+\.\d", line).group(1) for line in lines)  # type: ignore[union-attr]  # then it fails
-        assert places == ["0 0", "0 1", "0 2", "1 0", "1 1", "1 2"]
+        rows = sorted(re.fullmatch(r"([01] [012]) .* -\d+\.\d", line).group(1) for line in lines)  # type: ignore[union-attr]  # then it fails
+        assert rows == ["0 0", "0 1", "0 2", "1 0", "1 1", "1 2"]
         await cluster.until_idle()
 
 

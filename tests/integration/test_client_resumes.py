@@ -1,4 +1,4 @@
-"""Whatever a request asks for, its answer is the same when the ingress that streams it dies."""
+"""A request's answer is the same when the ingress that streams it dies, whatever it asks for."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_an_answer_is_the_same_when_its_ingress_dies(position: int, expect
     async with recovering_cluster(engines_config(expected.directory), ["prefill-0", "decode-0"]) as cluster:
         await cluster.join("prefill-0", "decode-0")
         cluster.tap.close(["decode-0"], position, num_requests)
-        async with cluster.another_door() as other_serving:
+        async with cluster.another_serving() as other_serving:
             first, second = make_ingress_server(cluster.serving), make_ingress_server(other_serving)
             addresses = [f"127.0.0.1:{await server.start()}" for server in (first, second)]
             async with GenerateClient(addresses) as client, asyncio.timeout(_TIMEOUT_S), asyncio.TaskGroup() as tasks:

@@ -137,7 +137,7 @@ async def test_a_step_of_the_wall_clock_changes_no_deadline(
     await cluster.until_idle()
 
 
-async def test_a_clients_deadline_passes_through_the_door(cluster: RecoveringCluster) -> None:
+async def test_a_clients_deadline_passes_through_the_ingress(cluster: RecoveringCluster) -> None:
     server = make_ingress_server(cluster.serving)
     async with GenerateClient(f"127.0.0.1:{await server.start()}") as client:
         answer = client.generate(

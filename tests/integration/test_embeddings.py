@@ -67,11 +67,11 @@ async def test_what_a_dying_engine_had_is_embedded_by_another(checkpoint: Checkp
     directory = checkpoint("llama")
     async with recovering_cluster(config_of(directory), ["prefill-0", "prefill-1"]) as cluster:
         await cluster.join("prefill-0")
-        cluster.gates["prefill-0"].close(1)
+        cluster.barriers["prefill-0"].close(1)
         async with asyncio.timeout(TIMEOUT_S):
             request = EmbedRequest(inputs=[tokens(prompt) for prompt in PROMPTS], pooling="mean")
             embedding = asyncio.create_task(cluster.serving.embed(request))
-            await cluster.gates["prefill-0"].is_reached.wait()
+            await cluster.barriers["prefill-0"].is_reached.wait()
             await cluster.join("prefill-1")
             await cluster.kill("prefill-0")
             result = await embedding
@@ -83,14 +83,14 @@ async def test_what_a_dying_engine_had_is_embedded_by_another(checkpoint: Checkp
 async def test_who_leaves_gives_every_block_back(checkpoint: CheckpointOf) -> None:
     async with recovering_cluster(config_of(checkpoint("llama")), ["prefill-0"]) as cluster:
         await cluster.join("prefill-0")
-        cluster.gates["prefill-0"].close(1)
+        cluster.barriers["prefill-0"].close(1)
         async with asyncio.timeout(TIMEOUT_S):
             request = EmbedRequest(inputs=[tokens(prompt) for prompt in PROMPTS], pooling="mean")
             embedding = asyncio.create_task(cluster.serving.embed(request))
-            await cluster.gates["prefill-0"].is_reached.wait()
+            await cluster.barriers["prefill-0"].is_reached.wait()
             embedding.cancel()
             await asyncio.gather(embedding, return_exceptions=True)
-            cluster.gates["prefill-0"].open()
+            cluster.barriers["prefill-0"].open()
             await cluster.until_idle()
 
 

@@ -28,7 +28,7 @@ _SETTINGS = [
     pytest.param(family, *chosen, marks=[] if family == "llama" or chosen in _EACH_ONCE else pytest.mark.slow)
     for family, chosen in itertools.product(FAMILIES, _COMBINATIONS)
 ]
-"""What blocks and chunks do is no family's own: one has all combinations, and every one meets each of them once."""
+"""Blocks and chunks work alike in all families: one has all combinations, and every one meets each of them once."""
 
 
 def _prompts(count: int, *, shared_prefix: bool = False) -> dict[str, list[int]]:

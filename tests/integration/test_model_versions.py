@@ -1,4 +1,4 @@
-"""Two models of one family serve side by side while one takes the other's place, behind one door and without Ray."""
+"""Two models of one family serve side by side while one takes the other's place, behind one ingress and without Ray."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TwoModels:
 
 @dataclass
 class Stream:
-    """What one client has got. error: how it ended, if not well."""
+    """The answer that one client has got. error: how it ended, if not well."""
 
     prompt: list[int]
     num_tokens: int = _NUM_TOKENS
@@ -107,7 +107,7 @@ class Stream:
 
 @asynccontextmanager
 async def two_models(tmp_path: Path, checkpoint: Callable[[str], Path]) -> AsyncIterator[tuple[TwoModels, str]]:
-    """The first model serves; the address of the door."""
+    """The first model serves; yields the ingress's address."""
     directories = {1: checkpoint("llama"), 2: make_checkpoint("llama", tmp_path / "new", seed=1)}
     process = IngressProcess(ClusterConfig(ingress=IngressConfig(port=0)), FakeAdmin(), member())
     models = TwoModels(process, directories)

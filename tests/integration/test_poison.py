@@ -38,8 +38,8 @@ async def test_poison_takes_two_engines_with_it_and_no_other_request(checkpoint:
     prompts = [random_prompt(30, seed=seed) for seed in range(6)]
     async with recovering_cluster(config, engine_ids) as cluster:
         await cluster.join(*engine_ids)
-        for gate in cluster.gates.values():
-            gate.poison = _POISON
+        for barrier in cluster.barriers.values():
+            barrier.poison = _POISON
         server = make_ingress_server(cluster.serving)
         async with GenerateClient(f"127.0.0.1:{await server.start()}") as client, asyncio.TaskGroup() as tasks:
             begun = [asyncio.Event() for _ in prompts]

@@ -96,9 +96,9 @@ def test_a_source_that_is_gone_costs_no_more_than_its_deadline(checkpoint: _Chec
     directory = checkpoint("llama")
     with _pair(directory) as pair:
         nobody = PrefixSource(EngineAddress("nobody", 1, "nobody"), 1000)
-        earlier_life = PrefixSource(EngineAddress("decode-0", 0, "decode-0"), 1000)
+        predecessor = PrefixSource(EngineAddress("decode-0", 0, "decode-0"), 1000)
         began_s = time.monotonic()
-        for index, source in enumerate((nobody, earlier_life)):
+        for index, source in enumerate((nobody, predecessor)):
             pair.submit("prefill", f"r{index}", _PROMPT, _GREEDY, source)
         pair.run()
         assert time.monotonic() - began_s < 10
@@ -123,7 +123,7 @@ def test_an_abort_in_the_middle_gives_both_ends_their_blocks_back(checkpoint: _C
             pair.engines["prefill"].scheduler.reset_prefix_cache()
 
 
-def test_nothing_is_fetched_if_that_is_switched_off_but_others_are_lent_to(checkpoint: _CheckpointOf) -> None:
+def test_nothing_is_fetched_if_that_is_switched_off_but_others_may_fetch(checkpoint: _CheckpointOf) -> None:
     directory = checkpoint("llama")
     on = engine_config(directory, transfer=KVTransferConfig(transport="loopback"))
     off = engine_config(directory, transfer=KVTransferConfig(transport="loopback", prefix_fetch=False))
@@ -174,7 +174,7 @@ def test_engines_that_fetch_from_each_other_under_pressure_change_no_token(
         pair.assert_whole()
 
 
-def test_an_engine_without_a_prefix_cache_has_nothing_to_lend(checkpoint: _CheckpointOf) -> None:
+def test_an_engine_without_a_prefix_cache_is_no_source(checkpoint: _CheckpointOf) -> None:
     directory = checkpoint("llama")
     cached = engine_config(directory, transfer=KVTransferConfig(transport="loopback"))
     uncached = cached.model_copy(update={"cache": cached.cache.model_copy(update={"enable_prefix_caching": False})})

@@ -1,4 +1,4 @@
-"""Whatever JSON schema the door lets through: an output that is complete is valid. The model writes at random."""
+"""A complete output is valid by its JSON schema, whichever is admitted. The model writes at random."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ async def test_killing_any_of_three_ingresses_under_load_loses_nothing(
 
 
 async def _addresses(first: str) -> list[str]:
-    """Of all ingresses, once all are open."""
+    """Return the addresses of all ingresses, once all are open."""
     async with GenerateClient(first) as client, asyncio.timeout(CLUSTER_S):
         while True:
             ingresses = (await client.status()).ingresses

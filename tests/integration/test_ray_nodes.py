@@ -81,7 +81,7 @@ async def test_the_manifests_job_starts_a_cluster_on_the_pods_and_each_pod_drain
 
 
 def _actors(deployment: Deployment) -> list[str]:
-    """Of one engine of each role, by name."""
+    """Return the actors of one engine of each role, by name."""
     engine = ["EngineActor", *["RankActor"] * (deployment.config.parallel.tensor_parallel_size - 1)]
     return sorted(["Controller", "IngressActor", *engine * 2])
 
@@ -166,7 +166,7 @@ def _submitted_job(deployment: Deployment, environment: str, *further: str) -> s
 
 
 async def _num_tokens_across(deployment: Deployment, *stop: str) -> int:
-    """Of an answer that has begun when the cluster is told to stop, and that nobody tries again."""
+    """Count the tokens of an answer that has begun when the cluster is told to stop, and that nobody tries again."""
     async with deployment.client() as client:
         answer = client.generate(
             "def f(n):", resume=False, max_tokens=_NUM_LONG_TOKENS, temperature=0.0, ignore_eos=True

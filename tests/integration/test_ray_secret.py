@@ -94,7 +94,7 @@ def argument_of(process: psutil.Process, name: str) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """What every engine and ingress has been given, and what the controller has saved.
+    """The secrets that every engine and ingress has been given, and what the controller has saved.
 
     block_hash_key, tls_key: the same in all of them, for as long as the cluster lives
     """
@@ -152,7 +152,7 @@ def forms_of(secret: bytes) -> list[bytes]:
 
 
 def memory_of(process: psutil.Process) -> Iterator[bytes]:
-    """What a process has written into its memory, region by region."""
+    """Yield what a process has written into its memory, region by region."""
     with Path(f"/proc/{process.pid}/mem").open("rb", 0) as memory:
         for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
             first, last, mode = re.match(r"(\w+)-(\w+) (\S+)", line).groups()  # type: ignore[union-attr]  # the kernel's format
@@ -179,16 +179,16 @@ async def test_the_secret_is_in_no_argument_environment_log_status_or_store(serv
     session = Path(argument_of(process_called("raylet"), "session_dir"))
     logs = [path for path in (session / "logs").rglob("*") if path.is_file()]
     assert len(logs) > 10
-    places = {
+    contents = {
         "output": "\n".join(serve.lines).encode(),
         "status": status.encode(),
         "saved state": asked.saved,
         **{str(path): path.read_bytes() for path in logs},
     }
     for process in family():
-        places[f"arguments of {process.name()}"] = "\0".join(process.cmdline()).encode()
-        places[f"environment of {process.name()}"] = environment_of(process)
-    found = [place for place, content in places.items() for form in forms if form in content]
+        contents[f"arguments of {process.name()}"] = "\0".join(process.cmdline()).encode()
+        contents[f"environment of {process.name()}"] = environment_of(process)
+    found = [place for place, content in contents.items() for form in forms if form in content]
     assert not found
     if os.geteuid() == 0:
         # All that Ray keeps about actors, tasks and jobs is in there, and what passes through its object store.

@@ -1,4 +1,4 @@
-"""Whatever a request asks for, its answer is the same when engines die under it."""
+"""A request's answer is the same when engines die under it, whatever it asks for."""
 
 from __future__ import annotations
 
@@ -61,28 +61,28 @@ class _Run:
         await self.cluster.kill(engine_id)
 
     async def kill_in_step(self, engine_id: str) -> None:
-        """Kill an engine in the step that its gate holds."""
-        await self.cluster.gates[engine_id].is_reached.wait()
+        """Kill an engine in the step that its barrier holds."""
+        await self.cluster.barriers[engine_id].is_reached.wait()
         await self.cluster.kill(engine_id)
 
 
 async def _prefill_dies_in_its_first_step(run: _Run) -> None:
-    run.cluster.gates["prefill-0"].close(0)
+    run.cluster.barriers["prefill-0"].close(0)
     await run.kill_in_step("prefill-0")
 
 
 async def _prefill_dies_during_handoffs(run: _Run) -> None:
-    run.cluster.gates["prefill-0"].close(4)
+    run.cluster.barriers["prefill-0"].close(4)
     await run.kill_in_step("prefill-0")
 
 
 async def _decode_dies_during_handoffs(run: _Run) -> None:
-    gate = run.cluster.gates["prefill-0"]
-    gate.close(4)
-    await gate.is_reached.wait()
+    barrier = run.cluster.barriers["prefill-0"]
+    barrier.close(4)
+    await barrier.is_reached.wait()
     await run.cluster.join("decode-1")
     await run.cluster.kill("decode-0")
-    gate.open()
+    barrier.open()
 
 
 async def _decode_dies_after_the_first_token(run: _Run) -> None:
@@ -102,7 +102,7 @@ async def _decode_dies_twice(run: _Run) -> None:
 async def _decode_dies_and_then_prefill(run: _Run) -> None:
     run.stop_at("decode-0", CUT)
     await run.cluster.tap.has_stopped.wait()
-    run.cluster.gates["prefill-0"].close(0)
+    run.cluster.barriers["prefill-0"].close(0)
     await run.kill_stopped("decode-0", "decode-1")
     await run.kill_in_step("prefill-0")
 
@@ -144,14 +144,14 @@ async def test_an_answer_is_the_same_when_a_living_engine_is_cut_off(position: i
             run = _Run(cluster, answers)
             run.stop_at("decode-0", max(1, position))
             if position == 0:
-                cluster.gates["prefill-0"].close(3)
+                cluster.barriers["prefill-0"].close(3)
             async with asyncio.timeout(_TIMEOUT_S), asyncio.TaskGroup() as tasks:
                 asking = tasks.create_task(ask_all(cluster, requests))
-                has_come = cluster.tap.has_stopped if position else cluster.gates["prefill-0"].is_reached
+                has_come = cluster.tap.has_stopped if position else cluster.barriers["prefill-0"].is_reached
                 await has_come.wait()
                 cluster.tap.close([], 0, 0)
                 await cluster.cut_off("decode-0", proxy.cut)
-                cluster.gates["prefill-0"].open()
+                cluster.barriers["prefill-0"].open()
             for name, answer in asking.result().items():
                 assert_same(name, answer, answers[name])
             await cluster.until_idle()

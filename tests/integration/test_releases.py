@@ -1,4 +1,4 @@
-"""Who leaves gives back both engines within one step, wherever the request is. Engines step when the test says so."""
+"""A client that leaves frees both engines within one step, wherever the request is. The test steps the engines."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class SteppedEngine:
 
     @property
     def statuses(self) -> list[RequestStatus]:
-        """Of the requests that it has."""
+        """The statuses of the requests that it has."""
         return [request.status for request in self.core.scheduler.requests.values()]
 
     @property
@@ -112,7 +112,7 @@ class Stage:
     serving: Serving
 
     async def until(self, is_so: Callable[[], bool], *stepping: SteppedEngine) -> None:
-        """Let doors and links run, and these engines step, until something is so."""
+        """Let Serving and links run, and these engines step, until something is so."""
         async with asyncio.timeout(_TIMEOUT_S):
             while not is_so():
                 for engine in stepping:

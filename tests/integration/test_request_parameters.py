@@ -1,4 +1,4 @@
-"""Further parameters of vLLM at a running cluster, through both doors: what P begins D completes under these."""
+"""Further parameters of vLLM at a running cluster, through both APIs: what P begins D completes under these."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROMPT = random_prompt(30)
 NUM_TOKENS = 24
 
 
-async def ask_both_doors(directory: Path, parameters: dict[str, Any], prompt: str | list[int] = PROMPT) -> list[int]:
+async def ask_both_apis(directory: Path, parameters: dict[str, Any], prompt: str | list[int] = PROMPT) -> list[int]:
     """The same request over HTTP and over gRPC, whose answers must be equal."""
     asked = {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True, **parameters}
     async with served(directory) as (cluster, openai), asyncio.timeout(60):
@@ -47,7 +47,7 @@ async def ask_both_doors(directory: Path, parameters: dict[str, Any], prompt: st
 async def test_only_allowed_tokens_come(checkpoint: CheckpointOf) -> None:
     directory = checkpoint("llama")
 
-    tokens = await ask_both_doors(directory, {"allowed_token_ids": list(ALLOWED)})
+    tokens = await ask_both_apis(directory, {"allowed_token_ids": list(ALLOWED)})
 
     assert tokens == ruled_tokens(directory, PROMPT, NUM_TOKENS, ALLOWED)
 
@@ -57,7 +57,7 @@ async def test_no_bad_word_comes(checkpoint: CheckpointOf) -> None:
     plain = greedy_tokens(directory, tuple(PROMPT), NUM_TOKENS)
     words = words_in(directory, plain)
 
-    tokens = await ask_both_doors(directory, {"bad_words": list(words.words)})
+    tokens = await ask_both_apis(directory, {"bad_words": list(words.words)})
 
     assert tokens == ruled_tokens(directory, PROMPT, NUM_TOKENS, bad_words=words.token_ids)
     assert tokens != plain
@@ -69,6 +69,6 @@ async def test_the_last_tokens_of_a_prompt_are_taken(num_taken: int, checkpoint:
     prompt = random_prompt(1000)
     left = prompt[-num_taken:] if num_taken > 0 else prompt[-(MAX_POSITIONS - NUM_TOKENS) :]
 
-    tokens = await ask_both_doors(directory, {"truncate_prompt_tokens": num_taken}, prompt)
+    tokens = await ask_both_apis(directory, {"truncate_prompt_tokens": num_taken}, prompt)
 
     assert tokens == greedy_tokens(directory, tuple(left), NUM_TOKENS)

@@ -215,10 +215,10 @@ async def test_all_samples_go_on_when_their_decode_engine_dies(checkpoint: Check
 async def test_all_samples_begin_although_the_prefill_engine_dies_under_the_first(checkpoint: CheckpointOf) -> None:
     async with recovering_cluster(engines_config(checkpoint("llama")), ["prefill-0", "decode-0"]) as cluster:
         await cluster.join("prefill-0", "decode-0")
-        cluster.gates["prefill-0"].close(0)
+        cluster.barriers["prefill-0"].close(0)
         request = many()
         asking = asyncio.create_task(collect_many(cluster.serving, request))
-        await asyncio.wait_for(cluster.gates["prefill-0"].is_reached.wait(), 20)
+        await asyncio.wait_for(cluster.barriers["prefill-0"].is_reached.wait(), 20)
         await cluster.kill("prefill-0")
         samples = await asking
         assert len(samples) == _N
@@ -243,9 +243,9 @@ async def test_nothing_is_left_of_samples_that_nobody_waits_for(num_chunks: int,
 async def test_their_deadline_is_the_calls(checkpoint: CheckpointOf) -> None:
     async with recovering_cluster(engines_config(checkpoint("llama")), ["prefill-0", "decode-0"]) as cluster:
         await cluster.join("prefill-0", "decode-0")
-        cluster.gates["prefill-0"].close(0)
+        cluster.barriers["prefill-0"].close(0)
         with pytest.raises(DeadlineExceeded):
             await collect_many(cluster.serving, many(each=replace(_EACH, timeout_s=0.3)))
-        cluster.gates["prefill-0"].open()
+        cluster.barriers["prefill-0"].open()
         assert cluster.serving.num_requests_in_flight == 0
         await cluster.until_idle()

@@ -1,4 +1,4 @@
-"""What has to be of a form may be guessed too: the same tokens, in fewer steps."""
+"""Structured output may be guessed too: the same tokens, in fewer steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines that cannot hand over to each other, behind one door and without Ray: they serve, apart from each other."""
+"""Engines that cannot hand over to each other, behind one ingress and without Ray: each serves alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP doors of a soak, and who comes through them: OpenAI's client, which does not resume what a restart cuts."""
+"""The HTTP APIs of a soak, and their clients: OpenAI's client, which does not resume what a restart cuts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KEEP_ALIVE_INTERVAL_S: Final = 0.01
 _CUT: Final = (openai.APIError, httpx2.HTTPError)
 
 
-class HttpDoors:
+class HttpServers:
     """One for each ingress."""
 
     def __init__(self, serving: Serving) -> None:
@@ -48,7 +48,7 @@ class HttpDoors:
 
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[list[openai.AsyncOpenAI]]:
-        """One for each door."""
+        """Yield a client for each server."""
         async with AsyncExitStack() as stack:
             clients = []
             for port in self._ports:

@@ -1,6 +1,6 @@
 """Load for a long time, and what it leaves behind.
 
-Engines, two ingresses, each with both doors, and their clients are one process, so that whatever grows, grows here. The
+Engines, two ingresses, each with both APIs, and their clients are one process, so that whatever grows, grows here. The
 load comes in rounds; after each one everything has to be given back, and the process is measured.
 """
 
@@ -35,7 +35,7 @@ from tests.cluster.serving_setup import make_ingress_server
 from tests.engine_pair import engine_config
 from tests.integration.local_cluster import LocalCluster, local_cluster
 from tests.reference import greedy_tokens, random_prompt
-from tests.soak.http_visits import HttpDoors, http_visit
+from tests.soak.http_visits import HttpServers, http_visit
 
 NUM_ROUNDS: Final = 12
 NUM_WARM_ROUNDS: Final = 4
@@ -47,7 +47,7 @@ _WORDS: Final = random.Random(1).sample([*map("".join, product("bdfgk", "aeiou",
 _NUM_WORDS: Final = (10, 200, 2000)
 """The longest text is tokenized on a thread."""
 _NUM_PROMPTS: Final = 3
-"""Of each length."""
+"""The number of prompts of each length."""
 _RESTART_INTERVAL_S: Final = 1.5
 _IDLE_TIMEOUT_S: Final = 30.0
 _NUM_THREADS: Final = 6
@@ -58,7 +58,7 @@ _SETTLE_TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """num_clients: at each door; pause_s: of each of them between two visits, at most"""
+    """num_clients: at each API; pause_s: of each of them between two visits, at most"""
 
     num_clients: int
     pause_s: float
@@ -72,7 +72,7 @@ PACED: Final = Load(num_clients=3, pause_s=1.2)
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What the process holds while nothing is asked."""
+    """The resources that the process holds while nothing is asked."""
 
     rss_mib: float
     num_fds: int
@@ -81,7 +81,7 @@ class Footprint:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Of COUNTS."""
+        """The figures of COUNTS."""
         return self.num_fds, self.num_threads, self.num_tasks
 
 
@@ -93,7 +93,7 @@ class SoakResult:
     counts: Counter[str] = field(default_factory=Counter)
 
     def mistakes(self) -> list[str]:
-        """What has grown since the warm-up, beyond what is allowed."""
+        """Return what has grown since the warm-up, beyond what is allowed."""
         before, after = self.footprints[NUM_WARM_ROUNDS - 1], self.footprints[NUM_WARM_ROUNDS:]
         worst = max(footprint.rss_mib for footprint in after)
         found = []
@@ -122,28 +122,28 @@ async def soak(directory: Path, duration_s: float, load: Load = BUSY, seed: int 
     await _start_all_threads()
     encode = ModelTokenizer.from_directory(directory, use_fastokens=False).encode
     async with local_cluster(config) as cluster:
-        doors = _Doors(cluster, result)
-        await doors.open()
+        ingresses = _Ingresses(cluster, result)
+        await ingresses.open()
         thresholds = gc.get_threshold()
         leave_out_what_is_loaded()
         collect_seldom()
         try:
-            await _link_both_ways(cluster, doors)
+            await _link_both_ways(cluster, ingresses)
             for number in range(NUM_ROUNDS):
                 round_load = load if number else BUSY
-                await _Round(doors, directory, round_load, result, encode).run(duration_s / NUM_ROUNDS, rng)
+                await _Round(ingresses, directory, round_load, result, encode).run(duration_s / NUM_ROUNDS, rng)
                 await _until_idle(cluster)
                 result.footprints.append(await settled_footprint())
         finally:
             gc.set_threshold(*thresholds)
-            await doors.close()
+            await ingresses.close()
         for engine in cluster.engines.values():
             engine.check_integrity()
     return result
 
 
 async def _start_all_threads() -> None:
-    """Of the event loop and of tokenizing: the last one would start when so many are first needed, perhaps late."""
+    """Start those of the event loop and of tokenizing: the last would start when first needed, perhaps late."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_NUM_THREADS))
     all_there = threading.Barrier(_NUM_THREADS)
     await asyncio.gather(*(asyncio.to_thread(all_there.wait, _IDLE_TIMEOUT_S) for _ in range(_NUM_THREADS)))
@@ -152,7 +152,7 @@ async def _start_all_threads() -> None:
     await asyncio.gather(*(off_event_loop(long, lambda: both_there.wait(_IDLE_TIMEOUT_S)) for _ in range(NUM_THREADS)))
 
 
-class _Doors:
+class _Ingresses:
     """Two ingresses of the cluster, which are cut off and come back at their ports, in turn."""
 
     def __init__(self, cluster: LocalCluster, result: SoakResult) -> None:
@@ -160,7 +160,7 @@ class _Doors:
         self._result = result
         self._servers: list[IngressServer] = []
         self._ports: list[int] = []
-        self.http = HttpDoors(cluster.serving)
+        self.http = HttpServers(cluster.serving)
 
     @property
     def addresses(self) -> list[str]:
@@ -201,7 +201,7 @@ class _Round:
     encode: makes the tokens that a text has to have
     """
 
-    doors: _Doors
+    ingresses: _Ingresses
     directory: Path
     load: Load
     result: SoakResult
@@ -210,8 +210,8 @@ class _Round:
     async def run(self, duration_s: float, rng: random.Random) -> None:
         end_s = time.monotonic() + duration_s
         async with (
-            GenerateClient(self.doors.addresses, spread=True) as client,
-            self.doors.http.clients() as http_clients,
+            GenerateClient(self.ingresses.addresses, spread=True) as client,
+            self.ingresses.http.clients() as http_clients,
         ):
 
             async def visit_by_grpc(kind: str, rng: random.Random) -> str:
@@ -227,7 +227,7 @@ class _Round:
                 return await http_visit(rng.choice(http_clients), *_question(self.directory, rng), kind, rng)
 
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.doors.restart_in_turn(end_s))
+                tasks.create_task(self.ingresses.restart_in_turn(end_s))
                 for visit in (visit_by_grpc, visit_by_http):
                     for _ in range(self.load.num_clients):
                         tasks.create_task(self._visit_until(end_s, visit, random.Random(rng.random())))
@@ -265,13 +265,13 @@ async def _visit(
     assert kind == "left" or len(token_ids) == num_tokens
 
 
-async def _link_both_ways(cluster: LocalCluster, doors: _Doors) -> None:
+async def _link_both_ways(cluster: LocalCluster, ingresses: _Ingresses) -> None:
     """Open both KV links, which are opened when they are first needed, and would count as growth later.
 
     The way back is that of prefixes: of a conversation's second turn the decode engine has more than the other.
     """
     prompt = random_prompt(40, seed=_NUM_PROMPTS)
-    async with GenerateClient(doors.addresses) as client:
+    async with GenerateClient(ingresses.addresses) as client:
         answer = await client.complete(prompt, max_tokens=40, ignore_eos=True)
         await client.complete([*prompt, *answer.token_ids], max_tokens=1)
     await _until_idle(cluster)
@@ -300,7 +300,7 @@ async def _until_idle(cluster: LocalCluster) -> None:
 
 
 async def settled_footprint() -> Footprint:
-    """What is held once what was closed is gone: gRPC has threads of its own that close its sockets.
+    """Measure what is held once what was closed is gone: gRPC has threads of its own that close its sockets.
 
     What still comes and goes after some seconds is taken as it is then.
     """

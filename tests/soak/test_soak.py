@@ -1,4 +1,4 @@
-"""What is served for long leaves nothing behind, and what finds that out does."""
+"""Serving for long leaves nothing behind, and the soak finds it out if it does."""
 
 from __future__ import annotations
 

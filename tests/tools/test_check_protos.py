@@ -1,4 +1,4 @@
-"""The doors' messages follow the rules, and stay what clients were built with."""
+"""The gRPC API's messages follow the rules, and stay what clients were built with."""
 
 from __future__ import annotations
 

@@ -88,7 +88,8 @@ def test_the_name_of_a_test_is_read_as_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["The life of a request.", "It lives on.", "gate_proj and gate_up_proj", "a surrogate, silent"]
+    "text",
+    ["The life of a request.", "It lives on.", "gate_proj, gate_up_proj", "a feature gate", "a surrogate, silent"],
 )
 def test_plain_english_and_the_fields_own_words_pass(text: str) -> None:
     assert words_in(f'"""{text}"""') == []

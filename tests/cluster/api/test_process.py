@@ -1,4 +1,4 @@
-"""What the settings of a cluster's ingress come to, at both of its doors."""
+"""The settings of a cluster's ingress hold in both of its APIs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.cluster.serving_setup import FakeAdmin
 from tests.trusted import member
 
 
-async def test_tokens_and_certificates_of_the_settings_hold_at_every_door(tmp_path: Path) -> None:
+async def test_tokens_and_certificates_of_the_settings_hold_in_every_api(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "root")
     files = authority.certify("server")
     access(tmp_path / "tokens")

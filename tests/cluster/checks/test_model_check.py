@@ -1,4 +1,4 @@
-"""What a model's files say before anything starts: every mistake is a line, and nothing is imported for it twice."""
+"""Checks of a model's files before anything starts: every mistake is a line, and nothing is imported for it twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would stop a start is said before anything is loaded, with the file, the port or the figures."""
+"""Anything that would stop a start is reported before anything is loaded, with the file, the port or the figures."""
 
 from __future__ import annotations
 

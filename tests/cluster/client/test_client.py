@@ -85,6 +85,6 @@ async def test_a_closed_client_leaves_no_connection_behind(ending: str) -> None:
 
 
 def _num_connections(port: int) -> int:
-    """Of this process to it, whose client's end is open."""
+    """Count this process's connections to the port whose client's end is open."""
     connections = psutil.Process().net_connections(kind="tcp")
     return sum(1 for one in connections if one.raddr and one.raddr.port == port and one.status == "ESTABLISHED")

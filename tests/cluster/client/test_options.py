@@ -1,4 +1,4 @@
-"""What can be asked for, and what cannot."""
+"""Options that can be asked for, and those that are refused."""
 
 from __future__ import annotations
 

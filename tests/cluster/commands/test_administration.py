@@ -19,7 +19,7 @@ from cluster.errors import NotDoneInTime
 _HERE, _ELSEWHERE = "127.0.0.1", "127.0.0.2"
 
 
-class _Door:
+class _Port:
     """Stands for an ingress's port."""
 
     def __init__(self) -> None:
@@ -91,15 +91,15 @@ async def test_it_waits_for_the_nodes_engines_even_while_the_ingress_that_it_ask
     assert (client.drained, client.num_asked) == ([_HERE], 5)
 
 
-async def test_it_waits_until_the_nodes_ingress_has_closed_its_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    door = _Door()
-    address = await door.open()
+async def test_it_waits_until_the_nodes_ingress_has_closed_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = _Port()
+    address = await port.open()
     ingress = admin_pb2.IngressStatus(number=0, state="ready", address=address, node=_HERE)
     client = _Client([admin_pb2.GetStatusResponse(ingresses=[ingress])])
 
     with pytest.raises(NotDoneInTime, match=f"the drain of the ingress at {address}"):
         await _drain(monkeypatch, client, 0.05)
-    door.close()
+    port.close()
 
     assert (await _drain(monkeypatch, client, 60)).endswith(f"it had: {address}\ndone\n")
 

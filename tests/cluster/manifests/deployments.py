@@ -1,4 +1,4 @@
-"""What deploy/kuberay/ holds, as settings and as rendered objects."""
+"""The files of deploy/kuberay/, as settings and as rendered objects."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def of_kind(objects: Any, kind: str, name: str | None = None) -> Any:  # parsed 
 
 
 def worker_groups(objects: Any) -> dict[str, Any]:
-    """Of the RayCluster among these objects, by name."""
+    """Return the worker groups of the RayCluster among these objects, by name."""
     return {group["groupName"]: group for group in of_kind(objects, "RayCluster")["spec"]["workerGroupSpecs"]}

@@ -24,7 +24,7 @@ def _container(group: Any) -> Any:
 
 
 def _commands(overlay: str) -> dict[str, Any]:
-    """Of the Job and of each group: everything that a shell or Ray gets to see, but for numbers and credentials."""
+    """Return everything that a shell or Ray gets to see of the Job and each group, but for numbers and credentials."""
     [submitter] = of_kind(rendered(overlay), "Job")["spec"]["template"]["spec"]["containers"]
     commands: dict[str, Any] = {"job": submitter["command"]}
     for name, group in _groups(overlay).items():

@@ -128,7 +128,7 @@ _USAGES = {"server auth": ExtendedKeyUsageOID.SERVER_AUTH, "client auth": Extend
 
 
 class _Issued:
-    """What cert-manager issues for the rendered objects: only what they ask for is in it, as its encoder does it."""
+    """The certificates that cert-manager issues for the rendered objects: only what they ask for is in them."""
 
     def __init__(self, objects: Any) -> None:
         self._authority, self._leaf = (

@@ -1,4 +1,4 @@
-"""What the manifests start: pods that hold what raypd's placement asks for, and doors that only clients find open."""
+"""The manifests start pods that hold what raypd's placement asks for, and ports that only clients find open."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _node(group: Any) -> Node:
 
 
 def _served(overlay: str) -> ClusterConfig:
-    """What `raypd serve` reads in the cluster."""
+    """Return the configuration that `raypd serve` reads in the cluster."""
     return _serve_config(rendered(overlay))
 
 
@@ -129,7 +129,7 @@ def test_a_gpu_pods_shared_memory_grows_with_its_ranks() -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_doctor_finds_enough_shared_memory_in_every_pod(overlay: str) -> None:
-    """Where Ray runs already: it has touched a few pages."""
+    """Ray runs already: it has touched a few pages."""
     cluster = of_kind(rendered(overlay), "RayCluster")["spec"]
     for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
         [shm] = [one["emptyDir"] for one in group["template"]["spec"]["volumes"] if one["name"] == "shm"]
@@ -287,7 +287,7 @@ def test_engines_that_encode_have_pods_with_settings_of_their_own() -> None:
     assert group["labels"] == {"raypd.io/role": "encode"}
 
 
-def test_without_an_http_door_nothing_speaks_of_one() -> None:
+def test_without_an_http_api_nothing_speaks_of_one() -> None:
     config = ClusterConfig.model_validate({"ingress": {"http": None}, "kubernetes": {"monitoring": {}}})
     objects = render(config)
 
@@ -344,7 +344,7 @@ def test_another_redis_can_be_used() -> None:
 
 
 def _secret_files(pod: Any) -> dict[str, Any]:
-    """Of the Secrets that a pod has: their keys, by the Secret's name; "all" if it has them all."""
+    """Return the keys of the Secrets that a pod has, by the Secret's name; "all" if it has them all."""
     secrets = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
     return {one["secretName"]: [item["key"] for item in one.get("items", [])] or "all" for one in secrets}
 

@@ -1,4 +1,4 @@
-"""What KubeRay's operator refuses though its schemas allow it, and what breaks a cluster though nobody refuses it."""
+"""Objects that KubeRay's operator refuses though its schemas allow them, or that break a cluster unrefused."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ _REFUSED = {
     ),
     "RocksDB": (
         _change(lambda c: c["spec"]["gcsFaultToleranceOptions"], backend="rocksdb"),
-        "gate GCSFaultToleranceEmbeddedStorage",
+        "feature gate GCSFaultToleranceEmbeddedStorage",
     ),
     "token of an old Ray": (_change(lambda c: c["spec"], rayVersion="2.51.0"), "needs rayVersion 2.52.0 or later"),
     "token without a version": (_change(lambda c: c["spec"], rayVersion=None), "needs rayVersion 2.52.0 or later"),
@@ -136,9 +136,12 @@ _REFUSED = {
         _change(lambda c: c["spec"], authOptions={"enableK8sTokenAuth": True}),
         "needs mode token",
     ),
-    "operator's network policy": (_change(lambda c: c["spec"], networkPolicy={}), "gate RayClusterNetworkPolicy"),
-    "operator's TLS": (_change(lambda c: c["spec"], tlsOptions={}), "gate RayClusterMTLS"),
-    "suspended group": (_change(_group, suspend=True), "gate RayJobDeletionPolicy"),
+    "operator's network policy": (
+        _change(lambda c: c["spec"], networkPolicy={}),
+        "feature gate RayClusterNetworkPolicy",
+    ),
+    "operator's TLS": (_change(lambda c: c["spec"], tlsOptions={}), "feature gate RayClusterMTLS"),
+    "suspended group": (_change(_group, suspend=True), "feature gate RayJobDeletionPolicy"),
     "application liveness probe": (
         _change(lambda c: _group(c)["template"]["spec"]["containers"][0], livenessProbe={"grpc": {"port": 50051}}),
         "a gRPC liveness probe ends pods",

@@ -1,4 +1,4 @@
-"""What an operator is shown."""
+"""The status as an operator is shown it."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_the_compilers_words_come_with_the_field() -> None:
 
 
 def problems_of(schema: JSON) -> list[str]:
-    """What is wrong with a schema that may be longer than those above."""
+    """Return what is wrong with a schema that may be longer than those above."""
     violations = Violations()
     options = SamplingOptions(structured_output=StructuredOutputParams("json_schema", json.dumps(schema)))
     check_structured_output(options, has_end=True, limits=InputLimits(), violations=violations)

@@ -27,7 +27,7 @@ CANNOT_START: dict[str, Exception] = {
     "crash": WorkerCrashedError(),
     "plain": RayError("something unforeseen"),
 }
-"""What Ray raises, at the first call, for an actor that it cannot start."""
+"""The errors that Ray raises, at the first call, for an actor that it cannot start."""
 UNAVAILABLE = ActorUnavailableError("the network is away", b"\x00" * 16)
 
 
@@ -50,14 +50,14 @@ class FakeActor:
         self.thing = thing
         self.is_hanging = False
         self.failure: Exception | None = None
-        """What Ray raises in place of an answer, if anything."""
+        """The error that Ray raises in place of an answer, if any."""
         self._death = asyncio.Event()
 
     def __getattr__(self, name: str) -> FakeMethod:
         return FakeMethod(self, name)
 
     def die(self) -> None:
-        """As by kill -9: calls under way and later ones fail."""
+        """Die as by kill -9: calls under way and later ones fail."""
         self._death.set()
 
     @property
@@ -94,7 +94,7 @@ class FakeActor:
 
 
 class FakeRay:
-    """What the pool's files ask of Ray: actors by name. Everything that was started is in `started`, oldest first."""
+    """The part of Ray that the pool's files use: actors by name. `started` has all that was started, oldest first."""
 
     def __init__(self, monkeypatch: Any, make: Callable[..., object]) -> None:
         """make: what stands behind an actor, from its class's arguments. Made on the loop that everything lives on."""
@@ -103,9 +103,9 @@ class FakeRay:
         self.by_name: dict[str, FakeActor] = {}
         self.started: list[str] = []
         self.failures: dict[str, Exception] = {}
-        """By what Ray fails the calls of actors that are started, by their names."""
+        """The errors with which the calls of started actors fail, by the actors' names."""
         self.options_of: dict[str, dict[str, Any]] = {}
-        """What each was to be started with."""
+        """The options that each was to be started with."""
         for module in ("cluster.pool.ingresses.ingress_starter", "cluster.pool.engines.engine_incarnation"):
             monkeypatch.setattr(f"{module}.remote_class", lambda cls, **options: self)
         monkeypatch.setattr(ray, "get_actor", self.get_actor)

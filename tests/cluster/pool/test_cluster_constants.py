@@ -1,4 +1,4 @@
-"""What the controller gives out beside the secret: the key of block hashes and the certificates of internal_tls."""
+"""The controller gives out, beside the secret, the key of block hashes and the certificates of internal_tls."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def new_trust() -> ClusterTrust:
 
 
 class Process:
-    """What stands behind an engine's or an ingress's actor."""
+    """The object behind an engine's or an ingress's actor."""
 
     def __init__(self, material: TrustMaterial | None = None) -> None:
         self.trust = Trust(material)

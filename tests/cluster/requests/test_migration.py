@@ -64,7 +64,7 @@ FREE = SchedulerStats(num_blocks=100, block_size=16, num_free_blocks=40)
 
 
 class Heard:
-    """What engines have said, and a clock."""
+    """The statistics that engines have sent, and a clock."""
 
     def __init__(self, **stats: SchedulerStats) -> None:
         self.stats = {(name, 7): (stat, NOW_S) for name, stat in stats.items()}

@@ -1,4 +1,4 @@
-"""Whatever two engines say while a request moves between them, its client gets every token once and nothing is left."""
+"""A request moves between two engines: its client gets every token once and nothing is left, whatever they send."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Story:
             await asyncio.sleep(0)
 
     def open_requests(self) -> list[tuple[FakeEngine, EngineCoreRequest]]:
-        """What engines work on, the first one first."""
+        """Return what engines work on, the first one first."""
         for engine in self.engines:
             for request in engine.submitted:
                 if request.request_id not in self.positions:

@@ -25,7 +25,7 @@ NUM_TOKENS = 4
 FACTS = ModelFacts(64, 257, (256,), LAYOUT)
 _USUAL = ["start", "start", "ask", "ask", "ask", "step", "step"]
 Action = tuple[Literal["start", "drain", "leave", "die", "ask", "step"], int]
-"""What happens, and to which of those to whom it can happen."""
+"""An event, and the index of the one that it happens to, among those that it can happen to."""
 ACTIONS = st.lists(
     st.tuples(st.sampled_from([*_USUAL, "drain", "leave", "die"]), st.integers(0, 5)), min_size=10, max_size=40
 )
@@ -53,7 +53,7 @@ class SpeakingEngine(FakeEngine):
 
 
 def _check_tokens(request: EngineCoreRequest, version: int) -> None:
-    """What an engine is to go on with is its own model's."""
+    """Check that the tokens which an engine is to go on with are its own model's."""
     assert request.output_token_ids == [50 * version + position for position in range(len(request.output_token_ids))]
 
 

@@ -1,4 +1,4 @@
-"""Who may be chosen together, whatever the policy."""
+"""Engines that may be chosen together, whatever the policy."""
 
 from __future__ import annotations
 

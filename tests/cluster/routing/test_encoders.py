@@ -1,4 +1,4 @@
-"""Which engine encodes what."""
+"""The choice of the engine that encodes an item."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a descriptor says of its engine."""
+"""Facts on an engine in its descriptor."""
 
 from __future__ import annotations
 

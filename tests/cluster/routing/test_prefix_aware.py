@@ -109,7 +109,7 @@ def test_tenants_with_different_salts_share_nothing() -> None:
     assert (route.prefill, route.prefix_source) == (P0, None)
 
 
-def test_an_engines_next_life_is_no_source() -> None:
+def test_an_engines_next_incarnation_is_no_source() -> None:
     router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
     _send(router, _request(PROMPT), [P1, D1])
     reborn = _engine("p1", EngineRole.PREFILL, incarnation=2)

@@ -20,7 +20,7 @@ def test_each_engine_has_a_prefix_up_to_its_first_gap() -> None:
     assert index.find([]) == {}
 
 
-def test_the_next_life_of_an_engine_has_nothing() -> None:
+def test_the_next_incarnation_of_an_engine_has_nothing() -> None:
     index = PrefixIndex(100)
     index.add([P0], HASHES)
     assert ("prefill-0", 2) not in index.find(HASHES)

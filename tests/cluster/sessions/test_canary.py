@@ -79,8 +79,10 @@ Tokens = list[tuple[int, float]]
 
 @dataclass(frozen=True)
 class Prompt:
-    """What engines make of one prompt. forced: what the decode engine alone finds of the pair's tokens; best: by which
-    log-probability the likeliest token of each position stands before the pair's; spread: of the likeliest tokens
+    """The tokens that engines make of one prompt.
+
+    forced: what the decode engine alone finds of the pair's tokens; best: by which log-probability the likeliest token
+    of each position stands before the pair's; spread: of the likeliest tokens
     """
 
     pair: Tokens

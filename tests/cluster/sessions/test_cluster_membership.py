@@ -41,7 +41,7 @@ def test_an_engine_that_drains_stays_a_member() -> None:
     assert draining.with_draining("a", 1) is draining
     assert members.with_draining("a", 9) is members
     assert draining.without_engine("a", 1).draining == frozenset()
-    assert draining.with_engine(engine("a", 2)).draining == frozenset(), "its next life does not drain"
+    assert draining.with_engine(engine("a", 2)).draining == frozenset(), "its next incarnation does not drain"
 
 
 def test_an_engine_changes_its_role_in_place() -> None:
@@ -68,7 +68,7 @@ def test_a_model_without_engines_leaves_once_engines_of_a_newer_one_serve() -> N
     assert both.models == (model(1), model(2))
     assert both.without_engine("b", 1).models == (model(1), model(2)), "the newer one is still wanted"
     assert both.without_engine("a", 1).models == (model(2),)
-    assert both.with_engine(engine("a", 2, 2)).models == (model(2),), "an engine's next life may serve the newer one"
+    assert both.with_engine(engine("a", 2, 2)).models == (model(2),), "its next incarnation may serve the newer one"
 
 
 def test_an_engine_of_an_older_model_may_come_late() -> None:

@@ -1,4 +1,4 @@
-"""What the membership says of an engine holds for its session too, whenever that was opened."""
+"""An engine's session has what the membership says of the engine, whenever it was opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ingress knows of adapters: those that are registered, and those that it finds."""
+"""The adapters that an ingress knows: those that are registered, and those that it finds."""
 
 from __future__ import annotations
 

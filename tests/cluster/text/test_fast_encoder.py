@@ -143,7 +143,7 @@ def test_several_threads_may_encode_at_once(fast: FastEncoder, reference: Tokeni
 
 @pytest.mark.slow
 def test_what_is_remembered_of_texts_has_a_bound() -> None:
-    """Of one thread: two and a half million words, and then a million others."""
+    """One thread sees two and a half million words, and then a million others."""
     fast, rng = FastEncoder.of(tokenizer_of_kind("llama3")), random.Random(3)
 
     def memory_after(num_texts: int) -> int:

@@ -1,4 +1,4 @@
-"""What embeddings a door lets in."""
+"""The embeddings that an API lets in."""
 
 from __future__ import annotations
 

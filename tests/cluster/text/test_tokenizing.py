@@ -1,4 +1,4 @@
-"""Where texts are tokenized, by their length."""
+"""The thread on which texts are tokenized, by their length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a request for vectors is said before any engine hears of it."""
+"""Mistakes in a request for vectors are reported before any engine hears of it."""
 
 from __future__ import annotations
 

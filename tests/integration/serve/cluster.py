@@ -8,7 +8,7 @@ from typing import Final
 
 _NUM_CPUS: Final = max(2, os.cpu_count() or 1)
 DECODE_CPUS: Final = round(0.4 * _NUM_CPUS, 2)
-"""Of a decode engine. There is room for two, and for two prefill engines beside them."""
+"""The CPUs of a decode engine. There is room for two, and for two prefill engines beside them."""
 
 
 def config(model_directory: Path) -> dict[str, object]:

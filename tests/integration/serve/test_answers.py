@@ -86,7 +86,7 @@ def test_an_ingress_has_not_loaded_torch(served: str) -> None:
     assert not any("torch" in path for path in mapped)
 
 
-async def test_both_doors_give_the_same_tokens(served: str, serve_process: ServeProcess, directory: Path) -> None:
+async def test_both_apis_give_the_same_tokens(served: str, serve_process: ServeProcess, directory: Path) -> None:
     prompt = random_prompt(60, seed=60)
     url = f"http://{serve_process.http_address}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:

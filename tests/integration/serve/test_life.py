@@ -38,9 +38,9 @@ async def scaled(client: GenerateClient, num_decode: int) -> dict[str, int]:
             await asyncio.sleep(0.2)
 
 
-def serving(lives: dict[str, int]) -> set[tuple[str, int, str]]:
-    """As engines_become() wants them."""
-    return {(engine_id, incarnation, engine_id.partition("-")[0]) for engine_id, incarnation in lives.items()}
+def serving(incarnations: dict[str, int]) -> set[tuple[str, int, str]]:
+    """Return the arguments of engines_become() for these incarnations."""
+    return {(engine_id, incarnation, engine_id.partition("-")[0]) for engine_id, incarnation in incarnations.items()}
 
 
 async def status_says(client: GenerateClient, decision: str) -> None:
@@ -78,26 +78,26 @@ async def ingresses_become(client: GenerateClient, expected: dict[str, int]) -> 
             await asyncio.sleep(0.2)
 
 
-def ingress_lives(status: admin_pb2.GetStatusResponse) -> dict[str, int]:
+def ingress_incarnations(status: admin_pb2.GetStatusResponse) -> dict[str, int]:
     """Each ingress's incarnation, by its address."""
     return {ingress.address: ingress.incarnation for ingress in status.ingresses}
 
 
 def port_of(address: str) -> int:
-    """Of host:port."""
+    """Return the port of host:port."""
     return int(address.rpartition(":")[2])
 
 
-async def test_requests_and_engines_go_on_without_the_controller_and_changes_with_its_next_life(
+async def test_requests_and_engines_go_on_without_the_controller_and_changes_with_its_next_incarnation(
     served: str, checkpoint: Callable[[str], Path]
 ) -> None:
     async with GenerateClient(served) as client, load(client, checkpoint("llama")):
-        lives = await scaled(client, 1)
+        incarnations = await scaled(client, 1)
         before = await client.status()
         actor_process("Controller").kill()
-        await status_says(client, f"go on with decode-0, incarnation {lives['decode-0']}: it was ready")
+        await status_says(client, f"go on with decode-0, incarnation {incarnations['decode-0']}: it was ready")
         assert await client.scale(decode=2) == ["decode-0", "decode-1", "prefill-0"]
-        after = await engines_become(client, serving(lives | {"decode-1": 1}))
+        after = await engines_become(client, serving(incarnations | {"decode-1": 1}))
     addresses = {engine.engine_id: engine.address for engine in after.engines}
     assert all(addresses[engine.engine_id] == engine.address for engine in before.engines)
     assert any("scale to 2 decode" in decision.text for decision in after.decisions)
@@ -107,7 +107,7 @@ async def test_what_cannot_be_placed_is_shown_with_what_is_missing(
     served: str, checkpoint: Callable[[str], Path]
 ) -> None:
     async with GenerateClient(served) as client, load(client, checkpoint("llama")):
-        lives = await scaled(client, 2)
+        incarnations = await scaled(client, 2)
         await client.scale(decode=3)
         async with asyncio.timeout(CLUSTER_S):
             while True:
@@ -116,30 +116,30 @@ async def test_what_cannot_be_placed_is_shown_with_what_is_missing(
                     break
                 await asyncio.sleep(0.2)
         assert f"it needs {{'CPU': {DECODE_CPUS}}} on one node; the cluster has" in pending[0].last_error
-        assert await scaled(client, 2) == lives
+        assert await scaled(client, 2) == incarnations
 
 
 async def test_a_rolling_restart_under_load_loses_nothing(served: str, checkpoint: Callable[[str], Path]) -> None:
     async with GenerateClient(served) as client, load(client, checkpoint("llama")):
-        lives = await scaled(client, 2)
+        incarnations = await scaled(client, 2)
         for engine_id in ("decode-0", "prefill-0"):
             await client.drain(engine_id)
-            lives[engine_id] += 1
-            await engines_become(client, serving(lives))
+            incarnations[engine_id] += 1
+            await engines_become(client, serving(incarnations))
         await client.drain("decode-1", for_good=True)
-        del lives["decode-1"]
-        await engines_become(client, serving(lives))
+        del incarnations["decode-1"]
+        await engines_become(client, serving(incarnations))
 
 
 async def test_an_engine_changes_its_role_under_load(served: str, checkpoint: Callable[[str], Path]) -> None:
     async with GenerateClient(served) as client, load(client, checkpoint("llama")):
-        lives = await scaled(client, 1)
+        incarnations = await scaled(client, 1)
         await client.set_role("prefill-0", "both")
         await engines_become(
-            client, {("prefill-0", lives["prefill-0"], "both"), ("decode-0", lives["decode-0"], "decode")}
+            client, {("prefill-0", incarnations["prefill-0"], "both"), ("decode-0", incarnations["decode-0"], "decode")}
         )
         await client.set_role("prefill-0", "prefill")
-        await engines_become(client, serving(lives))
+        await engines_become(client, serving(incarnations))
 
 
 async def test_an_engine_that_is_not_there_cannot_be_drained(served: str) -> None:
@@ -153,7 +153,7 @@ async def test_an_engine_whose_process_is_asked_to_end_is_replaced_and_every_ing
     served: str, checkpoint: Callable[[str], Path]
 ) -> None:
     async with GenerateClient(served) as client:
-        lives = await scaled(client, 1)
+        incarnations = await scaled(client, 1)
         before = await client.status()
     addresses = [ingress.address for ingress in before.ingresses]
     assert served in addresses
@@ -166,19 +166,21 @@ async def test_an_engine_whose_process_is_asked_to_end_is_replaced_and_every_ing
         load(second, checkpoint("llama")),
     ):
         process_listening_at(port_of(engine_address)).send_signal(signal.SIGTERM)
-        expected = serving(lives | {"decode-0": lives["decode-0"] + 1})
+        expected = serving(incarnations | {"decode-0": incarnations["decode-0"] + 1})
         # Who is there may have changed between the two: what counts is that both come to know the same.
         async with asyncio.timeout(CLUSTER_S):
             while len({(await engines_become(one, expected)).membership_version for one in (first, second)}) > 1:
                 pass
-        await status_says(first, f"drain decode-0, incarnation {lives['decode-0']}: its process was asked to end")
+        await status_says(
+            first, f"drain decode-0, incarnation {incarnations['decode-0']}: its process was asked to end"
+        )
 
 
 async def test_an_ingress_comes_back_where_it_was_and_engines_forget_its_requests(
     served: str, checkpoint: Callable[[str], Path]
 ) -> None:
     async with GenerateClient(served) as client:
-        lives = ingress_lives(await client.status())
+        incarnations = ingress_incarnations(await client.status())
         # Found before there are streams, which would be over by the time that every process has been looked at.
         ingress = process_listening_at(port_of(served))
         streams = [
@@ -190,7 +192,7 @@ async def test_an_ingress_comes_back_where_it_was_and_engines_forget_its_request
         with pytest.raises(CallFailed, match="UNAVAILABLE"):
             await asyncio.gather(*(read_all(stream) for stream in streams))
         await ask_until_answered(client, checkpoint("llama"), 1)
-        await ingresses_become(client, lives | {served: lives[served] + 1})
+        await ingresses_become(client, incarnations | {served: incarnations[served] + 1})
         async with asyncio.timeout(CLUSTER_S):
             while True:
                 engines = (await client.status()).engines
@@ -201,13 +203,13 @@ async def test_an_ingress_comes_back_where_it_was_and_engines_forget_its_request
 
 async def test_the_controller_and_an_ingress_may_die_at_once(served: str, checkpoint: Callable[[str], Path]) -> None:
     async with GenerateClient(served) as client:
-        engines, lives = await scaled(client, 1), ingress_lives(await client.status())
+        engines, incarnations = await scaled(client, 1), ingress_incarnations(await client.status())
         ingress, controller = process_listening_at(port_of(served)), actor_process("Controller")
         controller.kill()
         ingress.kill()
         await ask_until_answered(client, checkpoint("llama"), 2)
         await engines_become(client, serving(engines))
-        await ingresses_become(client, lives | {served: lives[served] + 1})
+        await ingresses_become(client, incarnations | {served: incarnations[served] + 1})
 
 
 async def answer(client: GenerateClient, prompt: list[int]) -> list[int]:
@@ -244,7 +246,7 @@ async def test_a_model_is_updated_under_load_and_every_answer_is_one_models(
 async def test_where_every_process_is_told_to_end_what_runs_is_served_first(
     serve_process: ServeProcess, served: str
 ) -> None:
-    """As systemd ends a service. The last test: it ends the cluster."""
+    """The cluster ends as systemd ends a service. The last test: it ends the cluster."""
     num_tokens, token_ids = 150, list[int]()
     async with GenerateClient(served) as client:
         stream = client.generate([5, 6, 7], max_tokens=num_tokens, temperature=0.0, ignore_eos=True, resume=False)

@@ -1,4 +1,4 @@
-"""Who gets in, and as whom: over real connections."""
+"""Callers that are let in, and as whom: over real connections."""
 
 from __future__ import annotations
 

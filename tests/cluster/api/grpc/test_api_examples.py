@@ -35,7 +35,7 @@ def _blocks() -> list[str]:
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """Of an ingress in a thread of its own: the examples have event loops of theirs."""
+    """The address of an ingress in a thread of its own: the examples have event loops of theirs."""
     started: Future[str] = Future()
     loop = asyncio.new_event_loop()
     is_over = asyncio.Event()

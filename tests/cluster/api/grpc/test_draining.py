@@ -1,4 +1,4 @@
-"""What clients see of an ingress that drains, on the connections that they have and on new ones."""
+"""Clients of an ingress that drains, on the connections that they have and on new ones."""
 
 from __future__ import annotations
 

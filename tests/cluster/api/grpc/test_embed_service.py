@@ -23,7 +23,7 @@ from tests.fakes import FakeEngine
 
 @asynccontextmanager
 async def client_of(*servings: Serving) -> AsyncIterator[GenerateClient]:
-    """Of several ingresses, the first of which is asked first."""
+    """A client of several ingresses, the first of which is asked first."""
     servers = [make_ingress_server(serving) for serving in servings]
     ports = [await server.start() for server in servers]
     try:

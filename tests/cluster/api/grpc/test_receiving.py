@@ -1,4 +1,4 @@
-"""What is received of a call, and when: nothing before its token was looked at, and no message without a bound."""
+"""Nothing of a call is received before its token was looked at, and no message without a bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is sent: answers are as the OpenAPI document says, none is a server's error, and nothing is left."""
+"""Answers to random requests are as the OpenAPI document says, none is a server's error, and nothing is left."""
 
 from __future__ import annotations
 

@@ -94,11 +94,11 @@ def _objects(draw: DrawFn, schema: dict[str, JsonValue], depth: int) -> JsonValu
     }
 
 
-def _places(value: JsonValue, place: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+def _paths(value: JsonValue, place: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
     found = [place]
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for step, child in children:
-        found += _places(child, (*place, step))
+        found += _paths(child, (*place, step))
     return found
 
 
@@ -118,7 +118,7 @@ def _hostile(draw: DrawFn) -> tuple[str, bytes]:
     path = draw(st.sampled_from(sorted(_BODIES)))
     body = draw(_values(_DOCUMENT["components"]["schemas"][_BODIES[path]]))
     for _ in range(draw(st.integers(0, 2))):
-        place = draw(st.sampled_from(_places(body)))
+        place = draw(st.sampled_from(_paths(body)))
         new = draw(_WRONG)
         if place and isinstance(place[-1], str) and draw(st.booleans()):
             place = (*place[:-1], draw(st.sampled_from(["", "model", "n", "x" * 100])))

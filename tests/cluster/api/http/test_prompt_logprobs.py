@@ -1,4 +1,4 @@
-"""What an answer says of its prompt: its text, its tokens, and how likely these were."""
+"""An answer's echo of its prompt: its text, its tokens, and how likely these were."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT_LOGPROBS = [
     TokenLogprobs([0xA9, 0xA9, 98], [-0.75, -0.75, -1.0], 1),
     TokenLogprobs([33, 33, 98], [-1.5, -1.5, -2.0], 1),
 ]
-"""Of all of its tokens but the first."""
+"""The log-probabilities of all of the prompt's tokens but the first."""
 
 
 async def _answer(setup: Setup, text: str = "a", stop_token_id: int | None = None) -> EngineCoreRequest:

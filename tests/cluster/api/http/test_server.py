@@ -1,4 +1,4 @@
-"""What every call goes through: errors, clients that leave, bounds, credentials, the end."""
+"""The steps that every call goes through: errors, clients that leave, bounds, credentials, the end."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _TIMEOUT_S = 10.0
 
 
 @dataclass
-class Door:
+class RunningIngress:
     """An ingress with a pair of engines of its own."""
 
     pair: Pair
@@ -87,21 +87,21 @@ class Answer:
 
 
 @asynccontextmanager
-async def doors(num_doors: int, max_requests_in_flight: int = 100) -> AsyncIterator[list[Door]]:
+async def ingresses(num_ingresses: int, max_requests_in_flight: int = 100) -> AsyncIterator[list[RunningIngress]]:
     opened = []
-    for _ in range(num_doors):
+    for _ in range(num_ingresses):
         pair = make_pair(max_requests_in_flight)
         server = make_ingress_server(pair.serving)
-        opened.append(Door(pair, server, f"127.0.0.1:{await server.start()}"))
+        opened.append(RunningIngress(pair, server, f"127.0.0.1:{await server.start()}"))
     try:
         yield opened
     finally:
-        for door in opened:
-            await door.server.drain(grace_s=0)
+        for ingress in opened:
+            await ingress.server.drain(grace_s=0)
 
 
 async def test_a_stream_goes_on_at_another_ingress_where_the_first_one_was_cut() -> None:
-    async with doors(2) as (first, second), GenerateClient([first.address, second.address]) as client:
+    async with ingresses(2) as (first, second), GenerateClient([first.address, second.address]) as client:
         answer = Answer(client, request_id="mine", max_tokens=5)
         begun = await first.begin(answer, "abc")
         await first.die()
@@ -121,19 +121,19 @@ async def test_a_stream_goes_on_at_another_ingress_where_the_first_one_was_cut()
 
 
 async def test_a_stream_goes_on_at_the_same_ingress_when_it_is_back() -> None:
-    async with doors(1) as (door,), GenerateClient(door.address) as client:
+    async with ingresses(1) as (ingress,), GenerateClient(ingress.address) as client:
         answer = Answer(client)
-        await door.begin(answer, "ab")
-        await door.die()
-        door.server = make_ingress_server(door.pair.serving, port=int(door.address.rpartition(":")[2]))
-        await door.server.start()
-        await door.finish("cd")
+        await ingress.begin(answer, "ab")
+        await ingress.die()
+        ingress.server = make_ingress_server(ingress.pair.serving, port=int(ingress.address.rpartition(":")[2]))
+        await ingress.server.start()
+        await ingress.finish("cd")
         await answer.wait_over()
     assert answer.text == "abcd"
 
 
 async def test_a_request_whose_ingress_dies_before_its_first_token_is_asked_again() -> None:
-    async with doors(2) as (first, second), GenerateClient([first.address, second.address]) as client:
+    async with ingresses(2) as (first, second), GenerateClient([first.address, second.address]) as client:
         answer = Answer(client)
         await first.pair.next_requests()
         await first.die()
@@ -143,20 +143,20 @@ async def test_a_request_whose_ingress_dies_before_its_first_token_is_asked_agai
 
 
 async def test_a_request_that_an_ingress_had_taken_on_waits_for_it_to_come_back() -> None:
-    async with doors(1) as (door,), GenerateClient(door.address) as client:
+    async with ingresses(1) as (ingress,), GenerateClient(ingress.address) as client:
         answer = Answer(client)
-        await door.pair.next_requests()
-        await door.die()
-        door.server = make_ingress_server(door.pair.serving, port=int(door.address.rpartition(":")[2]))
-        await door.server.start()
-        await door.finish("ab")
+        await ingress.pair.next_requests()
+        await ingress.die()
+        ingress.server = make_ingress_server(ingress.pair.serving, port=int(ingress.address.rpartition(":")[2]))
+        await ingress.server.start()
+        await ingress.finish("ab")
         await answer.wait_over()
     assert answer.text == "ab"
 
 
 @pytest.mark.parametrize(("after", "text"), [("d", "ab"), ("x", "abcx")])
 async def test_a_stop_string_may_begin_before_the_cut_and_end_after_it(after: str, text: str) -> None:
-    async with doors(2) as (first, second), GenerateClient([first.address, second.address]) as client:
+    async with ingresses(2) as (first, second), GenerateClient([first.address, second.address]) as client:
         answer = Answer(client, stop=["cd"])
         await first.begin(answer, "abc")
         assert answer.text == "ab", "the c is held back"
@@ -168,7 +168,7 @@ async def test_a_stop_string_may_begin_before_the_cut_and_end_after_it(after: st
 
 
 async def test_half_a_character_before_the_cut_is_completed_after_it() -> None:
-    async with doors(2) as (first, second), GenerateClient([first.address, second.address]) as client:
+    async with ingresses(2) as (first, second), GenerateClient([first.address, second.address]) as client:
         answer = Answer(client)
         producer, _ = await first.pair.next_requests()
         first.pair.prefill.send(producer, 0, [0xC3], handed_over=True)
@@ -182,13 +182,13 @@ async def test_half_a_character_before_the_cut_is_completed_after_it() -> None:
 
 
 async def test_a_connection_that_breaks_is_not_the_streams_end_although_its_ingress_lives() -> None:
-    async with doors(1) as (door,):
-        with SwallowingProxy(int(door.address.rpartition(":")[2])) as proxy:
+    async with ingresses(1) as (ingress,):
+        with SwallowingProxy(int(ingress.address.rpartition(":")[2])) as proxy:
             async with GenerateClient(proxy.address) as client:
                 answer = Answer(client, request_id="mine")
-                await door.begin(answer, "ab")
+                await ingress.begin(answer, "ab")
                 proxy.cut()
-                await door.finish("cd")
+                await ingress.finish("cd")
                 await answer.wait_over()
     assert answer.text == "abcd"
 
@@ -197,7 +197,7 @@ async def test_an_ingress_that_the_network_has_swallowed_is_given_up(monkeypatch
     impatient = {"grpc.keepalive_time_ms": 300, "grpc.http2.ping_timeout_ms": 300}
     options = tuple((dict(channel._OPTIONS) | impatient).items())
     monkeypatch.setattr(channel, "_OPTIONS", options)
-    async with doors(2) as (swallowed, other):
+    async with ingresses(2) as (swallowed, other):
         with SwallowingProxy(int(swallowed.address.rpartition(":")[2])) as proxy:
             async with GenerateClient([proxy.address, other.address]) as client:
                 answer = Answer(client)
@@ -209,18 +209,18 @@ async def test_an_ingress_that_the_network_has_swallowed_is_given_up(monkeypatch
 
 
 async def test_an_engine_that_was_lost_is_not_the_streams_end() -> None:
-    async with doors(1) as (door,), GenerateClient(door.address) as client:
+    async with ingresses(1) as (ingress,), GenerateClient(ingress.address) as client:
         answer = Answer(client)
-        await door.begin(answer, "ab")
-        door.pair.decode.lose()  # ABORTED, as this ingress tries once.
-        await door.finish("cd")
+        await ingress.begin(answer, "ab")
+        ingress.pair.decode.lose()  # ABORTED, as this ingress tries once.
+        await ingress.finish("cd")
         await answer.wait_over()
     assert answer.text == "abcd"
 
 
 async def test_ingresses_that_are_not_there_or_drain_are_passed_over() -> None:
     async with (
-        doors(2) as (draining, open_),
+        ingresses(2) as (draining, open_),
         GenerateClient(draining.address) as other,
         GenerateClient(f"{NOBODY},{draining.address}, {open_.address}") as client,
     ):
@@ -246,20 +246,20 @@ async def test_without_any_ingress_a_new_request_does_not_wait() -> None:
 
 
 async def test_a_cut_stream_waits_no_longer_than_the_recovery_timeout() -> None:
-    async with doors(1) as (door,), GenerateClient(door.address, recovery_timeout_s=0.1) as client:
+    async with ingresses(1) as (ingress,), GenerateClient(ingress.address, recovery_timeout_s=0.1) as client:
         answer = Answer(client)
-        await door.begin(answer, "ab")
-        await door.die()
+        await ingress.begin(answer, "ab")
+        await ingress.die()
         with pytest.raises(CallFailed, match="UNAVAILABLE"):
             await answer.wait_over()
     assert answer.text == "ab"
 
 
 async def test_a_cut_stream_waits_no_longer_than_its_caller() -> None:
-    async with doors(1) as (door,), GenerateClient(door.address) as client:
+    async with ingresses(1) as (ingress,), GenerateClient(ingress.address) as client:
         answer = Answer(client, timeout_s=0.4)
-        await door.begin(answer, "ab")
-        await door.die()
+        await ingress.begin(answer, "ab")
+        await ingress.die()
         with pytest.raises(CallFailed, match="the deadline passed while the answer waited") as raised:
             await answer.wait_over()
     assert raised.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -267,7 +267,7 @@ async def test_a_cut_stream_waits_no_longer_than_its_caller() -> None:
 
 async def test_a_full_ingress_is_left_alone_for_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     async with (
-        doors(2, max_requests_in_flight=1) as (first, full),
+        ingresses(2, max_requests_in_flight=1) as (first, full),
         GenerateClient(full.address) as other,
         GenerateClient([first.address, full.address]) as client,
     ):
@@ -297,7 +297,7 @@ async def test_a_full_ingress_is_left_alone_for_as_long_as_it_says(monkeypatch: 
 
 
 async def test_what_is_the_requests_own_fault_is_not_asked_elsewhere() -> None:
-    async with doors(2) as (first, second), GenerateClient([first.address, second.address]) as client:
+    async with ingresses(2) as (first, second), GenerateClient([first.address, second.address]) as client:
         with pytest.raises(CallFailed, match="INVALID_ARGUMENT"):
             await anext(client.generate("hello", temperature=-1.0))
         answer = Answer(client)
@@ -309,7 +309,7 @@ async def test_what_is_the_requests_own_fault_is_not_asked_elsewhere() -> None:
 
 
 async def test_a_stream_that_may_not_be_resumed_tells_its_caller() -> None:
-    async with doors(2) as (first, second), GenerateClient([first.address, second.address]) as client:
+    async with ingresses(2) as (first, second), GenerateClient([first.address, second.address]) as client:
         answer = Answer(client, resume=False)
         await first.begin(answer, "ab")
         await first.die()
@@ -320,7 +320,7 @@ async def test_a_stream_that_may_not_be_resumed_tells_its_caller() -> None:
 
 
 async def test_a_reader_that_leaves_a_resumed_stream_aborts_it() -> None:
-    async with doors(2) as (first, second), GenerateClient([first.address, second.address]) as client:
+    async with ingresses(2) as (first, second), GenerateClient([first.address, second.address]) as client:
         answer = Answer(client)
         await first.begin(answer, "ab")
         await first.die()

@@ -1,4 +1,4 @@
-"""What the doctor computes from headers is what an engine has once it has loaded the model."""
+"""The doctor computes from headers what an engine has once it has loaded the model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_weights_and_blocks_are_those_of_the_engine(family: str, checkpoint: Cal
 
 
 def _large(**config: Any) -> Checkpoint:
-    """As large as Llama-3.1-70B."""
+    """A checkpoint as large as Llama-3.1-70B."""
     text = {
         "hidden_size": 8192,
         "intermediate_size": 28672,

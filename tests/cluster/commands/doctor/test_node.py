@@ -245,7 +245,7 @@ def test_room_is_counted_for_all_roles_together() -> None:
     assert judge_room(config, nodes[:1])[1].verdict is Verdict.FAILURE
 
 
-_DOORS = [
+_INGRESS_NODES = [
     Node("a", "10.0.0.1", "a", {"raypd_ingress": 1.0}, {"zone": "x"}),
     Node("b", "10.0.0.2", "b", {"raypd_ingress": 1.0}, {"zone": "y"}),
     Node("c", "10.0.0.3", "c", {}, {"zone": "x"}),
@@ -266,7 +266,7 @@ _DOORS = [
 def test_ingresses_have_room_where_their_resources_and_labels_are(
     ingress: dict[str, object], verdict: Verdict, found: str
 ) -> None:
-    finding = judge_ingress_room(ClusterConfig.model_validate({"ingress": ingress}), _DOORS)
+    finding = judge_ingress_room(ClusterConfig.model_validate({"ingress": ingress}), _INGRESS_NODES)
 
     assert (finding.check, finding.verdict) == ("room for ingresses", verdict)
     assert found in finding.found

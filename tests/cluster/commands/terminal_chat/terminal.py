@@ -41,7 +41,7 @@ class RaypdInTerminal:
         self._codes = ""
         self.shown = ""
         self.below: list[str] = []
-        """What the line below has shown."""
+        """The texts that the line below has shown."""
 
     def __enter__(self) -> Self:
         return self
@@ -73,7 +73,7 @@ class RaypdInTerminal:
         self.type(_CTRL_C)
 
     def wait_for(self, text: str) -> str:
-        """What is shown, from where the last wait ended to the end of this text."""
+        """Wait for a text; returns what is shown from where the last wait ended to the end of this text."""
         deadline_s = time.monotonic() + _TIMEOUT_S
         while text not in self.shown:
             ready, _, _ = select.select([self._ours], [], [], max(0.0, deadline_s - time.monotonic()))

@@ -1,4 +1,4 @@
-"""What is entered, and what becomes of the conversation."""
+"""Lines that are entered, and what becomes of the conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the controller knows is written one at a time, the newest last."""
+"""The controller's states are written one at a time, the newest last."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from cluster.sessions.cluster_membership import Membership
 
 
 class FakeStore:
-    """Ray's store. While `gate` is closed its head is away: what is written waits."""
+    """Ray's store. While `is_up` is not set its head is away: writes wait."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.data: dict[bytes, bytes] = {}
         self.versions: list[int] = []
-        self.gate = threading.Event()
-        self.gate.set()
+        self.is_up = threading.Event()
+        self.is_up.set()
         monkeypatch.setattr(saved_state, "_put", self.put)
         monkeypatch.setattr(saved_state, "_get", self.data.get)
         monkeypatch.setattr(saved_state, "_delete", self.data.pop)
         monkeypatch.setattr(saved_state, "_TIMEOUT_S", 0.5)
 
     def put(self, key: bytes, data: bytes) -> None:
-        assert self.gate.wait(10)
+        assert self.is_up.wait(10)
         self.versions.append(pickle.loads(data).membership.version)
         self.data[key] = data
 
@@ -54,11 +54,11 @@ async def test_what_was_saved_is_loaded_until_it_is_cleared(ray_store: FakeStore
 
 async def test_a_late_write_does_not_land_on_a_newer_one(ray_store: FakeStore) -> None:
     store = StateStore("raypd")
-    ray_store.gate.clear()
+    ray_store.is_up.clear()
     for version in (1, 2):
         with pytest.raises(RayCallFailed, match="head did not answer"):
             await store.save(lambda version=version: state(version))  # type: ignore[misc]  # mypy cannot infer it
-    ray_store.gate.set()
+    ray_store.is_up.set()
     async with asyncio.timeout(10):
         while True:
             try:

@@ -35,7 +35,7 @@ CONFIG = ClusterConfig(heartbeat_interval_s=0.02, heartbeat_timeout_s=1.5, drain
 
 @dataclass
 class FakeEngine:
-    """What stands behind an engine's actor."""
+    """The object behind an engine's actor."""
 
     config: object
     engine_id: str
@@ -168,10 +168,10 @@ class World:
                 self.changed.clear()
 
     async def up(self) -> None:
-        await self.rounds_until(lambda: self.lives() == {"prefill-0": 1, "decode-0": 1})
+        await self.rounds_until(lambda: self.incarnations() == {"prefill-0": 1, "decode-0": 1})
 
-    def lives(self) -> dict[str, int]:
-        """Who serves, and which life of it."""
+    def incarnations(self) -> dict[str, int]:
+        """Return the incarnation of each engine that serves."""
         return {engine.engine_id: engine.incarnation for engine in self.fleet if engine.state is EngineState.READY}
 
     def members(self) -> set[tuple[str, int]]:
@@ -245,7 +245,7 @@ async def test_an_incarnation_is_saved_before_its_engine_is_started(world: World
 async def test_an_engine_that_dies_leaves_at_once_and_is_replaced(world: World) -> None:
     await world.up()
     world.actor("decode-0").die()
-    await world.rounds_until(lambda: world.lives() == {"prefill-0": 1, "decode-0": 2})
+    await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 1, "decode-0": 2})
     assert world.members() == {("prefill-0", 1), ("decode-0", 2)}
     assert any(("decode-0", 1) not in {e.key for e in m.engines} for m in world.ingresses.published[-3:])
 
@@ -261,14 +261,14 @@ async def test_an_engine_that_dies_leaves_at_once_and_is_replaced(world: World) 
 async def test_a_sick_engine_is_replaced(world: World, fault: Callable[[FakeEngine], None], said: str) -> None:
     await world.up()
     fault(world.thing("prefill-0"))
-    await world.rounds_until(lambda: world.lives() == {"prefill-0": 2, "decode-0": 1})
+    await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 2, "decode-0": 1})
     assert said in world.decisions()
 
 
 async def test_a_silent_engine_is_replaced(world: World) -> None:
     await world.up()
     world.actor("decode-0").is_hanging = True
-    await world.rounds_until(lambda: world.lives() == {"prefill-0": 1, "decode-0": 2})
+    await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 1, "decode-0": 2})
     assert "it has not answered for" in world.decisions()
     await world.actor("decode-0").ended()
 
@@ -287,7 +287,7 @@ async def test_silence_is_nobodys_fault_while_rays_head_does_not_answer(
     monkeypatch.setattr(HeadProbe, "silence_s", no_silence)
     world.actor("decode-0").is_hanging = True
     await world.rounds_until(lambda: num_asked >= 2)
-    assert world.lives() == {"prefill-0": 1, "decode-0": 1}
+    assert world.incarnations() == {"prefill-0": 1, "decode-0": 1}
     assert "give up" not in world.decisions()
 
 
@@ -306,7 +306,7 @@ async def test_an_engine_that_ray_cannot_start_is_given_up_with_the_reason_and_t
 ) -> None:
     world.wanted = [D0]
     world.ray.failures = {"raypd-engine/decode-0/1": failure}
-    await world.rounds_until(lambda: world.lives() == {"decode-0": 2})
+    await world.rounds_until(lambda: world.incarnations() == {"decode-0": 2})
     assert world.fleet.history(D0).last_error == f"decode-0: {str(failure).strip()}"
     assert len(world.fleet.history(D0).deaths_s) == 1
 
@@ -326,7 +326,7 @@ async def test_a_canary_that_its_partner_did_not_survive_is_not_held_against_an_
 
     world.ingresses.judge = judge
     world.actor("decode-0").die()
-    await world.rounds_until(lambda: world.lives() == {"prefill-0": 2, "decode-0": 2})
+    await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 2, "decode-0": 2})
     assert len(world.fleet.history(D0).deaths_s) == 1
     assert len(world.fleet.history(P0).deaths_s) == 1
 
@@ -336,11 +336,11 @@ async def test_a_wrong_canary_is_held_against_the_engine_that_was_to_be_proven(w
     world.ingresses.judge = lambda prefill, decode: "tokens differ"
     world.actor("decode-0").die()
     await world.rounds_until(lambda: len(world.fleet.history(D0).deaths_s) == 2)
-    assert world.lives() == {"prefill-0": 1}
+    assert world.incarnations() == {"prefill-0": 1}
     assert ("decode-0", 2) not in world.members()
 
 
-async def test_a_drained_engine_ends_its_work_first_and_a_new_life_follows(world: World) -> None:
+async def test_a_drained_engine_ends_its_work_first_and_a_new_incarnation_follows(world: World) -> None:
     await world.up()
     engine = world.thing("decode-0")
     engine.num_running = 1
@@ -350,7 +350,7 @@ async def test_a_drained_engine_ends_its_work_first_and_a_new_life_follows(world
     await world.rounds_until(lambda: engine.num_asked >= num_asked + 3)
     assert {e.slot: e.state for e in world.fleet}[D0] is EngineState.DRAINING
     engine.num_running = 0
-    await world.rounds_until(lambda: world.lives() == {"prefill-0": 1, "decode-0": 2})
+    await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 1, "decode-0": 2})
     await world.actor("decode-0").ended()
     assert engine.has_stopped
     assert not world.fleet.history(D0).deaths_s
@@ -364,20 +364,20 @@ async def test_a_drained_engine_ends_what_was_sent_to_it_before_the_ingress_knew
     await world.rounds_until(lambda: engine.num_asked >= busy_from + 3)
     assert {e.slot: e.state for e in world.fleet}[D0] is EngineState.DRAINING
     engine.num_running = 0
-    await world.rounds_until(lambda: world.lives() == {"prefill-0": 1, "decode-0": 2})
+    await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 1, "decode-0": 2})
 
 
 async def test_a_drain_has_an_end(world: World) -> None:
     await world.up()
     world.thing("decode-0").num_running = 1
     await world.fleet.drain(world.fleet.serving("decode-0"), "asked for")
-    await world.rounds_until(lambda: world.lives() == {"prefill-0": 1, "decode-0": 2})
+    await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 1, "decode-0": 2})
 
 
 async def test_an_engine_whose_process_is_asked_to_end_is_drained(world: World) -> None:
     await world.up()
     world.thing("prefill-0").is_asked_to_end = True
-    await world.rounds_until(lambda: world.lives() == {"prefill-0": 2, "decode-0": 1})
+    await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 2, "decode-0": 1})
     assert "drain prefill-0, incarnation 1: its process was asked to end" in world.decisions()
 
 
@@ -385,7 +385,7 @@ async def test_a_role_outlives_the_engine_that_has_it(world: World) -> None:
     await world.up()
     await world.fleet.set_role(world.fleet.serving("prefill-0"), EngineRole.BOTH)
     world.actor("prefill-0").die()
-    await world.rounds_until(lambda: world.lives() == {"prefill-0": 2, "decode-0": 1})
+    await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 2, "decode-0": 1})
     assert {e.engine_id: e.role for e in world.fleet.membership.engines}["prefill-0"] is EngineRole.BOTH
 
 
@@ -393,7 +393,7 @@ async def test_an_update_proves_engines_with_those_of_their_model(world: World) 
     await world.up()
     world.ingresses.proven.clear()
     version = world.models.add("another-model")
-    await world.rounds_until(lambda: world.lives() == {"prefill-0": 2, "decode-0": 2})
+    await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 2, "decode-0": 2})
     assert world.ingresses.proven == [("", "prefill-0"), ("prefill-0", "decode-0")]
     assert [model.version for model in world.fleet.membership.models] == [version]
     assert {engine.model_version for engine in world.fleet.membership.engines} == {version}
@@ -409,7 +409,7 @@ async def test_an_update_goes_on_without_an_engine_that_has_found_no_room(
     await world.rounds_until(lambda: any(engine.finds_no_room for engine in world.fleet))
     monkeypatch.setattr(EnginePlacement, "reserve", _place_first_ones)
     world.models.add("another-model")
-    await world.rounds_until(lambda: world.lives() == {"prefill-0": 2, "decode-0": 2})
+    await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 2, "decode-0": 2})
     assert "model version 2 replaces version 1" in world.decisions()
     assert [engine.model_version for engine in world.fleet if engine.slot == unplaceable] == [2]
 
@@ -422,7 +422,7 @@ async def _place_first_ones(config: object, role: object, name: str, *arguments:
     return FullPlacement() if "decode-1" in name else FakePlacement()
 
 
-async def test_an_update_to_a_model_that_no_door_can_read_ends_with_its_first_engine(world: World) -> None:
+async def test_an_update_to_a_model_that_no_ingress_can_read_ends_with_its_first_engine(world: World) -> None:
     await world.up()
     world.ingresses.unusable.add(world.models.add("another-model"))
     await world.rounds_until(lambda: len(world.fleet.history(P0).deaths_s) == 2)
@@ -437,7 +437,7 @@ async def test_only_engines_that_serve_can_be_named(world: World) -> None:
 
 
 async def go_on(world: World) -> None:
-    """As a later controller."""
+    """Go on as a later controller."""
     saved, old = world.fleet.saved(), world.fleet
     world.fleet = world.make_fleet()
     await world.fleet.restore(saved, old.histories, old.roles, old.membership)
@@ -447,10 +447,10 @@ async def test_a_later_controller_takes_over_who_serves_without_a_question(world
     await world.up()
     membership = world.fleet.membership
     await go_on(world)
-    assert world.lives() == {"prefill-0": 1, "decode-0": 1}
+    assert world.incarnations() == {"prefill-0": 1, "decode-0": 1}
     assert world.fleet.membership == membership
     world.actor("decode-0").die()
-    await world.rounds_until(lambda: world.lives() == {"prefill-0": 1, "decode-0": 2})
+    await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 1, "decode-0": 2})
 
 
 async def test_a_later_controller_replaces_who_has_died_meanwhile(world: World) -> None:
@@ -458,15 +458,15 @@ async def test_a_later_controller_replaces_who_has_died_meanwhile(world: World) 
     world.actor("prefill-0").die()
     await go_on(world)
     assert world.members() == {("decode-0", 1)}
-    await world.rounds_until(lambda: world.lives() == {"prefill-0": 2, "decode-0": 1})
+    await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 2, "decode-0": 1})
 
 
 async def test_a_later_controller_waits_for_who_is_still_loading(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = asyncio.Event()
-    monkeypatch.setattr(FakeEngine, "__post_init__", lambda engine: setattr(engine, "may_load", gate))
+    may_load = asyncio.Event()
+    monkeypatch.setattr(FakeEngine, "__post_init__", lambda engine: setattr(engine, "may_load", may_load))
     await world.rounds_until(lambda: len(world.ray.started) == 2)
     await go_on(world)
-    gate.set()
+    may_load.set()
     await world.up()
     assert len(world.ray.started) == 2
 

@@ -18,7 +18,7 @@ def test_engines_of_a_role_are_spread() -> None:
     assert choose_node(P, ["a", "b"], {"a": [P, P], "b": [P]}) == "b"
 
 
-def test_without_nodes_there_is_no_wish() -> None:
+def test_without_nodes_none_is_preferred() -> None:
     assert choose_node(P, [], {}) is None
 
 

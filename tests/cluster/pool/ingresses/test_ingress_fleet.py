@@ -44,7 +44,7 @@ def _stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class FakeIngress:
-    """What stands behind an ingress's actor. ports: what it is told to use; proofs: decode engines it has proven."""
+    """The object behind an ingress's actor. ports: what it is told to use; proofs: decode engines it has proven."""
 
     config: ClusterConfig
     controller_name: str
@@ -414,22 +414,22 @@ async def test_one_that_takes_long_to_start_keeps_the_others_looked_after(
 ) -> None:
     world = world_of(2)
     await world.up()
-    gate = asyncio.Event()
-    monkeypatch.setattr(FakeIngress, "place", lambda ingress: _place_behind(gate))
+    may_go_on = asyncio.Event()
+    monkeypatch.setattr(FakeIngress, "place", lambda ingress: _place_behind(may_go_on))
     for name in ("raypd-ingress/0/1", "raypd-ingress/1/1"):
         world.ray.by_name[name].die()
         await world.ingresses.look(NOW_S)
-        # A task of its own begins with the next turn of the loop, and waits behind the gate.
+        # A task of its own begins with the next turn of the loop, and waits for may_go_on.
         await asyncio.sleep(0)
         await asyncio.sleep(0)
     assert world.states() == [(2, "starting"), (2, "starting")]
-    gate.set()
+    may_go_on.set()
     await world.ingresses.settled()
     assert world.states() == [(2, "ready"), (2, "ready")]
 
 
-async def _place_behind(gate: asyncio.Event) -> tuple[str, str]:
-    await gate.wait()
+async def _place_behind(may_go_on: asyncio.Event) -> tuple[str, str]:
+    await may_go_on.wait()
     return "node-a", "10.0.0.1"
 
 
@@ -486,11 +486,16 @@ async def test_a_canary_waits_for_the_first_node_that_may_have_an_ingress(
     world_of: WorldOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there: list[dict[str, object]] = []
-    place = {"NodeManagerAddress": "10.0.0.1", "NodeManagerHostname": "host", "Resources": {"door": 1}, "Labels": {}}
+    place = {
+        "NodeManagerAddress": "10.0.0.1",
+        "NodeManagerHostname": "host",
+        "Resources": {"client_facing": 1},
+        "Labels": {},
+    }
     world = world_of()
     world.ingresses = IngressFleet(
         ClusterConfig(
-            ingress=IngressConfig(per_node=True, resources={"door": 1}),
+            ingress=IngressConfig(per_node=True, resources={"client_facing": 1}),
             heartbeat_interval_s=0.01,
             heartbeat_timeout_s=2.0,
         ),
@@ -504,7 +509,9 @@ async def test_a_canary_waits_for_the_first_node_that_may_have_an_ingress(
     await world.ingresses.start_missing(NOW_S)
     proving = asyncio.create_task(world.ingresses.prove(None, ENGINE, FACTS, NOW_S))
     await asyncio.sleep(0)
-    assert world.ingresses.missing() == "no ingress is up: each needs {'door': 1.0} on a node that is labelled {}"
+    assert (
+        world.ingresses.missing() == "no ingress is up: each needs {'client_facing': 1.0} on a node that is labelled {}"
+    )
     there.append({"NodeID": "node-a", "Alive": True, **place})
     async with asyncio.timeout(10):
         await proving

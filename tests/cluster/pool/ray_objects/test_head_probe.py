@@ -1,4 +1,4 @@
-"""Whose silence counts, and from when."""
+"""The silence that counts, and from when."""
 
 from __future__ import annotations
 

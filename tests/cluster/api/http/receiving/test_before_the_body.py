@@ -1,4 +1,4 @@
-"""What a call's headers tell is looked at before its body is received."""
+"""A call's headers are checked before its body is received."""
 
 from __future__ import annotations
 

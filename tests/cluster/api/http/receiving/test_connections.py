@@ -1,4 +1,4 @@
-"""Which connection ends when there is one too many."""
+"""The choice of the connection that ends when there is one too many."""
 
 from __future__ import annotations
 

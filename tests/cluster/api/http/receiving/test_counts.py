@@ -1,4 +1,4 @@
-"""What is too much is refused by its count, with the field that has it."""
+"""A body with too many entries is refused by their count, with the field that has them."""
 
 from __future__ import annotations
 

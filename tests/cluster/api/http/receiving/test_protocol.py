@@ -1,4 +1,4 @@
-"""What comes over a connection has bounds before anybody looks at it."""
+"""Data on a connection has bounds before anybody looks at it."""
 
 from __future__ import annotations
 
