@@ -56,7 +56,7 @@ _decode_input: Final = msgspec.msgpack.Decoder(EncoderInput).decode
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """What an encode engine has among those it keeps. dtype: by torch's name; shape: [num_embeds, hidden_size]"""
+    """An image's embeddings that an encode engine keeps. dtype: torch's name of it; shape: [num_embeds, hidden_size]"""
 
     dtype: Word
     shape: tuple[Count, Count]

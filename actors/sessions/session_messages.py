@@ -1,4 +1,4 @@
-"""What an ingress and an engine say to each other on a session, the one gRPC stream between them.
+"""The messages between an ingress and an engine on a session, the one gRPC stream between them.
 
 A session is private to one cluster version: both ends come from the same code, so messages are msgspec's, not protobuf.
 The engine speaks first, with its Hello; then batches of outputs, one message per step, and a heartbeat in between. It
@@ -63,7 +63,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """Who answers: a client that expected another incarnation hangs up."""
+    """The engine that answers: a client that expected another incarnation hangs up."""
 
     engine_id: Name
     incarnation: Incarnation
@@ -74,7 +74,7 @@ class Taken(msgspec.Struct, frozen=True, tag="taken"):
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """What one step had for this client; empty for a heartbeat. Times in it are Unix times in seconds."""
+    """The outputs of one step for this client; empty for a heartbeat. Times in it are Unix times in seconds."""
 
     batch: EngineCoreOutputs
 

@@ -46,7 +46,7 @@ _TAKEN = Taken()
 
 
 class SessionEngine(Protocol):
-    """What sessions ask of the engine; callable from the event loop."""
+    """The engine, as sessions use it; callable from the event loop."""
 
     def find_mistake(self, request: EngineCoreRequest) -> str | None:
         """Say what of a request the engine's model cannot be given, or return None."""

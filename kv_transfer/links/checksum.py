@@ -30,7 +30,7 @@ def checksum_of(blocks: Sequence[Tensor]) -> int:
 
 
 class ComparedChunks:
-    """Of one link, at its consumer: chunks that are in, and words about them; either may come first."""
+    """Compares, at one link's consumer, chunks that are in with the producer's checksums; either may come first."""
 
     def __init__(self) -> None:
         self._jobs: deque[ChunkJob] = deque()

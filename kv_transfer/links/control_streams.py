@@ -20,7 +20,7 @@ class ControlStream(Protocol):
 
     @property
     def proven(self) -> Proven | None:
-        """Who is at the two ends, and a key that only they have; None until the handshake is over."""
+        """Return the engines at the two ends, and a key that only they have; None until the handshake is over."""
 
     def send(self, message: ControlMessage) -> None:
         """Queue a message; a closed stream drops it."""
@@ -30,7 +30,7 @@ class ControlStream(Protocol):
 
 
 class StreamEvents(Protocol):
-    """What an engine hears from its streams; called on the control's own thread."""
+    """The events of an engine's streams; called on the control's own thread."""
 
     def on_message(self, stream: ControlStream, message: ControlMessage) -> None:
         """A message has arrived; on a stream that someone else dialled, the first one is how it is heard of."""
@@ -47,7 +47,7 @@ class Control(Protocol):
 
     @property
     def tls(self) -> InternalTls | None:
-        """What this engine's connections with others are encrypted with; None: they are not."""
+        """Return the certificates that encrypt this engine's connections with others; None: they are not encrypted."""
 
     @property
     def refusals(self) -> Refusals:

@@ -50,7 +50,7 @@ class ChunkJob:
 
 
 class LinkEvents(Protocol):
-    """What a data thread tells its owner; called on the data thread."""
+    """The events of a data thread, for its owner; called on the data thread."""
 
     def on_chunk_moved(self, job: ChunkJob) -> None:
         """A chunk has left, or has arrived."""

@@ -54,7 +54,7 @@ class GrpcStream:
         self._put(None)
 
     async def outgoing(self, may_begin: asyncio.Event | None = None) -> AsyncIterator[ControlMessage]:
-        """What is to be sent, until close(). may_begin: when the first message may go."""
+        """Yield the messages to send, until close(). may_begin: set when the first message may go."""
         if may_begin is not None:
             await may_begin.wait()
         while (message := await self._outgoing.get()) is not None:

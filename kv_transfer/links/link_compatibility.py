@@ -1,7 +1,7 @@
-"""Whether KV can travel between two engines: one rule, for the handshake that refuses and the router that avoids it.
+"""Decides whether KV can travel between two engines: one rule, for the handshake and for the router.
 
-What one life of an engine must have in common with a peer is known once its model is loaded. It goes to the router with
-the engine's address, and to a peer in Hello. Which of the ranks meet is no matter of it: layout.py plans that, for any
+The facts that an engine must have in common with a peer are known once its model is loaded. They go to the router with
+the engine's address, and to a peer in Hello. The rule does not decide which ranks meet: layout.py plans that, for any
 two engines that hold the same heads in all.
 """
 
@@ -16,7 +16,7 @@ from kv_transfer.layout import KVCacheLayout
 
 @dataclass(frozen=True, slots=True)
 class PairingFacts:
-    """What an engine says of itself to those that would exchange KV with it.
+    """The facts of an engine that another one must share to exchange KV with it.
 
     num_kv_heads: of all ranks
     transport:    as in KVTransferConfig.transport, but for `auto`
@@ -43,7 +43,7 @@ class PairingFacts:
         is_on_gpu: bool,
         protocol_version: int = PROTOCOL_VERSION,
     ) -> Self:
-        """Of an engine, as any of its ranks can tell. layout: the rank's."""
+        """Make the facts of an engine from those of any of its ranks. layout: the rank's."""
         return cls(
             protocol_version=protocol_version,
             transport=transport,
@@ -59,7 +59,7 @@ class PairingFacts:
 
     @classmethod
     def of_hello(cls, hello: Hello) -> Self:
-        """Of the engine that says this."""
+        """Make the facts of the engine that sent this Hello."""
         return cls.of_rank(
             hello.layout,
             hello.transport,
@@ -70,7 +70,7 @@ class PairingFacts:
 
 
 def find_mismatch(one: PairingFacts, other: PairingFacts, at_one: str, at_other: str) -> str | None:
-    """What keeps the two from being a pair, with both values; None if nothing does. It is the same in both directions.
+    """Say what keeps the two from being a pair, with both values; None if nothing does. The two may be exchanged.
 
     The number of blocks is each end's own affair. Block sizes may differ on CPUs, if one is a multiple of the other: on
     a GPU the copies of a chunk that is cut into pieces are not ordered against the compute stream.

@@ -32,7 +32,7 @@ class Lifeless:
 
 
 class LinkLiveness:
-    """Of all links of one agent. Times are monotonic."""
+    """Watches the liveness of all links of one agent. Times are monotonic."""
 
     def __init__(self, timeout_s: float) -> None:
         """timeout_s: how long a peer may say nothing"""

@@ -39,7 +39,7 @@ _LinkKey = tuple[tuple[str, int], bool]
 
 
 class AgentEvents(StreamEvents, Protocol):
-    """What streams and data threads tell the agent; from any thread."""
+    """The events of streams and data threads, for the agent; from any thread."""
 
     def on_chunk_moved(self, link: PeerLink, job: ChunkJob) -> None:
         """A chunk has left, or has arrived."""
@@ -231,7 +231,7 @@ class LinkTable:
         return idle[: max(0, len(dialled) - self._config.max_links)]
 
     def stats(self, epoch_s: float) -> tuple[LinkStats, ...]:
-        """Of every link, and of those that were lost. epoch_s: the Unix time of the monotonic clock's zero."""
+        """Return the counters of links, lost ones too. epoch_s: the Unix time of the monotonic clock's zero."""
         living = {_key(link) for link in self._links.values()}
         lost = [stats for key, stats in self._lost.items() if key not in living]
         return (*(self._stats_of(link, epoch_s) for link in self._links.values()), *lost)

@@ -17,7 +17,7 @@ from kv_transfer.trust.tls import InternalTls
 
 
 class LoopbackHub:
-    """Where the engines of one process find each other."""
+    """The registry in which the engines of one process find each other."""
 
     def __init__(self) -> None:
         self._events: dict[str, StreamEvents] = {}
@@ -35,7 +35,7 @@ class LoopbackHub:
             self._events[engine_id] = events
 
     def find(self, engine_id: str) -> StreamEvents | None:
-        """Who listens under this name."""
+        """Return the engine that listens under this name, if there is one."""
         with self._lock:
             return self._events.get(engine_id)
 

@@ -116,7 +116,7 @@ class PeerLink:
 
 
 def find_welcome_mistake(welcome: Welcome, layout: KVCacheLayout, facts: PairingFacts) -> str | None:
-    """What keeps a producer that says it agrees from being a pair with this end; None if nothing does.
+    """Say what keeps a producer that agrees from being a pair with this end; None if nothing does.
 
     layout, facts: of this end, the consumer's. The transport and the checksum are not in a Welcome: the producer has
     compared them.
@@ -142,7 +142,7 @@ def find_forgery(proven: Proven | None, hello: Hello) -> str | None:
 def find_disagreement(
     hello: Hello, engine_id: str, incarnation: int, layout: KVCacheLayout, facts: PairingFacts
 ) -> str | None:
-    """What keeps the two ends from being a pair, with both values; None if nothing does.
+    """Say what keeps the two ends from being a pair, with both values; None if nothing does.
 
     Beyond what find_mismatch() decides for their engines: whether this rank is the one that is meant, and whether the
     two ranks have heads in common.

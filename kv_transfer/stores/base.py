@@ -1,4 +1,4 @@
-"""What a store is: a place outside of the KV cache that keeps blocks by their hash, and brings them back.
+"""The interface of a store, which keeps blocks outside of the KV cache by their hash, and brings them back.
 
 A store has two sides, as the connector has. The scheduler side decides, in the engine thread: what is saved, what
 could be loaded. It never blocks. The worker side moves bytes, one for each tensor-parallel rank, each with the rank's
@@ -43,7 +43,7 @@ class KVStoreWorker(Protocol):
 
 
 class KVStore(Protocol):
-    """What an entry point of the group `raypd.kv_stores` names: a class of this shape, made without arguments."""
+    """The class that an entry point of the group `raypd.kv_stores` names; it is made without arguments."""
 
     def make_scheduler(self, layout: KVCacheLayout, options: Mapping[str, Any]) -> KVStoreScheduler:
         """In the engine's process. layout: rank 0's. Raises ValueError if the options are wrong."""

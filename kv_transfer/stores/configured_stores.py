@@ -1,4 +1,4 @@
-"""Which stores an engine has: the host tier if it is configured, then those of entry points, in the given order."""
+"""Makes the stores of an engine: the host tier if it is configured, then those of entry points, in the given order."""
 
 from __future__ import annotations
 

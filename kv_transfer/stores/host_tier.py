@@ -56,7 +56,7 @@ class HostMemoryScheduler:
         return True
 
     def take_forgotten(self) -> Sequence[bytes]:
-        """Whose slots are given away."""
+        """Return the blocks whose slots were given to others since the last call."""
         forgotten, self._forgotten = self._forgotten, []
         return forgotten
 

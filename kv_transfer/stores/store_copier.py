@@ -52,7 +52,7 @@ class _Save:
 @dataclass(frozen=True, slots=True)
 class _LoadPart:
     load: _Load
-    places: tuple[int, ...]
+    slots: tuple[int, ...]
 
 
 class StoreCopier:
@@ -132,12 +132,12 @@ class StoreCopier:
             self._stats.num_unsaved_blocks += num_unsaved
 
     def _begin(self, load: BlockLoad) -> None:
-        places: dict[int, list[int]] = {}
+        slots: dict[int, list[int]] = {}
         for place, block in enumerate(load.blocks):
-            places.setdefault(block.store, []).append(place)
-        started = _Load(load, self._mark_compute(), len(places), time.monotonic(), [False] * len(load.blocks))
+            slots.setdefault(block.store, []).append(place)
+        started = _Load(load, self._mark_compute(), len(slots), time.monotonic(), [False] * len(load.blocks))
         self._loads[load.request_id] = started
-        for index, part in places.items():
+        for index, part in slots.items():
             self._queues[index].put(_LoadPart(started, tuple(part)))
 
     def _mark_compute(self) -> _CudaEvent | None:
@@ -177,7 +177,7 @@ class StoreCopier:
     def _load(self, store: KVStoreWorker, part: _LoadPart, stream: Any) -> None:
         load, reason = part.load, ""
         try:
-            for place in part.places:
+            for place in part.slots:
                 if load.is_over or not self._load_block(store, load, place, stream):
                     reason = "the store does not have it any more"
                     break

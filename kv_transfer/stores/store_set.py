@@ -16,7 +16,7 @@ class KVStoreScheduler(Protocol):
         """How many of these, from the first one on, it can bring."""
 
     def choose_cached(self, block_hashes: Sequence[bytes]) -> Sequence[bytes]:
-        """Which of these blocks, whose KV was just computed or received, are to be saved now."""
+        """Return those of the blocks, whose KV was just computed or received, that are to be saved now."""
 
     def choose_evicted(self, block_hash: bytes) -> bool:
         """Whether this block, which the KV cache is about to forget, is to be saved."""
@@ -28,7 +28,7 @@ class KVStoreScheduler(Protocol):
         """These, which find() has just named, are going to be loaded: not to be forgotten before that is over."""
 
     def end_load(self, block_hashes: Sequence[bytes], num_loaded: int) -> None:
-        """That is over; the first so many were brought by every rank. It need not have been tried at all."""
+        """End a load, tried or not. num_loaded: every rank has brought this many blocks, the first ones."""
 
     def clear(self) -> None:
         """Forget everything: what is stored is not wanted any more. No load is under way."""
@@ -71,7 +71,7 @@ class StoreSet:
                 self._saves[index, block_hash] = StoredBlock(index, block_hash, block_id)
 
     def _take_forgotten(self, index: int) -> None:
-        """What a store gives up is dropped, or, if it is not even saved yet, never saved."""
+        """Drop the blocks that a store has given up; those that are not saved yet are never saved."""
         for block_hash in self._stores[index].take_forgotten():
             if self._saves.pop((index, block_hash), None) is None:
                 self._dropped.append((index, block_hash))
@@ -129,7 +129,7 @@ class StoreSet:
         return found
 
     def take_metadata(self) -> StoreMetadata | None:
-        """What was collected, once; None if nothing."""
+        """Return, once, the saves and loads that were collected; None if there are none."""
         metadata = StoreMetadata(
             tuple(self._dropped), tuple(self._saves.values()), tuple(self._loads), tuple(self._cancelled)
         )

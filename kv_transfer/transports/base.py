@@ -1,4 +1,4 @@
-"""What a transport is: a way to open data links, on which runs of bytes go one way, in order.
+"""The interface of a transport, which opens data links: runs of bytes go one way on them, in order.
 
 All calls but abort() come from the link's own thread and may block, each up to its deadline.
 """
@@ -52,7 +52,7 @@ class PendingLink(Protocol):
 
     @property
     def rendezvous(self) -> str:
-        """What the consumer needs to know to connect."""
+        """Return the address that the consumer connects to, in the transport's own words."""
 
     def accept(self, timeout_s: float, opening: Opening | None = None) -> DataLink:
         """Wait for the consumer. Raises LinkLost. opening: ends the wait, where the transport can."""
@@ -63,7 +63,7 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """As in KVTransferConfig.transport; both ends must have the same."""
+        """Return the transport's name, as in KVTransferConfig.transport; both ends must have the same."""
 
     def listen(self, key: KeySource | None = None) -> PendingLink:
         """Producer: prepare a link. Raises LinkLost.

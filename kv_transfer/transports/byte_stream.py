@@ -14,7 +14,7 @@ from kv_transfer.errors import ChunkTimeout, LinkLost
 from kv_transfer.trust.tls_socket import TlsSocket
 
 _MAX_BUFFERS: Final = 512
-"""Of one system call; Linux allows 1024."""
+"""The most buffers of one system call; Linux allows 1024."""
 
 
 class ByteStream:

@@ -78,7 +78,7 @@ class _Condition(Protocol):
 
 
 class PipeSource(Protocol):
-    """Where pipes are made and found: the hub of this process."""
+    """Makes and finds pipes: the hub of this process."""
 
     def make_pipe(self) -> tuple[str, Pipe]:
         """A new pipe and its name."""

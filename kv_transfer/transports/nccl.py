@@ -173,7 +173,7 @@ class _PendingNcclLink:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """What the producer tells the consumer: both must speak the same NCCL and cut messages alike.
+    """The producer's message to the consumer: both must have the same NCCL and cut messages alike.
 
     On the wire: nccl_version/message_size_bytes/unique id in base64
     """
@@ -183,7 +183,7 @@ class Rendezvous:
     unique_id: bytes
 
     def format(self) -> str:
-        """As one line of text."""
+        """Return the rendezvous as one line of text."""
         unique_id = base64.b64encode(self.unique_id).decode("ascii")
         return f"{self.nccl_version}/{self.message_size_bytes}/{unique_id}"
 

@@ -1,4 +1,4 @@
-"""What the NCCL transport needs of a CUDA device: streams of its own, events, memory."""
+"""The CUDA device as the NCCL transport uses it: streams of its own, events, memory."""
 
 from __future__ import annotations
 

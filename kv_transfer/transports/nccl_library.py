@@ -60,7 +60,7 @@ class NcclLibrary:
 
 @dataclass(frozen=True, slots=True)
 class NcclReport:
-    """What `raypd status` says of NCCL.
+    """The facts about NCCL that `raypd status` shows.
 
     torch_version: that torch was built with, such as "2.28.9"; empty without one
     cupy_version: that cupy calls, empty if cupy or NCCL is missing
@@ -118,7 +118,7 @@ def load_nccl() -> NcclLibrary:
 
 
 def install_command(cuda_version: str | None) -> str:
-    """What to do without cupy. cuda_version: torch's own; None: a torch for the CPU. Never both: they would clash."""
+    """Say what to install if cupy is missing; two would clash. cuda_version: torch's; None: for the CPU."""
     if cuda_version is None:
         return "with a torch for CUDA, pip install 'raypd[cuda12]' or 'raypd[cuda13]' as torch.version.cuda says"
     return f"pip install 'raypd[cuda{cuda_version.partition('.')[0]}]'"

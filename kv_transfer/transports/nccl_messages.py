@@ -80,7 +80,7 @@ def cut_groups(messages: Sequence[Message], staging_size_bytes: int) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a group's messages lie at this end: runs are (address, size in bytes), one for each message, in order.
+    """The memory of a group's messages at this end: runs are (address, size in bytes), one for each message, in order.
 
     staged: parts of the staging buffer, pair by pair those of the cache's pieces in `pieces`
     """

@@ -53,7 +53,7 @@ _CONSUMER: Final = Party("consumer", 1)
 """Names of a link's two ends. Which engines these are is bound in by the control stream's key."""
 _TOKEN_SIZE_BYTES: Final = 16
 _NUM_PROBES: Final = 4
-"""Of an idle connection, before it is given up."""
+"""An idle connection that does not answer so many probes is given up."""
 _GREETING_TIMEOUT_S: Final = 2.0
 """A producer on this host that does not greet by then is tried by TCP."""
 _INTERVAL_S: Final = 0.05
@@ -210,7 +210,7 @@ class TcpTransport:
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """What a consumer proves itself with: the key of the control stream, and the link's token."""
+    """The means of a consumer's proof: the key of the control stream, and the link's token."""
 
     key: KeySource
     token: bytes

@@ -1,4 +1,4 @@
-"""What a process of the cluster is given so that it can prove itself, and how it keeps that.
+"""Keeps the secrets that a process of the cluster is given so that it can prove itself.
 
 The controller hands TrustMaterial to each process in a call, after the process has started and before it listens: never
 in arguments, in the environment or in a saved state. A process that has got nothing yet proves nothing and accepts
@@ -49,7 +49,7 @@ class TrustMaterial:
 
 
 class Trust:
-    """What this process accepts now. A KeySource; may be read and replaced from any thread."""
+    """The keys that this process accepts now. A KeySource; may be read and replaced from any thread."""
 
     def __init__(self, material: TrustMaterial | None = None) -> None:
         """Raises SecretUnusable."""
@@ -65,7 +65,7 @@ class Trust:
 
     @property
     def material(self) -> TrustMaterial | None:
-        """What was given last; None before that."""
+        """Return the material that was given last; None before that."""
         return self._material
 
     @property
@@ -120,7 +120,7 @@ class Trust:
 
     @property
     def tls(self) -> InternalTls | None:
-        """What this process's connections within the cluster are encrypted with; None: they are not."""
+        """Return the certificates that encrypt connections within the cluster; None: they are not encrypted."""
         return self._tls
 
     def keys(self, purpose: Purpose) -> tuple[bytes, ...]:

@@ -1,4 +1,4 @@
-"""Who was refused for want of a proof: every one is counted, and a peer is logged once a minute at most."""
+"""Counts the callers that were refused for want of a proof, and logs each peer once a minute at most."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _DERIVATION: Final = b"raypd key derivation 1: "
 
 
 class Purpose(StrEnum):
-    """What a connection is for. Each purpose has a key of its own."""
+    """The purpose of a connection. Each purpose has a key of its own."""
 
     SESSION = "session"
     CONTROL = "control"

@@ -19,7 +19,7 @@ from kv_transfer.trust.tls_socket import TlsSocket
 
 _LENGTH: Final = struct.Struct("!H")
 _TLS_LENGTHS: Final = (0x1503, 0x1603)
-"""What an alert and a handshake of TLS begin with, read as a length; larger than any message."""
+"""The first bytes of a TLS alert and of a TLS handshake, read as a length; larger than any message."""
 
 
 def dial_proof(connection: socket.socket | TlsSocket, dialer: Dialer, deadline_s: float) -> Proven:

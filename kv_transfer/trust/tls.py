@@ -33,14 +33,14 @@ CLUSTER_NAME: Final = "raypd.internal"
 """The DNS name in every process's certificate. Nobody looks it up."""
 
 _MAX_PEM_BYTES: Final = 60 * 1024
-"""What a pipe holds without a reader."""
+"""A pipe holds at least this much without a reader."""
 _Pem: TypeAlias = Annotated[bytes, Meta(max_length=2**20)]
 _Path: TypeAlias = Annotated[str, Meta(max_length=4096)]
 
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """What a process shows, and by what it knows the others. PEM.
+    """The certificate and key that a process shows, and the authority that it trusts. PEM.
 
     authority:   whose certificates are accepted
     certificate: for CLUSTER_NAME, of that authority, for servers and for clients
@@ -54,7 +54,7 @@ class TlsMaterial:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where every node has its TlsMaterial. Files that change are used from the next connection on."""
+    """The paths of TlsMaterial on every node. Files that change are used from the next connection on."""
 
     authority: _Path
     certificate: _Path

@@ -46,9 +46,9 @@ class TlsSocket:
         self._lock = threading.Lock()
         self._received = memoryview(bytearray(_RECEIVED_AT_ONCE))
         self._encrypted = memoryview(b"")
-        """What the kernel has not taken yet of what was encrypted."""
+        """Encrypted bytes that the kernel has not taken yet."""
         self._num_encrypted = 0
-        """How many bytes of the caller's those are."""
+        """The number of the caller's bytes that these encrypt."""
 
     def handshake(self, deadline_s: float) -> None:
         """Complete the handshake. deadline_s: monotonic. Raises TimeoutError, ssl.SSLError or another OSError."""

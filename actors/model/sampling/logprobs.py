@@ -9,7 +9,7 @@ from actors.core.outputs import TokenLogprobs
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprobs]:
-    """What is known of one token in each row.
+    """Return the log-probability and rank of one token in each row, with those of the likeliest tokens.
 
     logits: [n, vocab_size], any floating dtype; token_ids: [n] int64 on their device
     num_top: how many of the most likely tokens to name; no more than there are

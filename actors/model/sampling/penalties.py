@@ -1,4 +1,4 @@
-"""What changes logits before temperature: logit_bias, penalties, min_tokens' ban on stopping, and token rules."""
+"""Changes logits before temperature: logit_bias, penalties, min_tokens' ban on stopping, and token rules."""
 
 from __future__ import annotations
 

@@ -43,14 +43,14 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class PromptParts:
-    """What of a step's tokens is to be looked at. logits_indices: [n] int64, into the step's tokens."""
+    """The part of a step's tokens whose logits are needed. logits_indices: [n] int64, into the step's tokens."""
 
     parts: list[_Part]
     logits_indices: np.ndarray
 
 
 class PromptLogprobs:
-    """Of the persistent batch's rows. Costs nothing in steps without such prompts."""
+    """Collects prompts' log-probabilities by rows of the persistent batch. Steps without such prompts pay nothing."""
 
     def __init__(self, token_ids: np.ndarray) -> None:
         """token_ids: [max_num_seqs, max_model_len], of the rows."""
@@ -66,7 +66,7 @@ class PromptLogprobs:
         self._prompts.pop(row, None)
 
     def find_parts(self, batch: StepBatch, query_starts: np.ndarray) -> PromptParts | None:
-        """Which logits are needed besides those that are sampled from; None if there are none.
+        """Return the logits that are needed besides those that are sampled from; None if there are none.
 
         query_starts: [num_requests + 1], where each request's tokens begin in the step
         """

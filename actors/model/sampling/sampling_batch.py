@@ -91,5 +91,5 @@ class SamplingBatch:
         return cls(table, np.arange(len(rows)), num_output_tokens, rows.__getitem__)
 
     def seeds_and_positions(self) -> tuple[np.ndarray, np.ndarray]:
-        """What decides each row's uniform number, both [n] uint64."""
+        """Return the seed and the position that decide each row's uniform number, both [n] uint64."""
         return self._seeds, self._num_output_tokens.astype(np.uint64)
