@@ -14,10 +14,11 @@ from typing import Final
 
 import torch
 
-from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.fetches import BytesFetch
+from kv_transfer.connector.keys import TransferKey, TransferKind
+from kv_transfer.connector.reports import FinishedReceiving, FinishedSending, KVConnectorOutput, LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import KVConnectorMetadata, Reservation, StagedBytes
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
-from kv_transfer.prefix.prefix_fetch import name_of_staged
 from kv_transfer.sides.staged_bytes import StagingSide
 
 _NUM_RUNS: Final = 25
@@ -70,13 +71,13 @@ def _measure(
 ) -> tuple[float, float, float]:
     links = _Links()
     connector = StagingSide(links, kv_cache)
-    put_in = _timed(lambda: connector.start_step(KVConnectorMetadata(staged=(StagedBytes("image", blocks, data),))))
-    links.output.finished_sending.add("image")
+    answer, fetch = TransferKey(TransferKind.BYTES_ANSWER, "image"), TransferKey(TransferKind.BYTES_FETCH, "image")
+    put_in = _timed(lambda: connector.start_step(KVConnectorMetadata(staged=(StagedBytes(answer, blocks, data),))))
+    links.output.reports.append(FinishedSending(answer))
     zeroed = _timed(connector.take_output)
-    name = name_of_staged("image")
-    reservation = Reservation(name, _TICKET, blocks, 0, num_slots, (b"image",))
+    reservation = Reservation(fetch, _TICKET, blocks, 0, num_slots, BytesFetch("image", "image"))
     connector.start_step(KVConnectorMetadata(reservations=(reservation,)))
-    links.output.finished_recving[name] = ReceivedKV(LoadOutcome.LOADED, num_slots)
+    links.output.reports.append(FinishedReceiving(fetch, ReceivedKV(LoadOutcome.LOADED, num_slots)))
     return put_in, zeroed, _timed(connector.take_output)
 
 

@@ -24,9 +24,9 @@ TokenId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 """Below the vocabulary's size is checked by the engine, which knows it."""
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=1024, pattern=r"\A[^\x00]*\Z")]
-"""An id. A zero character is what an engine marks its own names with (prefix_fetch.py)."""
+"""An id that comes from outside."""
 WireName: TypeAlias = Annotated[str, Meta(min_length=1, max_length=4096)]
-"""An id that an engine may have marked."""
+"""An id that an engine may have lengthened."""
 Word: TypeAlias = Annotated[str, Meta(max_length=256)]
 Sentence: TypeAlias = Annotated[str, Meta(max_length=65_536)]
 Address: TypeAlias = Annotated[str, Meta(max_length=512, pattern=r"\A[^\s\x00]*\Z")]

@@ -8,7 +8,8 @@ from actors.config import SchedulerConfig
 from actors.core.blocks.block_pool import KVCacheBlock
 from actors.core.blocks.kv_cache_manager import KVCacheManager
 from actors.core.blocks.prompt_tails import PartialHit
-from actors.core.loads.remote_kv import LoadDecision, RemoteKV
+from actors.core.loads.handoff_loads import LoadDecision
+from actors.core.loads.remote_kv import RemoteKV
 from actors.core.queue.places import Places
 from actors.core.queue.request_queue import RequestQueue, order_of
 from actors.core.requests.request import Request, RequestStatus

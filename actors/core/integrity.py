@@ -28,12 +28,13 @@ def check_places(
         *places.running.by_id,
         *remote.loading,
         *remote.held,
-        *remote.prefix_loads.lent,
-        *remote.embeddings.holders(),
         *(r.request_id for r in places.all_holding()),
     }
     if not with_blocks <= may_hold:
         raise IntegrityError(f"{sorted(with_blocks - may_hold)} hold blocks, but neither run nor transfer")
+    pinned = kv_cache_manager.pinned() - remote.prefix_loads.answers - remote.embeddings.holders()
+    if pinned:
+        raise IntegrityError(f"{sorted(pinned)} hold blocks, but are over")
     for request in (*places.running, *places.all_holding()):
         _check_blocks(request, kv_cache_manager)
 

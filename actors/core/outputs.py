@@ -17,7 +17,7 @@ from actors.core.requests.request import StatusChange as StatusChange
 from actors.core.requests.sampling_params import PoolingParams, SamplingParams
 from actors.core.requests.status import FinishReason
 from actors.core.stats import SchedulerStats
-from kv_transfer.connector.reports import KVConnectorOutput
+from kv_transfer.connector.reports import FinishedReceiving, FinishedSending, KVConnectorOutput
 from kv_transfer.connector.steps import KVConnectorMetadata
 from kv_transfer.ranges import (
     MAX_COUNT,
@@ -305,12 +305,14 @@ class ModelRunnerOutput:
     @property
     def finished_sending(self) -> set[str]:
         """Requests whose blocks have left this engine."""
-        return self.kv_connector_output.finished_sending if self.kv_connector_output else set()
+        reports = self.kv_connector_output.reports if self.kv_connector_output else ()
+        return {report.key.name for report in reports if isinstance(report, FinishedSending)}
 
     @property
     def finished_recving(self) -> set[str]:
         """Requests whose blocks have arrived in this engine, or never will."""
-        return set(self.kv_connector_output.finished_recving) if self.kv_connector_output else set()
+        reports = self.kv_connector_output.reports if self.kv_connector_output else ()
+        return {report.key.name for report in reports if isinstance(report, FinishedReceiving)}
 
 
 def _pad(token_ids: Sequence[Sequence[int]]) -> np.ndarray:

@@ -16,6 +16,7 @@ from actors.core.queue.places import Places
 from actors.core.queue.request_queue import RequestQueue
 from actors.core.requests.request import Request
 from actors.core.requests.running_rows import RunningRows
+from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.steps import ProducerProgress
 from kv_transfer.params import TransferRole
 
@@ -243,7 +244,7 @@ class Step:
     def _add_progress(self, request: Request, num_new_tokens: int, kv_cache_manager: KVCacheManager) -> None:
         self.producer_progress.append(
             ProducerProgress(
-                request_id=request.request_id,
+                key=TransferKey.of_handoff(request.request_id),
                 block_ids=tuple(kv_cache_manager.get_block_ids(request.request_id)),
                 num_computed_tokens_before=request.num_computed_tokens,
                 num_computed_tokens_after=request.num_computed_tokens + num_new_tokens,

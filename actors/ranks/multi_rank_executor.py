@@ -86,7 +86,8 @@ class MultiRankExecutor:
         merged = KVConnectorOutput()
         for rank, output in enumerate(outputs):
             if output is not None:
-                merged.merge(self._reports.add(output))
+                for report in output.reports:
+                    merged.reports += self._reports.add(report)
                 self._stats[rank] = output.stats or self._stats[rank]
         merged.stats = add_stats(self._stats)
         merged.store_stats = outputs[0].store_stats if outputs[0] is not None else None

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from kv_transfer.agent.pinned_blocks import PinnedBlocks
 from kv_transfer.agent.transfer_reports import TransferReports
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
+from kv_transfer.connector.keys import TransferKey
+from kv_transfer.connector.reports import FinishedReceiving, LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import Reservation
 from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff.consumer_machine import ConsumerMachine
@@ -25,7 +26,7 @@ from kv_transfer.transports.base import ComputeEvent
 class _Consuming:
     """vacated: on a device, where the last use of its blocks by those who had them before is over."""
 
-    request_id: str
+    key: TransferKey
     machine: ConsumerMachine
     link: PeerLink
     vacated: ComputeEvent | None
@@ -39,7 +40,7 @@ class ConsumerTransfers:
         self._layout = layout
         self._reports = reports
         self._consuming: dict[str, _Consuming] = {}
-        self._transfer_of_request: dict[str, str] = {}
+        self._transfer_of_key: dict[TransferKey, str] = {}
         self._compared: dict[PeerLink, ComparedChunks] = {}
         """Of links with checksums."""
         self.pins = PinnedBlocks()
@@ -60,7 +61,7 @@ class ConsumerTransfers:
             reason = f"{transfer_id} is the transfer of another request"
             failed = ReceivedKV(LoadOutcome.FAILED, num_local_tokens, reason=reason)
             self._reports.count_received(failed)
-            self._reports.output.finished_recving[reservation.request_id] = failed
+            self._reports.add(FinishedReceiving(reservation.key, failed))
             return
         machine = ConsumerMachine(
             transfer_id=transfer_id,
@@ -71,11 +72,11 @@ class ConsumerTransfers:
             block_size=self._layout.block_size,
             block_size_bytes=self._layout.block_size_bytes,
             drain_timeout_s=self._config.chunk_timeout_s,
-            block_hashes=reservation.block_hashes,
+            fetch=reservation.fetch,
             content_hash=params.content_hash,
         )
-        consuming = self._consuming[transfer_id] = _Consuming(reservation.request_id, machine, link, vacated)
-        self._transfer_of_request[reservation.request_id] = transfer_id
+        consuming = self._consuming[transfer_id] = _Consuming(reservation.key, machine, link, vacated)
+        self._transfer_of_key[reservation.key] = transfer_id
         self._reports.count_begun(params.attempt)
         link.num_transfers += 1
         link.last_active_s = now_s
@@ -83,9 +84,9 @@ class ConsumerTransfers:
         self.pins.hold(transfer_id, len(reservation.block_ids))
         self._follow(consuming, machine.start())
 
-    def on_cancel(self, request_id: str, now_s: float) -> None:
+    def on_cancel(self, key: TransferKey, now_s: float) -> None:
         """A load is not wanted any more."""
-        consuming = self._consuming.get(self._transfer_of_request.get(request_id, ""))
+        consuming = self._consuming.get(self._transfer_of_key.get(key, ""))
         if consuming is None:
             return
         instructions = consuming.machine.on_cancel(now_s)
@@ -179,7 +180,7 @@ class ConsumerTransfers:
                     link.data.put(job)
                 case ReportReceived(received):
                     self._reports.count_received(received)
-                    self._reports.output.finished_recving[consuming.request_id] = received
+                    self._reports.add(FinishedReceiving(consuming.key, received))
                     self._forget(consuming)
                 case _:
                     raise AssertionError(f"not a consumer's: {instruction}")
@@ -187,6 +188,6 @@ class ConsumerTransfers:
     def _forget(self, consuming: _Consuming) -> None:
         transfer_id = consuming.machine.transfer_id
         del self._consuming[transfer_id]
-        del self._transfer_of_request[consuming.request_id]
+        del self._transfer_of_key[consuming.key]
         self.pins.end(transfer_id)
         consuming.link.num_transfers -= 1

@@ -11,7 +11,9 @@ from kv_transfer.agent.early_ready import EarlyReadies
 from kv_transfer.agent.pinned_blocks import PinnedBlocks
 from kv_transfer.agent.transfer_reports import TransferReports
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector.reports import WantedPrefix
+from kv_transfer.connector.fetches import Fetch, WantedFetch
+from kv_transfer.connector.keys import TransferKey
+from kv_transfer.connector.reports import FailedSending, FetchWanted, FinishedSending, ReadyToPrefill
 from kv_transfer.connector.steps import ProducerEnd, ProducerFinish
 from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff.chunk_queue import ChunkQueue, QueuedChunk
@@ -36,7 +38,7 @@ from kv_transfer.transports.base import ComputeEvent
 class _Producing:
     """computed: on a device, where its latest progress is done."""
 
-    request_id: str
+    key: TransferKey
     peer: tuple[str, int]
     machine: ProducerMachine
     link: PeerLink | None = None
@@ -51,11 +53,11 @@ class ProducerTransfers:
         self._block_size = block_size
         self._reports = reports
         self._producing: dict[str, _Producing] = {}
-        self._transfer_of_request: dict[str, str] = {}
+        self._transfer_of_key: dict[TransferKey, str] = {}
         self._queues: dict[PeerLink, ChunkQueue] = {}
         """Of links on which chunks have been queued. A queued chunk's transfer is in _producing."""
         self._early = EarlyReadies(config.ready_timeout_s)
-        self._duplicates: set[str] = set()
+        self._duplicates: set[TransferKey] = set()
         """Requests whose ticket was another one's: they have failed, and have not ended in the scheduler yet."""
         self._breaches: list[tuple[PeerLink, ProtocolViolation]] = []
         self.pins = PinnedBlocks()
@@ -65,12 +67,12 @@ class ProducerTransfers:
 
     # -- what the scheduler asks for -----------------------------------------------------------------------------
 
-    def begin(self, request_id: str, params: KVTransferParams, num_prompt_tokens: int, now_s: float) -> None:
+    def begin(self, key: TransferKey, params: KVTransferParams, num_prompt_tokens: int, now_s: float) -> None:
         """Expect READY, which may be here already."""
         transfer_id = params.transfer_id
         if transfer_id in self._producing:
-            self._duplicates.add(request_id)
-            self._reports.output.failed_sending[request_id] = f"{transfer_id} is the transfer of another request"
+            self._duplicates.add(key)
+            self._reports.add(FailedSending(key, f"{transfer_id} is the transfer of another request"))
             return
         machine = ProducerMachine(
             transfer_id=transfer_id,
@@ -82,8 +84,8 @@ class ProducerTransfers:
             content_hash=params.content_hash,
         )
         peer = (params.peer.engine_id, params.peer.incarnation)
-        producing = self._producing[transfer_id] = _Producing(request_id, peer, machine)
-        self._transfer_of_request[request_id] = transfer_id
+        producing = self._producing[transfer_id] = _Producing(key, peer, machine)
+        self._transfer_of_key[key] = transfer_id
         self._reports.count_begun(params.attempt)
         early = self._early.take(transfer_id)
         if early is not None:
@@ -99,17 +101,19 @@ class ProducerTransfers:
 
     def on_finish(self, finish: ProducerFinish) -> None:
         """A request has ended in the scheduler."""
-        producing = self._of_request(finish.request_id)
-        if finish.request_id in self._duplicates:
-            self._duplicates.remove(finish.request_id)
-            self._reports.output.finished_sending.add(finish.request_id)
+        producing = self._of_key(finish.key)
+        if finish.key in self._duplicates:
+            self._duplicates.remove(finish.key)
+            self._reports.add(FinishedSending(finish.key))
         elif producing is not None:
             self._follow(producing, producing.machine.on_finish(finish.end, finish.first_token_id))
 
-    def on_progress(self, progress: Iterable[tuple[str, tuple[int, ...], int]], after: ComputeEvent | None) -> None:
-        """(request_id, block_ids, num_computed_tokens), once the device has passed `after`."""
-        for request_id, block_ids, num_computed_tokens in progress:
-            producing = self._of_request(request_id)
+    def on_progress(
+        self, progress: Iterable[tuple[TransferKey, tuple[int, ...], int]], after: ComputeEvent | None
+    ) -> None:
+        """(key, block_ids, num_computed_tokens), once the device has passed `after`."""
+        for key, block_ids, num_computed_tokens in progress:
+            producing = self._of_key(key)
             if producing is not None:
                 producing.computed = after
                 if producing.link is None or producing.link.pieces is None:
@@ -118,8 +122,8 @@ class ProducerTransfers:
                 pieces = producing.link.pieces.ids(block_ids)
                 self._follow(producing, producing.machine.on_computed(pieces, num_computed_tokens))
 
-    def _of_request(self, request_id: str) -> _Producing | None:
-        return self._producing.get(self._transfer_of_request.get(request_id, ""))
+    def _of_key(self, key: TransferKey) -> _Producing | None:
+        return self._producing.get(self._transfer_of_key.get(key, ""))
 
     # -- what consumers say --------------------------------------------------------------------------------------
 
@@ -133,8 +137,8 @@ class ProducerTransfers:
                 self._on_ready(producing, link, message, now_s)
             elif not self._early.put(link, message, now_s):
                 self._refuse(link, message)
-            elif message.block_hashes:
-                self._reports.output.wanted_prefixes.append(_describe_want(link, message))
+            elif message.fetch is not None:
+                self._reports.add(FetchWanted(_describe_want(link, message, message.fetch)))
         elif producing is not None:
             if producing.link is link:
                 self._follow(producing, producing.machine.on_cancel("the consumer let the request go"))
@@ -201,7 +205,7 @@ class ProducerTransfers:
     # -- what machines say ---------------------------------------------------------------------------------------
 
     def _follow(self, producing: _Producing, instructions: Sequence[Instruction]) -> None:
-        machine, link, request_id = producing.machine, producing.link, producing.request_id
+        machine, link, key = producing.machine, producing.link, producing.key
         for instruction in instructions:
             match instruction:
                 case Send(message):
@@ -213,12 +217,12 @@ class ProducerTransfers:
                     assert link is not None, "nothing is queued before READY"
                     self._queues[link].drop(machine.transfer_id)
                 case ReportReady():
-                    self._reports.output.ready_to_prefill.add(request_id)
+                    self._reports.add(ReadyToPrefill(key))
                 case ReportFailedSending(reason):
                     self._reports.stats.num_transfers_failed += 1
-                    self._reports.output.failed_sending[request_id] = reason
+                    self._reports.add(FailedSending(key, reason))
                 case ReportFinishedSending():
-                    self._reports.output.finished_sending.add(request_id)
+                    self._reports.add(FinishedSending(key))
                     self._forget(producing)
                 case _:
                     raise AssertionError(f"not a producer's: {instruction}")
@@ -226,7 +230,7 @@ class ProducerTransfers:
     def _forget(self, producing: _Producing) -> None:
         transfer_id = producing.machine.transfer_id
         del self._producing[transfer_id]
-        del self._transfer_of_request[producing.request_id]
+        del self._transfer_of_key[producing.key]
         self.pins.end(transfer_id)
         if producing.link is not None:
             producing.link.num_transfers -= 1
@@ -254,9 +258,9 @@ class ProducerTransfers:
             link.data.put(link.make_job(machine.transfer_id, machine.attempt, index, chunk.block_ids, chunk.after))
 
 
-def _describe_want(link: PeerLink, message: Ready) -> WantedPrefix:
+def _describe_want(link: PeerLink, message: Ready, fetch: Fetch) -> WantedFetch:
     # Its addresses are not known here, and nobody dials a consumer.
     assert link.pieces is not None, "a producer's link is open from the start"
     further = ("",) * (link.pieces.peer_tp_size - 1)
     peer = EngineAddress(link.peer[0], link.peer[1], "", further)
-    return WantedPrefix(message.transfer_id, message.attempt, peer, message.block_hashes)
+    return WantedFetch(message.transfer_id, message.attempt, peer, fetch)

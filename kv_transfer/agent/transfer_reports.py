@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV, TransferReport
 from kv_transfer.transfer_stats import TransferStats
 
 
@@ -12,6 +12,10 @@ class TransferReports:
     def __init__(self) -> None:
         self.output = KVConnectorOutput()
         self.stats = TransferStats()
+
+    def add(self, report: TransferReport) -> None:
+        """Tell the scheduler."""
+        self.output.reports.append(report)
 
     def count_dropped(self, reason: str) -> None:
         """A message was dropped."""

@@ -72,21 +72,21 @@ class TransferTable:
 
         A finish comes after the progress of the step that finished it: the steps' order holds.
         """
-        for request_id, params, num_prompt_tokens in metadata.new_producers:
-            self._producing.begin(request_id, params, num_prompt_tokens, now_s)
+        for key, params, num_prompt_tokens in metadata.new_producers:
+            self._producing.begin(key, params, num_prompt_tokens, now_s)
         # What the prefix cache holds leaves before this step's forward computes the rest.
-        cached = ((p.request_id, p.block_ids, p.num_computed_tokens_before) for p in metadata.progress)
+        cached = ((p.key, p.block_ids, p.num_computed_tokens_before) for p in metadata.progress)
         self._producing.on_progress(cached, after)
         for reservation in metadata.reservations:
             self._consuming.begin(reservation, self._links.to_producer(reservation.params.peer), now_s, after)
         for finish in metadata.producer_finishes:
             self._producing.on_finish(finish)
-        for request_id in metadata.consumer_cancels:
-            self._consuming.on_cancel(request_id, now_s)
+        for key in metadata.consumer_cancels:
+            self._consuming.on_cancel(key, now_s)
 
     def on_computed(self, progress: Iterable[ProducerProgress], after: ComputeEvent | None = None) -> None:
         """After a forward, which the device has done when it has passed `after`."""
-        computed = ((p.request_id, p.block_ids, p.num_computed_tokens_after) for p in progress)
+        computed = ((p.key, p.block_ids, p.num_computed_tokens_after) for p in progress)
         self._producing.on_progress(computed, after)
 
     # -- what peers say, and what links do -----------------------------------------------------------------------

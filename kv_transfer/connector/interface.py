@@ -28,7 +28,7 @@ class KVConnectorScheduler(Protocol):
         A consumer answers (num_prompt_tokens - num_local_tokens, True), also when that is 0: token 0 still comes from
         the producer. A producer answers (None, False), "ask again", until READY is in, and then (0, False).
         (None, False) is also a consumer's answer while max_reserved_requests are in transfer.
-        Requests without a ticket get (0, False).
+        Requests without a ticket get (0, False). The second value is there for vLLM's interface: nothing here reads it.
         """
 
     def update_state_after_alloc(self, request_id: str, block_ids: Sequence[int], num_local_tokens: int) -> None:
@@ -43,20 +43,17 @@ class KVConnectorScheduler(Protocol):
     def request_finished(self, request_id: str, end: ProducerEnd, first_token_id: int | None = None) -> bool:
         """The request has ended in the scheduler, for whatever reason; called exactly once for each request.
 
-        Returns True if its blocks may still be read or written: then the scheduler keeps them until finished_sending
-        (producer) or finished_recving (consumer) names the request.
+        Returns True if its blocks may still be read or written: then the scheduler keeps them until FinishedSending
+        (producer) or FinishedReceiving (consumer) names the request.
         For a consumer, end is ABORTED if the load is not over; it is ignored once the load is.
         """
 
     def cancel_load(self, request_id: str) -> None:
         """End a consumer's load that took too long, while the request lives on and keeps its blocks.
 
-        The next metadata carries it in consumer_cancels; finished_recving follows as after an abort (CANCELLED, with
+        The next metadata carries it in consumer_cancels; FinishedReceiving follows as after an abort (CANCELLED, with
         num_valid_tokens, or whatever outcome was quicker). request_finished still comes, once, when the request ends.
         """
-
-    def has_pending(self) -> bool:
-        """Whether the next metadata would not be empty, so that a step is due although no token is."""
 
 
 class KVConnectorWorker(Protocol):

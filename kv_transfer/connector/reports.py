@@ -1,42 +1,19 @@
-"""What the connector's worker side reports to the scheduler."""
+"""What the connector's worker side reports to the scheduler: one list of events, each of which names its transfer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
-from kv_transfer.connector.steps import BlockHashes
+from kv_transfer.connector.fetches import WantedFetch
+from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.store_steps import LoadedBlocks, StoreStats
-from kv_transfer.params import EngineAddress
-from kv_transfer.ranges import (
-    MAX_ITEMS,
-    Bulk,
-    Count,
-    LongText,
-    PositiveCount,
-    RequestIds,
-    TokenId,
-    WireName,
-)
+from kv_transfer.ranges import MAX_ITEMS, Bulk, Count, LongText, TokenId, WireName
 from kv_transfer.transfer_stats import TransferStats, TransferTimings
-
-
-@dataclass(frozen=True, slots=True)
-class WantedPrefix:
-    """Producer, worker -> scheduler: another engine fetches these blocks, or as many of them as are cached here.
-
-    The answer is a producer of this ticket, without a request, that has computed what is found and ends at once.
-    num_ranks: so many ranks of this engine hear of it, each from those of its peers that want something of it
-    """
-
-    transfer_id: WireName
-    attempt: Count
-    peer: EngineAddress
-    block_hashes: BlockHashes
-    num_ranks: PositiveCount = 1
 
 
 class LoadOutcome(StrEnum):
@@ -52,10 +29,10 @@ class LoadOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReceivedKV:
-    """The one and only report on a consumer's load.
+    """What became of a consumer's load.
 
     num_valid_tokens: so many tokens from the start have their KV in place (all of the prompt if LOADED)
-    first_token_id:   token 0, set iff LOADED
+    first_token_id:   token 0, set iff a handoff is LOADED
     """
 
     outcome: LoadOutcome
@@ -65,43 +42,74 @@ class ReceivedKV:
     timings: TransferTimings | None = None
 
 
+class ReadyToPrefill(msgspec.Struct, frozen=True, tag="ready_to_prefill"):
+    """A producer's consumer has reserved its blocks."""
+
+    key: TransferKey
+
+
+class FailedSending(msgspec.Struct, frozen=True, tag="failed_sending"):
+    """A producer's consumer is gone or has let go: give the request up. FinishedSending follows once it has ended."""
+
+    key: TransferKey
+    reason: LongText
+
+
+class FinishedSending(msgspec.Struct, frozen=True, tag="finished_sending"):
+    """Nobody reads the blocks of a finished producer any more: free them."""
+
+    key: TransferKey
+
+
+class FinishedReceiving(msgspec.Struct, frozen=True, tag="finished_receiving"):
+    """The one and only report on a consumer's load: nothing writes its blocks any more.
+
+    data: what a fetch of bytes has brought, whole slots of it
+    """
+
+    key: TransferKey
+    received: ReceivedKV
+    data: Bulk | None = None
+
+
+class PartFailed(msgspec.Struct, frozen=True, tag="part_failed"):
+    """A load of which one rank's part, or one link's, has failed while others wait: it has to be cancelled."""
+
+    key: TransferKey
+
+
+class FinishedLoading(msgspec.Struct, frozen=True, tag="finished_loading"):
+    """A request's load from stores is over."""
+
+    request_id: WireName
+    loaded: LoadedBlocks
+
+
+class FetchWanted(msgspec.Struct, frozen=True, tag="fetch_wanted"):
+    """Another engine wants something."""
+
+    want: WantedFetch
+
+
+TransferReport: TypeAlias = (
+    ReadyToPrefill | FailedSending | FinishedSending | FinishedReceiving | PartFailed | FinishedLoading | FetchWanted
+)
+
+
 @dataclass(slots=True)
 class KVConnectorOutput:
-    """What happened on the worker side since the last call, by request id. Late and duplicate entries are harmless."""
+    """What happened on the worker side since the last call, in order. Late and duplicate reports are harmless."""
 
-    ready_to_prefill: RequestIds = field(default_factory=set)
-    """Producer requests whose consumer has reserved its blocks."""
-    finished_sending: RequestIds = field(default_factory=set)
-    """Finished producer requests whose blocks nobody reads any more: free them."""
-    failed_sending: Annotated[dict[WireName, LongText], Meta(max_length=MAX_ITEMS)] = field(default_factory=dict)
-    """Producer requests, with the reason, whose consumer is gone or has let go: give them up. finished_sending follows
-    once they have been finished."""
-    finished_recving: Annotated[dict[WireName, ReceivedKV], Meta(max_length=MAX_ITEMS)] = field(default_factory=dict)
-    doomed_loads: RequestIds = field(default_factory=set)
-    """Loads of which one rank's part, or one link's, has failed while others wait: they have to be cancelled."""
-    finished_loading: Annotated[dict[WireName, LoadedBlocks], Meta(max_length=MAX_ITEMS)] = field(default_factory=dict)
-    """Loads from stores that are over."""
-    wanted_prefixes: Annotated[list[WantedPrefix], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
-    received_bytes: Annotated[dict[WireName, Bulk], Meta(max_length=MAX_ITEMS)] = field(default_factory=dict)
-    """What fetches of staged bytes have brought, whole slots of it; each is in finished_recving as well."""
+    reports: Annotated[list[TransferReport], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
     stats: TransferStats | None = None
     store_stats: StoreStats | None = None
 
     def is_empty(self) -> bool:
         """Whether nothing happened."""
-        has_received = self.finished_recving or self.finished_loading or self.wanted_prefixes
-        has_failed = self.failed_sending or self.doomed_loads
-        return not (self.ready_to_prefill or self.finished_sending or has_failed or has_received)
+        return not self.reports
 
     def merge(self, later: KVConnectorOutput) -> None:
         """Add what happened afterwards; its stats take the place of these."""
-        self.ready_to_prefill |= later.ready_to_prefill
-        self.finished_sending |= later.finished_sending
-        self.failed_sending |= later.failed_sending
-        self.finished_recving |= later.finished_recving
-        self.doomed_loads |= later.doomed_loads
-        self.finished_loading |= later.finished_loading
-        self.wanted_prefixes += later.wanted_prefixes
-        self.received_bytes |= later.received_bytes
+        self.reports += later.reports
         self.stats = later.stats or self.stats
         self.store_stats = later.store_stats or self.store_stats

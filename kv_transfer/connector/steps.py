@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 from msgspec import Meta
 
+from kv_transfer.connector.fetches import Fetch
+from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.store_steps import StoreMetadata
 from kv_transfer.params import KVTransferParams
 from kv_transfer.ranges import (
@@ -15,12 +17,8 @@ from kv_transfer.ranges import (
     BlockIds,
     Bulk,
     Count,
-    ShortBytes,
     TokenId,
-    WireName,
 )
-
-BlockHashes: TypeAlias = Annotated[tuple[ShortBytes, ...], Meta(max_length=MAX_ITEMS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +27,15 @@ class Reservation:
 
     block_ids: every block of the prompt in order, those that hit the local prefix cache included
     num_local_blocks: the first so many of them are already here and must not be sent
-    block_hashes: not a handoff, but a fetch of these very blocks, or as many of them, from the first one on, as the
-        peer has in its prefix cache; or of staged bytes that a single one names (staged_bytes.py)
+    fetch: what is wanted, if this is no handoff
     """
 
-    request_id: WireName
+    key: TransferKey
     params: KVTransferParams
     block_ids: BlockIds
     num_local_blocks: Count
     num_prompt_tokens: Count
-    block_hashes: BlockHashes = ()
+    fetch: Fetch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class ProducerProgress:
     block_ids: every block that the request holds, in order
     """
 
-    request_id: WireName
+    key: TransferKey
     block_ids: BlockIds
     num_computed_tokens_before: Count
     num_computed_tokens_after: Count
@@ -58,10 +55,10 @@ class ProducerProgress:
 class StagedBytes:
     """Producer, scheduler -> worker: put these bytes into these blocks before the step's transfers begin.
 
-    name: of the producer that sends them; the blocks are zeroed with its finished_sending
+    key: of the transfer that sends them; the blocks are zeroed when it reports FinishedSending
     """
 
-    name: WireName
+    key: TransferKey
     block_ids: BlockIds
     data: Bulk
 
@@ -81,12 +78,12 @@ class ProducerEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProducerFinish:
-    """Producer, scheduler -> worker: the request has ended here; its blocks stay until finished_sending.
+    """Producer, scheduler -> worker: the request has ended here; its blocks stay until FinishedSending.
 
     first_token_id is set iff end is HANDED_OVER.
     """
 
-    request_id: WireName
+    key: TransferKey
     end: ProducerEnd
     first_token_id: TokenId | None = None
 
@@ -95,12 +92,12 @@ class ProducerFinish:
 class KVConnectorMetadata:
     """What one step of the scheduler asks of the worker side."""
 
-    new_producers: Annotated[tuple[tuple[WireName, KVTransferParams, Count], ...], Meta(max_length=MAX_ITEMS)] = ()
-    """(request_id, ticket, num_prompt_tokens) of requests that this engine will produce for; expect their READY."""
+    new_producers: Annotated[tuple[tuple[TransferKey, KVTransferParams, Count], ...], Meta(max_length=MAX_ITEMS)] = ()
+    """(key, ticket, num_prompt_tokens) of requests that this engine will produce for; expect their READY."""
     reservations: Annotated[tuple[Reservation, ...], Meta(max_length=MAX_ITEMS)] = ()
     progress: Annotated[tuple[ProducerProgress, ...], Meta(max_length=MAX_ITEMS)] = ()
     producer_finishes: Annotated[tuple[ProducerFinish, ...], Meta(max_length=MAX_ITEMS)] = ()
-    consumer_cancels: Annotated[tuple[WireName, ...], Meta(max_length=MAX_ITEMS)] = ()
+    consumer_cancels: Annotated[tuple[TransferKey, ...], Meta(max_length=MAX_ITEMS)] = ()
     """Consumer requests that ended (abort, deadline) while their blocks may still be written: drain, then report."""
     stores: StoreMetadata | None = None
     staged: Annotated[tuple[StagedBytes, ...], Meta(max_length=MAX_ITEMS)] = ()

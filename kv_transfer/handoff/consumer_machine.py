@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kv_transfer.block_pieces import PieceMap
+from kv_transfer.connector.fetches import Fetch
 from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.errors import ProtocolViolation
@@ -29,7 +30,7 @@ class ConsumerMachine:
     block_size: int
     block_size_bytes: int
     drain_timeout_s: float
-    block_hashes: tuple[bytes, ...] = ()
+    fetch: Fetch | None = None
     content_hash: bytes = b""
     is_over: bool = False
     deadline_s: float | None = None
@@ -53,7 +54,7 @@ class ConsumerMachine:
             self.attempt,
             self.num_local_blocks,
             self.num_prompt_tokens,
-            self.block_hashes,
+            self.fetch,
             self.content_hash,
         )
         return [Send(ready)]

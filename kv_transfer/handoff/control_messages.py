@@ -7,17 +7,16 @@ and so are the bytes on the data link: the k-th Chunk is the k-th run of bytes. 
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
+from kv_transfer.connector.fetches import Fetch
 from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.ranges import Count, Digest64, Incarnation, Sentence, ShortBytes, TokenId, WireName, Word
 
-MAX_BLOCK_HASHES: Final = 2**17
-"""Of one READY: a prompt of two million tokens in blocks of 16."""
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -55,7 +54,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """Consumer: blocks are reserved; send those from first_block on (0 is the prompt's first).
 
     first_block counts the consumer's own blocks; chunks count pieces, see layout.py.
-    block_hashes: a fetch: no request of the producer's, but what its prefix cache has of these blocks
+    fetch: no request of the producer's is meant, but something in its memory
     content_hash: of what the consumer's request is; a handoff of anything else is refused. Empty: not compared
     """
 
@@ -63,7 +62,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     attempt: Count
     first_block: Count
     num_prompt_tokens: Count
-    block_hashes: Annotated[tuple[ShortBytes, ...], msgspec.Meta(max_length=MAX_BLOCK_HASHES)] = ()
+    fetch: Fetch | None = None
     content_hash: ShortBytes = b""
 
 

@@ -72,7 +72,7 @@ class ProducerMachine:
             return self._say_finished(ProducerEnd.ABORTED, "READY came too late")
         if self.state is not ProducerState.AWAITING_READY:
             return []
-        if message.num_prompt_tokens != self.num_prompt_tokens and not message.block_hashes:
+        if message.num_prompt_tokens != self.num_prompt_tokens and message.fetch is None:
             raise ProtocolViolation(
                 f"{self.transfer_id}: the consumer expects {message.num_prompt_tokens} prompt tokens, "
                 f"the producer has {self.num_prompt_tokens}"

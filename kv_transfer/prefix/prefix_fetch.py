@@ -2,7 +2,7 @@
 
 To the links a fetch is a transfer like a handoff's: its consumer names block hashes with its READY, its producer sends
 what its prefix cache has of them, from the first one on, and says PREFIX_SENT. The producer has no request for it: the
-blocks are lent, which pins them until they have left or the link is dead.
+blocks are pinned until they have left or the link is dead.
 """
 
 from __future__ import annotations
@@ -10,64 +10,37 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
 
-from kv_transfer.connector.reports import KVConnectorOutput, WantedPrefix
+from kv_transfer.connector.fetches import PrefixFetch, WantedFetch
+from kv_transfer.connector.keys import TransferKey, TransferKind
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
-from kv_transfer.connector.store_steps import LoadedBlocks
 from kv_transfer.params import KVTransferParams, PrefixSource, TransferRole
 from kv_transfer.prefix.fetch_cost import FetchCost
 
-_MARK: Final = "\0fetch"
-"""Keeps a fetch's name apart from that of the request that it is for, which may be in a handoff at the same time."""
-_STAGED_MARK: Final = "\0staged"
-
-
-def is_fetch(name: str) -> bool:
-    """Whether a report is about a fetch, and not about the handoff of a request of that name."""
-    return name.endswith(_MARK)
-
-
-def name_of_loan(want: WantedPrefix) -> str:
-    """Under which finished_sending says that nobody reads lent blocks any more. No request has such a name."""
-    return f"{want.transfer_id}{_MARK}"
-
-
-def name_of_staged(transfer_id: str) -> str:
-    """Under which reports speak of a fetch of staged bytes (staged_bytes.py). No request has such a name."""
-    return f"{transfer_id}{_STAGED_MARK}"
-
-
-def is_staged(name: str) -> bool:
-    """Whether a reservation, or a report, is about a fetch of staged bytes."""
-    return name.endswith(_STAGED_MARK)
-
-
-def request_of(name: str) -> str:
-    """The request that a handoff, or a fetch, is for."""
-    return name.removesuffix(_MARK)
-
 
 @dataclass(frozen=True, slots=True)
-class Loan:
+class FetchAnswer:
     """What is sent to an engine that wants it: so many tokens, in these blocks."""
 
-    want: WantedPrefix
+    want: WantedFetch
     block_ids: tuple[int, ...]
     num_tokens: int
 
 
 def add_fetches(
-    metadata: KVConnectorMetadata, reservations: Sequence[Reservation], cancels: Sequence[str], loans: Sequence[Loan]
+    metadata: KVConnectorMetadata,
+    reservations: Sequence[Reservation],
+    cancels: Sequence[TransferKey],
+    answers: Sequence[FetchAnswer],
 ) -> KVConnectorMetadata:
     """The metadata with fetches that begin or are cancelled, and with what is sent for others' fetches."""
     producers, progress, finishes = [], [], []
-    for loan in loans:
-        ticket = KVTransferParams(loan.want.transfer_id, loan.want.attempt, TransferRole.PRODUCER, loan.want.peer)
-        name, num_tokens = name_of_loan(loan.want), loan.num_tokens
-        producers.append((name, ticket, num_tokens))
-        progress.append(ProducerProgress(name, loan.block_ids, num_tokens, num_tokens))
-        finishes.append(ProducerFinish(name, ProducerEnd.PREFIX_SENT))
+    for answer in answers:
+        want, key, num_tokens = answer.want, answer.want.answer_key, answer.num_tokens
+        ticket = KVTransferParams(want.transfer_id, want.attempt, TransferRole.PRODUCER, want.peer)
+        producers.append((key, ticket, num_tokens))
+        progress.append(ProducerProgress(key, answer.block_ids, num_tokens, num_tokens))
+        finishes.append(ProducerFinish(key, ProducerEnd.PREFIX_SENT))
     return replace(
         metadata,
         new_producers=(*metadata.new_producers, *producers),
@@ -97,7 +70,7 @@ class PrefixFetches:
         cost: FetchCost | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """max_fetches: under way at once; 0: none is made, but others are lent what they want."""
+        """max_fetches: under way at once; 0: none is made, but others get what they want."""
         self._identity = identity
         self._block_size = block_size
         self._max_fetches = max_fetches
@@ -106,8 +79,8 @@ class PrefixFetches:
         self._fetches: dict[str, _Fetch] = {}
         self._num_started = 0
         self._reservations: list[Reservation] = []
-        self._cancels: list[str] = []
-        self._loans: list[Loan] = []
+        self._cancels: list[TransferKey] = []
+        self._answers: list[FetchAnswer] = []
 
     def reserve(
         self,
@@ -135,18 +108,18 @@ class PrefixFetches:
             return False
         fetch.started_s = self._clock()
         self._num_started += 1
-        name = f"{request_id}{_MARK}"
         transfer_id = f"fetch-{self._identity}-{self._num_started}"
         params = KVTransferParams(transfer_id, 0, TransferRole.CONSUMER, fetch.source.peer)
         num_tokens = len(block_ids) * self._block_size
-        self._reservations.append(Reservation(name, params, tuple(block_ids), 0, num_tokens, fetch.block_hashes))
+        wanted = PrefixFetch(transfer_id, fetch.block_hashes)
+        self._reservations.append(Reservation(_key(request_id), params, tuple(block_ids), 0, num_tokens, wanted))
         return True
 
     def cancel(self, request_id: str) -> bool:
         """It is not wanted any more; returns whether the request has reserved a fetch."""
         if request_id not in self._fetches:
             return False
-        self._cancels.append(f"{request_id}{_MARK}")
+        self._cancels.append(_key(request_id))
         return True
 
     def end(self, request_id: str, num_blocks: int) -> bool:
@@ -156,26 +129,22 @@ class PrefixFetches:
             self._cost.observe_fetch(num_blocks, self._clock() - fetch.started_s)
         return fetch is not None
 
-    def lend(self, want: WantedPrefix, block_ids: Sequence[int]) -> None:
+    def answer(self, want: WantedFetch, block_ids: Sequence[int]) -> None:
         """Send another engine these blocks, perhaps none."""
-        self._loans.append(Loan(want, tuple(block_ids), len(block_ids) * self._block_size))
+        self._answers.append(FetchAnswer(want, tuple(block_ids), len(block_ids) * self._block_size))
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         """A step computed so many tokens."""
         self._cost.observe_step(num_tokens, seconds)
 
-    def take_loads(self, output: KVConnectorOutput) -> dict[str, LoadedBlocks]:
-        """The reports on fetches, by request id."""
-        return {
-            request_of(name): LoadedBlocks(received.num_valid_tokens // self._block_size, received.reason)
-            for name, received in output.finished_recving.items()
-            if is_fetch(name)
-        }
-
     def add_to(self, metadata: KVConnectorMetadata) -> KVConnectorMetadata:
         """The metadata with what was collected, once."""
-        if not (self._reservations or self._cancels or self._loans):
+        if not (self._reservations or self._cancels or self._answers):
             return metadata
-        metadata = add_fetches(metadata, self._reservations, self._cancels, self._loans)
-        self._reservations, self._cancels, self._loans = [], [], []
+        metadata = add_fetches(metadata, self._reservations, self._cancels, self._answers)
+        self._reservations, self._cancels, self._answers = [], [], []
         return metadata
+
+
+def _key(request_id: str) -> TransferKey:
+    return TransferKey(TransferKind.PREFIX_FETCH, request_id)

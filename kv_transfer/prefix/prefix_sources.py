@@ -1,7 +1,7 @@
 """Where else a request's prefix may be, in stores or in another engine's cache: what the scheduler sees of them.
 
-Bookkeeping only, in the engine thread: no call blocks or does I/O. A load goes reserve() -> start() -> its report, in
-take_loads() -> end(); a reservation that is not started ends at once, by end(request_id, 0).
+Bookkeeping only, in the engine thread: no call blocks or does I/O. A load goes reserve() -> start() -> its report
+-> end(); a reservation that is not started ends at once, by end(request_id, 0).
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kv_transfer.connector.reports import KVConnectorOutput, WantedPrefix
+from kv_transfer.connector.fetches import WantedFetch
 from kv_transfer.connector.steps import KVConnectorMetadata
-from kv_transfer.connector.store_steps import LoadedBlocks
 from kv_transfer.params import PrefixSource
 from kv_transfer.prefix.prefix_fetch import PrefixFetches
 from kv_transfer.stores.store_set import StoreSet
@@ -63,15 +62,10 @@ class PrefixSources:
         if not (self._fetches is not None and self._fetches.end(request_id, num_blocks)) and self.stores is not None:
             self.stores.end(request_id, num_blocks)
 
-    def take_loads(self, output: KVConnectorOutput) -> dict[str, LoadedBlocks]:
-        """The loads that are over, by request id, of all that the worker side reports."""
-        loads = dict(output.finished_loading)
-        return loads if self._fetches is None else loads | self._fetches.take_loads(output)
-
-    def lend(self, want: WantedPrefix, block_ids: Sequence[int]) -> None:
-        """Send another engine these blocks, perhaps none; see name_of_loan."""
+    def answer(self, want: WantedFetch, block_ids: Sequence[int]) -> None:
+        """Send another engine these blocks, perhaps none. Reports on that have the want's answer_key."""
         assert self._fetches is not None, "an engine that has links to others has fetches"
-        self._fetches.lend(want, block_ids)
+        self._fetches.answer(want, block_ids)
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         """A step computed so many tokens: what that takes decides whether others are asked instead."""

@@ -1,6 +1,6 @@
-"""One report for a request on which several links, or several ranks, work: each of them is a part.
+"""One report for a transfer on which several links, or several ranks, work: each of them is a part.
 
-A request is ready, sent or received when all of its parts are; it has failed as soon as one has. Parts report as one
+A transfer is ready, sent or received when all of its parts are; it has failed as soon as one has. Parts report as one
 link does: each thing at most once, and "finished" (sending or receiving) last.
 """
 
@@ -10,7 +10,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.keys import TransferKey, TransferKind
+from kv_transfer.connector.reports import (
+    FailedSending,
+    FetchWanted,
+    FinishedLoading,
+    FinishedReceiving,
+    FinishedSending,
+    LoadOutcome,
+    PartFailed,
+    ReadyToPrefill,
+    ReceivedKV,
+    TransferReport,
+)
 from kv_transfer.connector.store_steps import LoadedBlocks
 from kv_transfer.transfer_stats import TransferStats, TransferTimings
 
@@ -21,7 +33,7 @@ _MAX_WANTS: Final = 1024
 
 
 @dataclass(slots=True)
-class _Request:
+class _Transfer:
     num_ready: int = 0
     num_sent: int = 0
     has_failed: bool = False
@@ -29,55 +41,56 @@ class _Request:
 
 
 class PartReports:
-    """Belongs to one thread. Remembers a request from its first part's report to its last part's."""
+    """Belongs to one thread. Remembers a transfer from its first part's report to its last part's."""
 
-    def __init__(self, num_parts: Callable[[str], int]) -> None:
-        """num_parts: of a request."""
+    def __init__(self, num_parts: Callable[[TransferKey], int]) -> None:
+        """num_parts: of a whole transfer."""
         self._num_parts = num_parts
-        self._requests: dict[str, _Request] = {}
+        self._transfers: dict[TransferKey, _Transfer] = {}
         self._loads: dict[str, list[LoadedBlocks]] = {}
         self._wants = WantCounts()
 
-    def add(self, output: KVConnectorOutput) -> KVConnectorOutput:
-        """Take in one part's output; returns what is now true of whole requests, with the same stats."""
-        whole = KVConnectorOutput(stats=output.stats, doomed_loads=set(output.doomed_loads))
-        for request_id in output.ready_to_prefill:
-            request = self._request(request_id)
-            request.num_ready += 1
-            if request.num_ready == self._num_parts(request_id):
-                whole.ready_to_prefill.add(request_id)
-        for request_id, reason in output.failed_sending.items():
-            request = self._request(request_id)
-            if not request.has_failed:
-                request.has_failed = True
-                whole.failed_sending[request_id] = reason
-        for request_id in output.finished_sending:
-            request = self._request(request_id)
-            request.num_sent += 1
-            if request.num_sent == self._num_parts(request_id):
-                del self._requests[request_id]
-                whole.finished_sending.add(request_id)
-        for request_id, received in output.finished_recving.items():
-            request = self._request(request_id)
-            request.received.append(received)
-            if len(request.received) == self._num_parts(request_id):
-                del self._requests[request_id]
-                whole.finished_recving[request_id] = merge_received(request.received)
-            elif received.outcome is LoadOutcome.FAILED:
-                # The producer may wait for the READY of this part, and send nothing on the others before it.
-                whole.doomed_loads.add(request_id)
-        for request_id, loaded in output.finished_loading.items():
-            loads = self._loads.setdefault(request_id, [])
-            loads.append(loaded)
-            if len(loads) == self._num_parts(request_id):
-                whole.finished_loading[request_id] = min(self._loads.pop(request_id), key=lambda load: load.num_blocks)
-        whole.wanted_prefixes += [
-            want for want in output.wanted_prefixes if self._wants.is_last(want.transfer_id, want.num_ranks)
-        ]
-        return whole
+    def add(self, report: TransferReport) -> list[TransferReport]:
+        """Take in one part's report; returns what is now true of its whole transfer."""
+        match report:
+            case FinishedLoading(request_id, loaded):
+                return self._add_load(request_id, loaded)
+            case FetchWanted(want):
+                return [report] if self._wants.is_last(want.transfer_id, want.num_ranks) else []
+            case PartFailed(key):
+                return [PartFailed(key.whole)]
+        key = report.key.whole
+        transfer = self._transfers.setdefault(key, _Transfer())
+        match report:
+            case ReadyToPrefill():
+                transfer.num_ready += 1
+                return [ReadyToPrefill(key)] if transfer.num_ready == self._num_parts(key) else []
+            case FailedSending(_, reason):
+                is_first, transfer.has_failed = not transfer.has_failed, True
+                return [FailedSending(key, reason)] if is_first else []
+            case FinishedSending():
+                transfer.num_sent += 1
+                if transfer.num_sent < self._num_parts(key):
+                    return []
+                del self._transfers[key]
+                return [FinishedSending(key)]
+            case FinishedReceiving(_, received):
+                return self._add_received(key, transfer, received)
 
-    def _request(self, request_id: str) -> _Request:
-        return self._requests.setdefault(request_id, _Request())
+    def _add_received(self, key: TransferKey, transfer: _Transfer, received: ReceivedKV) -> list[TransferReport]:
+        transfer.received.append(received)
+        if len(transfer.received) == self._num_parts(key):
+            del self._transfers[key]
+            return [FinishedReceiving(key, merge_received(transfer.received))]
+        # The producer may wait for the READY of this part, and send nothing on the others before it.
+        return [PartFailed(key)] if received.outcome is LoadOutcome.FAILED else []
+
+    def _add_load(self, request_id: str, loaded: LoadedBlocks) -> list[TransferReport]:
+        loads = self._loads.setdefault(request_id, [])
+        loads.append(loaded)
+        if len(loads) < self._num_parts(TransferKey(TransferKind.PREFIX_FETCH, request_id)):
+            return []
+        return [FinishedLoading(request_id, min(self._loads.pop(request_id), key=lambda load: load.num_blocks))]
 
 
 class WantCounts:

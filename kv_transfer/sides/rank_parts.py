@@ -10,8 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from kv_transfer.connector.fetches import WantedFetch
 from kv_transfer.connector.interface import KVConnectorWorker
-from kv_transfer.connector.reports import KVConnectorOutput, WantedPrefix
+from kv_transfer.connector.keys import TransferKey
+from kv_transfer.connector.reports import (
+    FetchWanted,
+    FinishedReceiving,
+    FinishedSending,
+    KVConnectorOutput,
+    ReadyToPrefill,
+    TransferReport,
+)
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerFinish, ProducerProgress
 from kv_transfer.layout import KVCacheLayout, plan_transfer
 from kv_transfer.params import KVTransferParams, TransferRole
@@ -24,9 +33,8 @@ class RankParts:
     def __init__(self, pairs: KVConnectorWorker, layout: KVCacheLayout) -> None:
         self._pairs = pairs
         self._layout = layout
-        self._parts: dict[str, tuple[str, ...]] = {}
-        self._request_of_part: dict[str, str] = {}
-        self._reports = PartReports(lambda request_id: len(self._parts.get(request_id, ())))
+        self._parts: dict[TransferKey, tuple[TransferKey, ...]] = {}
+        self._reports = PartReports(lambda key: len(self._parts.get(key, ())))
         self._wants = WantCounts()
         self._news = KVConnectorOutput()
 
@@ -34,19 +42,17 @@ class RankParts:
         """Before the forward."""
         new_producers = tuple(
             (part, params, num_prompt_tokens)
-            for request_id, ticket, num_prompt_tokens in metadata.new_producers
-            for part, params in self._cut(request_id, ticket)
+            for key, ticket, num_prompt_tokens in metadata.new_producers
+            for part, params in self._cut(key, ticket)
         )
         reservations = tuple(
-            replace(reservation, request_id=part, params=params)
+            replace(reservation, key=part, params=params)
             for reservation in metadata.reservations
-            for part, params in self._cut(reservation.request_id, reservation.params)
+            for part, params in self._cut(reservation.key, reservation.params)
         )
-        self._news.ready_to_prefill.update(
-            request_id for request_id, _, _ in metadata.new_producers if not self._parts[request_id]
-        )
+        self._news.reports += [ReadyToPrefill(key) for key, _, _ in metadata.new_producers if not self._parts[key]]
         finishes = tuple(self._finishes(metadata.producer_finishes))
-        cancels = tuple(part for request_id in metadata.consumer_cancels for part in self._parts.get(request_id, ()))
+        cancels = tuple(part for key in metadata.consumer_cancels for part in self._parts.get(key, ()))
         progress = self._progress(metadata.progress)
         self._pairs.start_step(KVConnectorMetadata(new_producers, reservations, progress, finishes, cancels))
 
@@ -58,33 +64,33 @@ class RankParts:
         """What happened since the last call, to whole requests."""
         news, self._news = self._news, KVConnectorOutput()
         parts = self._pairs.take_output()
-        for output in self._by_part(parts):
-            news.merge(self._reports.add(output))
-        for request_id in [*news.finished_sending, *news.finished_recving]:
-            for part in self._parts.pop(request_id, ()):
-                del self._request_of_part[part]
+        for report in parts.reports:
+            if isinstance(report, FetchWanted):
+                news.reports += self._take_want(report.want)
+            else:
+                news.reports += self._reports.add(report)
+        for report in news.reports:
+            if isinstance(report, FinishedSending | FinishedReceiving):
+                self._parts.pop(report.key, None)
         news.stats = parts.stats
-        news.wanted_prefixes = self._take_wants(parts.wanted_prefixes)
         return news
 
-    def _take_wants(self, wants: Iterable[WantedPrefix]) -> list[WantedPrefix]:
-        """The fetches for which every part has come that concerns this rank."""
-        whole = []
-        for want in wants:
-            transfer_id, _, _ = want.transfer_id.rpartition("#")
-            routes = plan_transfer(self._layout.total_num_kv_heads, self._layout.tp_size, want.peer.tp_size)
-            num_parts = sum(route.producer_rank == self._layout.tp_rank for route in routes)
-            if self._wants.is_last(transfer_id, num_parts):
-                num_ranks = len({route.producer_rank for route in routes})
-                peer = want.peer.of_all_ranks()
-                whole.append(replace(want, transfer_id=transfer_id, peer=peer, num_ranks=num_ranks))
-        return whole
+    def _take_want(self, want: WantedFetch) -> list[TransferReport]:
+        """The whole fetch, once every part has come of it that concerns this rank."""
+        fetch_id = want.fetch.fetch_id
+        routes = plan_transfer(self._layout.total_num_kv_heads, self._layout.tp_size, want.peer.tp_size)
+        num_parts = sum(route.producer_rank == self._layout.tp_rank for route in routes)
+        if not self._wants.is_last(fetch_id, num_parts):
+            return []
+        num_ranks = len({route.producer_rank for route in routes})
+        peer = want.peer.of_all_ranks()
+        return [FetchWanted(WantedFetch(fetch_id, want.attempt, peer, want.fetch, num_ranks))]
 
     def shutdown(self) -> None:
         """Close every link."""
         self._pairs.shutdown()
 
-    def _cut(self, request_id: str, ticket: KVTransferParams) -> list[tuple[str, KVTransferParams]]:
+    def _cut(self, key: TransferKey, ticket: KVTransferParams) -> list[tuple[TransferKey, KVTransferParams]]:
         """A request's parts and their tickets: both ends of a part give it the same transfer id."""
         layout, peer = self._layout, ticket.peer
         is_producer = ticket.role is TransferRole.PRODUCER
@@ -96,34 +102,18 @@ class RankParts:
                 ours, theirs = theirs, ours
             if ours == layout.tp_rank:
                 transfer_id = f"{ticket.transfer_id}#{route.producer_rank}-{route.consumer_rank}"
-                parts.append(
-                    (f"{request_id}#{theirs}", replace(ticket, transfer_id=transfer_id, peer=peer.of_rank(theirs)))
-                )
-        self._parts[request_id] = tuple(part for part, _ in parts)
-        self._request_of_part.update((part, request_id) for part, _ in parts)
+                part = replace(ticket, transfer_id=transfer_id, peer=peer.of_rank(theirs))
+                parts.append((key.of_part(theirs), part))
+        self._parts[key] = tuple(part for part, _ in parts)
         return parts
 
     def _finishes(self, finishes: Iterable[ProducerFinish]) -> Iterable[ProducerFinish]:
         for finish in finishes:
-            parts = self._parts.get(finish.request_id)
+            parts = self._parts.get(finish.key)
             if not parts:
-                self._news.finished_sending.add(finish.request_id)
+                self._news.reports.append(FinishedSending(finish.key))
                 continue
-            yield from (replace(finish, request_id=part) for part in parts)
+            yield from (replace(finish, key=part) for part in parts)
 
     def _progress(self, progress: Iterable[ProducerProgress]) -> tuple[ProducerProgress, ...]:
-        return tuple(
-            replace(entry, request_id=part) for entry in progress for part in self._parts.get(entry.request_id, ())
-        )
-
-    def _by_part(self, output: KVConnectorOutput) -> Iterable[KVConnectorOutput]:
-        """One output for each report, in the name of its request: parts of one request may report together."""
-        requests = self._request_of_part
-        for part in output.ready_to_prefill:
-            yield KVConnectorOutput(ready_to_prefill={requests[part]})
-        for part, reason in output.failed_sending.items():
-            yield KVConnectorOutput(failed_sending={requests[part]: reason})
-        for part in output.finished_sending:
-            yield KVConnectorOutput(finished_sending={requests[part]})
-        for part, received in output.finished_recving.items():
-            yield KVConnectorOutput(finished_recving={requests[part]: received})
+        return tuple(replace(entry, key=part) for entry in progress for part in self._parts.get(entry.key, ()))

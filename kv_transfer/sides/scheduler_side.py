@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector.reports import KVConnectorOutput
+from kv_transfer.connector.keys import TransferKey, TransferKind
+from kv_transfer.connector.reports import FinishedReceiving, KVConnectorOutput, ReadyToPrefill
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.params import KVTransferParams, TransferRole
 
@@ -29,16 +30,16 @@ class SchedulerSide:
         self._block_size = block_size
         self._requests: dict[str, _Request] = {}
         self._num_loading = 0
-        self._new_producers: list[tuple[str, KVTransferParams, int]] = []
+        self._new_producers: list[tuple[TransferKey, KVTransferParams, int]] = []
         self._reservations: list[Reservation] = []
         self._finishes: list[ProducerFinish] = []
-        self._cancels: list[str] = []
+        self._cancels: list[TransferKey] = []
 
     def on_new_request(self, request_id: str, params: KVTransferParams, num_prompt_tokens: int) -> None:
         """Take note of a request with a ticket."""
         self._requests[request_id] = _Request(params, num_prompt_tokens)
         if params.role is TransferRole.PRODUCER:
-            self._new_producers.append((request_id, params, num_prompt_tokens))
+            self._new_producers.append((TransferKey.of_handoff(request_id), params, num_prompt_tokens))
 
     def get_num_new_matched_tokens(self, request_id: str, num_local_tokens: int) -> tuple[int | None, bool]:
         """See KVConnectorScheduler."""
@@ -58,7 +59,13 @@ class SchedulerSide:
         self._num_loading += 1
         num_local_blocks = -(-num_local_tokens // self._block_size)
         self._reservations.append(
-            Reservation(request_id, request.params, tuple(block_ids), num_local_blocks, request.num_prompt_tokens)
+            Reservation(
+                TransferKey.of_handoff(request_id),
+                request.params,
+                tuple(block_ids),
+                num_local_blocks,
+                request.num_prompt_tokens,
+            )
         )
 
     def build_connector_meta(self, progress: Sequence[ProducerProgress]) -> KVConnectorMetadata:
@@ -75,14 +82,14 @@ class SchedulerSide:
 
     def update_connector_output(self, output: KVConnectorOutput) -> None:
         """Take in what the worker side reported."""
-        for request_id in output.ready_to_prefill:
-            request = self._requests.get(request_id)
-            if request is not None:
-                request.is_ready = True
-        for request_id in output.finished_recving:
-            request = self._requests.pop(request_id, None)
-            if request is not None and request.is_loading:
-                self._num_loading -= 1
+        for report in output.reports:
+            match report:
+                case ReadyToPrefill(TransferKey(TransferKind.HANDOFF, request_id)):
+                    if (producer := self._requests.get(request_id)) is not None:
+                        producer.is_ready = True
+                case FinishedReceiving(TransferKey(TransferKind.HANDOFF, request_id)):
+                    consumer = self._requests.pop(request_id, None)
+                    self._num_loading -= consumer is not None and consumer.is_loading
 
     def request_finished(self, request_id: str, end: ProducerEnd, first_token_id: int | None = None) -> bool:
         """See KVConnectorScheduler."""
@@ -91,19 +98,15 @@ class SchedulerSide:
             return False
         if request.params.role is TransferRole.PRODUCER:
             del self._requests[request_id]
-            self._finishes.append(ProducerFinish(request_id, end, first_token_id))
+            self._finishes.append(ProducerFinish(TransferKey.of_handoff(request_id), end, first_token_id))
             return True
         if request.is_loading:
             # It stays here until its report: the load still counts.
-            self._cancels.append(request_id)
+            self._cancels.append(TransferKey.of_handoff(request_id))
             return True
         del self._requests[request_id]
         return False
 
     def cancel_load(self, request_id: str) -> None:
         """End a consumer's load that took too long."""
-        self._cancels.append(request_id)
-
-    def has_pending(self) -> bool:
-        """Whether the next metadata would not be empty."""
-        return bool(self._new_producers or self._reservations or self._finishes or self._cancels)
+        self._cancels.append(TransferKey.of_handoff(request_id))

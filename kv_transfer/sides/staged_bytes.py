@@ -1,7 +1,7 @@
 """Bytes that are no KV, and travel like it: staged in blocks of the KV cache for as long as a link moves them.
 
 So links, their registered memory, checksums and deadlines are those that KV has. A transfer of staged bytes is a fetch
-(prefix_fetch.py) whose one "block hash" names the bytes. Who has them stages them when READY is in, who asked reads
+(connector/fetches.py) that names the bytes. Who has them stages them when READY is in, who asked reads
 them when its report is in; the blocks belong to no request and go back to the scheduler with the same reports.
 
 The bytes run through the blocks token by token, so that they survive block sizes that differ. Invariant: a slot of a
@@ -18,9 +18,15 @@ import torch
 from torch import Tensor
 
 from kv_transfer.connector.interface import KVConnectorWorker
-from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome
+from kv_transfer.connector.keys import TransferKey, TransferKind
+from kv_transfer.connector.reports import (
+    FinishedReceiving,
+    FinishedSending,
+    KVConnectorOutput,
+    LoadOutcome,
+    TransferReport,
+)
 from kv_transfer.connector.steps import KVConnectorMetadata
-from kv_transfer.prefix.prefix_fetch import is_staged
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +43,18 @@ class StagingSide:
         self._links = links
         self._blocks = kv_cache.view(_widest_word(kv_cache.shape[-1] * kv_cache.itemsize))
         self._slots = self._blocks.permute(0, 4, 1, 2, 3, 5)
-        self._lent: dict[str, tuple[int, ...]] = {}
-        self._awaited: dict[str, _Awaited] = {}
+        self._sending: dict[TransferKey, tuple[int, ...]] = {}
+        self._awaited: dict[TransferKey, _Awaited] = {}
 
     def start_step(self, metadata: KVConnectorMetadata) -> None:
         """Before the forward."""
         for staged in metadata.staged:
             self._write(staged.block_ids, staged.data)
-            self._lent[staged.name] = staged.block_ids
+            self._sending[staged.key] = staged.block_ids
         for reservation in metadata.reservations:
-            if is_staged(reservation.request_id):
+            if reservation.key.kind is TransferKind.BYTES_FETCH:
                 awaited = _Awaited(reservation.block_ids, reservation.num_prompt_tokens)
-                self._awaited[reservation.request_id] = awaited
+                self._awaited[reservation.key] = awaited
         self._links.start_step(replace(metadata, staged=()) if metadata.staged else metadata)
 
     def finish_step(self, metadata: KVConnectorMetadata) -> None:
@@ -58,20 +64,25 @@ class StagingSide:
     def take_output(self) -> KVConnectorOutput:
         """What happened since the last call, with the bytes that came."""
         output = self._links.take_output()
-        if self._lent:
-            for name in output.finished_sending & self._lent.keys():
-                self._wipe(self._lent.pop(name))
-        if self._awaited:
-            for name in output.finished_recving.keys() & self._awaited.keys():
-                awaited, received = self._awaited.pop(name), output.finished_recving[name]
-                if received.outcome is LoadOutcome.LOADED and received.num_valid_tokens == awaited.num_tokens:
-                    output.received_bytes[name] = self._read(awaited)
-                self._wipe(awaited.block_ids)
+        if self._sending or self._awaited:
+            output.reports = [self._with_bytes(report) for report in output.reports]
         return output
 
     def shutdown(self) -> None:
         """Close every link."""
         self._links.shutdown()
+
+    def _with_bytes(self, report: TransferReport) -> TransferReport:
+        """The report with the bytes that have come, if it says so; blocks that are over are zeroed."""
+        match report:
+            case FinishedSending(key) if key in self._sending:
+                self._wipe(self._sending.pop(key))
+            case FinishedReceiving(key, received) if key in self._awaited:
+                awaited = self._awaited.pop(key)
+                if received.outcome is LoadOutcome.LOADED and received.num_valid_tokens == awaited.num_tokens:
+                    report = FinishedReceiving(key, received, self._read(awaited))
+                self._wipe(awaited.block_ids)
+        return report
 
     def _write(self, block_ids: Sequence[int], data: bytes) -> None:
         staged = torch.zeros((len(block_ids), *self._slots.shape[1:]), dtype=self._slots.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kv_transfer.connector.interface import KVConnectorWorker
-from kv_transfer.connector.reports import KVConnectorOutput
+from kv_transfer.connector.reports import FinishedLoading, KVConnectorOutput
 from kv_transfer.connector.steps import KVConnectorMetadata
 from kv_transfer.stores.store_copier import StoreCopier
 
@@ -31,7 +31,8 @@ class StoringSide:
     def take_output(self) -> KVConnectorOutput:
         """What happened since the last call, on links and in stores."""
         output = self._links.take_output()
-        output.finished_loading = self._copier.take_loaded()
+        loaded = self._copier.take_loaded()
+        output.reports += [FinishedLoading(request_id, load) for request_id, load in loaded.items()]
         output.store_stats = self._copier.stats
         return output
 

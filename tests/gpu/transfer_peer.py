@@ -14,13 +14,15 @@ from typing import TypeVar
 import torch
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector.reports import KVConnectorOutput, ReceivedKV
+from kv_transfer.connector.keys import TransferKey
+from kv_transfer.connector.reports import ReceivedKV
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.sides.worker_side import WorkerSide
 from kv_transfer.trust.membership import TrustMaterial
 from tests.gpu.control_server import ControlServer
+from tests.kv_transfer.reported import Reported
 
 T = TypeVar("T")
 
@@ -42,7 +44,7 @@ class TransferPeer:
         self._cache = torch.zeros(layout.shape, dtype=getattr(torch, layout.dtype), device=self._device)
         self._server = ControlServer(engine_id, material)  # gRPC stops a server that nobody holds
         self._address = EngineAddress(engine_id, 1, self._server.address)
-        self._output = KVConnectorOutput()
+        self._output = Reported()
         self._has_news = threading.Event()
         self._worker = WorkerSide(config, self._address, layout, self._cache, self._server.control, self._has_news.set)
 
@@ -53,13 +55,15 @@ class TransferPeer:
 
     def produce(self, request_id: str, consumer: EngineAddress, num_prompt_tokens: int) -> None:
         ticket = KVTransferParams(f"t-{request_id}", 0, TransferRole.PRODUCER, consumer)
-        self._step(KVConnectorMetadata(new_producers=((request_id, ticket, num_prompt_tokens),)))
+        self._step(
+            KVConnectorMetadata(new_producers=((TransferKey.of_handoff(request_id), ticket, num_prompt_tokens),))
+        )
 
     def reserve(
         self, request_id: str, producer: EngineAddress, block_ids: Sequence[int], num_prompt_tokens: int
     ) -> None:
         ticket = KVTransferParams(f"t-{request_id}", 0, TransferRole.CONSUMER, producer)
-        reservation = Reservation(request_id, ticket, tuple(block_ids), 0, num_prompt_tokens)
+        reservation = Reservation(TransferKey.of_handoff(request_id), ticket, tuple(block_ids), 0, num_prompt_tokens)
         self._step(KVConnectorMetadata(reservations=(reservation,)))
 
     def compute(
@@ -72,7 +76,9 @@ class TransferPeer:
     ) -> None:
         """A step that fills the blocks of these tokens (from, to). The device first sleeps; the host does not."""
         before, after = num_tokens
-        metadata = KVConnectorMetadata(progress=(ProducerProgress(request_id, tuple(block_ids), before, after),))
+        metadata = KVConnectorMetadata(
+            progress=(ProducerProgress(TransferKey.of_handoff(request_id), tuple(block_ids), before, after),)
+        )
         self._worker.start_step(metadata)
         filled = list(block_ids[before // self._layout.block_size : -(-after // self._layout.block_size)])
         shape = (len(filled), *self._layout.shape[1:])
@@ -86,7 +92,9 @@ class TransferPeer:
 
     def finish(self, request_id: str, end: ProducerEnd) -> None:
         token_id = 7 if end is ProducerEnd.HANDED_OVER else None
-        self._step(KVConnectorMetadata(producer_finishes=(ProducerFinish(request_id, end, token_id),)))
+        self._step(
+            KVConnectorMetadata(producer_finishes=(ProducerFinish(TransferKey.of_handoff(request_id), end, token_id),))
+        )
 
     def fill(self, block_ids: Sequence[int], value: float) -> None:
         """Do what the engine does with blocks that are its own again."""
@@ -120,7 +128,7 @@ class TransferPeer:
         self._worker.start_step(metadata)
         self._worker.finish_step(metadata)
 
-    def _wait(self, find: Callable[[KVConnectorOutput], T | None]) -> T:
+    def _wait(self, find: Callable[[Reported], T | None]) -> T:
         deadline_s = time.monotonic() + _WAIT_TIMEOUT_S
         while True:
             self._has_news.clear()

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector.reports import KVConnectorOutput, ReceivedKV
+from kv_transfer.connector.keys import TransferKey
+from kv_transfer.connector.reports import FetchWanted, FinishedLoading, ReceivedKV, TransferReport
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.control_streams import Control, ControlStream
@@ -26,6 +27,7 @@ from kv_transfer.sides.worker_side import WorkerSide
 from kv_transfer.transfer_stats import TransferStats
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.trust.grpc_proof import GrpcAcceptor
+from tests.kv_transfer.reported import Reported
 from tests.trusted import TRUST, member
 
 Join = Literal["loopback", "tcp", "shared memory"]
@@ -61,7 +63,8 @@ class Node:
         self.address = address
         self.control = control
         self.cache = allocate_shared_pool(layout) if is_shared else torch.zeros(layout.shape)
-        self.output = KVConnectorOutput()
+        self.output = Reported()
+        self._seen: set[tuple[type[TransferReport], TransferKey]] = set()
         self._has_news = threading.Event()
         self.worker = WorkerSide(config, address, layout, self.cache, control, self._has_news.set)
 
@@ -77,7 +80,9 @@ class Node:
         transfer_id: str | None = None,
     ) -> None:
         ticket = KVTransferParams(transfer_id or f"t-{request_id}", attempt, TransferRole.PRODUCER, consumer)
-        self._step(KVConnectorMetadata(new_producers=((request_id, ticket, num_prompt_tokens),)))
+        self._step(
+            KVConnectorMetadata(new_producers=((TransferKey.of_handoff(request_id), ticket, num_prompt_tokens),))
+        )
 
     def reserve(
         self,
@@ -90,18 +95,26 @@ class Node:
         transfer_id: str | None = None,
     ) -> None:
         ticket = KVTransferParams(transfer_id or f"t-{request_id}", 0, TransferRole.CONSUMER, producer)
-        reservation = Reservation(request_id, ticket, tuple(block_ids), num_local_blocks, num_prompt_tokens)
+        reservation = Reservation(
+            TransferKey.of_handoff(request_id), ticket, tuple(block_ids), num_local_blocks, num_prompt_tokens
+        )
         self._step(KVConnectorMetadata(reservations=(reservation,)))
 
     def compute(self, request_id: str, block_ids: Sequence[int], num_tokens_before: int, num_tokens_after: int) -> None:
-        progress = ProducerProgress(request_id, tuple(block_ids), num_tokens_before, num_tokens_after)
+        progress = ProducerProgress(
+            TransferKey.of_handoff(request_id), tuple(block_ids), num_tokens_before, num_tokens_after
+        )
         self._step(KVConnectorMetadata(progress=(progress,)))
 
     def finish(self, request_id: str, end: ProducerEnd, first_token_id: int | None = None) -> None:
-        self._step(KVConnectorMetadata(producer_finishes=(ProducerFinish(request_id, end, first_token_id),)))
+        self._step(
+            KVConnectorMetadata(
+                producer_finishes=(ProducerFinish(TransferKey.of_handoff(request_id), end, first_token_id),)
+            )
+        )
 
     def cancel(self, request_id: str) -> None:
-        self._step(KVConnectorMetadata(consumer_cancels=(request_id,)))
+        self._step(KVConnectorMetadata(consumer_cancels=(TransferKey.of_handoff(request_id),)))
 
     def _step(self, metadata: KVConnectorMetadata) -> None:
         self.worker.start_step(metadata)
@@ -139,7 +152,7 @@ class Node:
             if link.data is not None:
                 link.data.abort()
 
-    def _wait(self, find: Callable[[KVConnectorOutput], T | None]) -> T:
+    def _wait(self, find: Callable[[Reported], T | None]) -> T:
         deadline_s = time.monotonic() + _TIMEOUT_S
         while True:
             self._has_news.clear()
@@ -150,13 +163,14 @@ class Node:
 
     def _collect(self) -> None:
         news = self.worker.take_output()
-        for reported, before in (
-            (news.ready_to_prefill, self.output.ready_to_prefill),
-            (news.finished_sending, self.output.finished_sending),
-            (news.failed_sending.keys(), self.output.failed_sending.keys()),
-            (news.finished_recving.keys(), self.output.finished_recving.keys()),
-        ):
-            assert not (reported & before), f"reported twice: {reported & before}"
+        reports = [
+            (type(report), report.key)
+            for report in news.reports
+            if not isinstance(report, FetchWanted | FinishedLoading)
+        ]
+        twice = [report for index, report in enumerate(reports) if report in self._seen or report in reports[:index]]
+        assert not twice, f"reported twice: {twice}"
+        self._seen.update(reports)
         self.output.merge(news)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from kv_transfer.config import KVTransferConfig
+from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.reports import LoadOutcome
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerProgress
 from kv_transfer.layout import KVCacheLayout
@@ -78,7 +79,7 @@ def test_chunks_leave_as_they_are_computed(pair: Pair) -> None:
 
 def test_before_the_forward_only_what_is_cached_leaves(pair: Pair) -> None:
     pair.begin("a", TARGET, NUM_TOKENS)
-    step = KVConnectorMetadata(progress=(ProducerProgress("a", SOURCE, 4, NUM_TOKENS),))
+    step = KVConnectorMetadata(progress=(ProducerProgress(TransferKey.of_handoff("a"), SOURCE, 4, NUM_TOKENS),))
     pair.producer.worker.start_step(step)
     # Chunks are ordered: whatever the start of the step has sent is in when this is.
     pair.hand_over("b", SOURCE, range(12, 16), NUM_TOKENS)

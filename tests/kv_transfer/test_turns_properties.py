@@ -20,6 +20,7 @@ from torch import Tensor
 from kv_transfer.agent.transfer_table import TransferTable
 from kv_transfer.block_pieces import PieceMap
 from kv_transfer.config import KVTransferConfig
+from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.handoff.control_messages import Cancel, Chunk, ChunkSum, Finished, Ready
@@ -30,6 +31,7 @@ from kv_transfer.links.data_thread import ChunkJob, DataThread
 from kv_transfer.links.link_table import LinkTable
 from kv_transfer.links.peer_link import LinkState, PeerLink
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+from tests.kv_transfer.reported import Name, Reported
 
 BLOCK_SIZE = 2
 MAX_BLOCKS = 5
@@ -138,8 +140,11 @@ class TurnsMachine(RuleBasedStateMachine):
         self.requests.append(request)
         producer = KVTransferParams(request.name, 0, TransferRole.PRODUCER, DECODE)
         consumer = KVTransferParams(request.name, 0, TransferRole.CONSUMER, PREFILL)
-        reservation = Reservation(request.name, consumer, request.blocks, 0, request.num_tokens)
-        self.prefill.on_step(KVConnectorMetadata(new_producers=((request.name, producer, request.num_tokens),)), 0.0)
+        reservation = Reservation(TransferKey.of_handoff(request.name), consumer, request.blocks, 0, request.num_tokens)
+        self.prefill.on_step(
+            KVConnectorMetadata(new_producers=((TransferKey.of_handoff(request.name), producer, request.num_tokens),)),
+            0.0,
+        )
         self.decode.on_step(KVConnectorMetadata(reservations=(reservation,)), 0.0)
 
     @precondition(lambda self: self.running)
@@ -151,7 +156,9 @@ class TurnsMachine(RuleBasedStateMachine):
         for block in request.blocks[: request.num_computed_blocks]:
             self.caches[0][block] = block
         num_tokens = request.num_computed_blocks * BLOCK_SIZE
-        self.prefill.on_computed([ProducerProgress(request.name, request.blocks, 0, num_tokens)])
+        self.prefill.on_computed(
+            [ProducerProgress(TransferKey.of_handoff(request.name), request.blocks, 0, num_tokens)]
+        )
         if end is not None and request.num_computed_blocks == request.num_blocks:
             self.end_request(request, end)
 
@@ -170,7 +177,7 @@ class TurnsMachine(RuleBasedStateMachine):
         if is_meant == 0:
             request = loading[choice % len(loading)]
             request.is_cancelled = True
-            self.decode.on_step(KVConnectorMetadata(consumer_cancels=(request.name,)), 0.0)
+            self.decode.on_step(KVConnectorMetadata(consumer_cancels=(TransferKey.of_handoff(request.name),)), 0.0)
 
     @property
     def running(self) -> list[Request]:
@@ -179,7 +186,9 @@ class TurnsMachine(RuleBasedStateMachine):
 
     def end_request(self, request: Request, end: ProducerEnd) -> None:
         request.end = end
-        finish = ProducerFinish(request.name, end, 7 if end is ProducerEnd.HANDED_OVER else None)
+        finish = ProducerFinish(
+            TransferKey.of_handoff(request.name), end, 7 if end is ProducerEnd.HANDED_OVER else None
+        )
         self.prefill.on_step(KVConnectorMetadata(producer_finishes=(finish,)), 0.0)
 
     # -- what links do -------------------------------------------------------------------------------------------
@@ -272,8 +281,8 @@ class TurnsMachine(RuleBasedStateMachine):
 
     @invariant()
     def take_reports(self) -> None:
-        of_name = {request.name: request for request in self.requests}
-        sent = self.prefill.take_output(num_links=1)
+        of_name: dict[Name, Request] = {request.name: request for request in self.requests}
+        sent = Reported.of(self.prefill.take_output(num_links=1))
         for name in sent.ready_to_prefill:
             of_name[name].is_ready = True
         for name, reason in sent.failed_sending.items():
@@ -284,7 +293,7 @@ class TurnsMachine(RuleBasedStateMachine):
             assert not request.is_let_go
             request.is_let_go = True
             self.caches[0][list(request.blocks)] = GARBAGE
-        for name, received in self.decode.take_output(num_links=1).finished_recving.items():
+        for name, received in Reported.of(self.decode.take_output(num_links=1)).finished_recving.items():
             request = of_name[name]
             assert request.received is None
             request.received = received

@@ -23,6 +23,7 @@ from actors.core.blocks.prompt_tails import BlockCopy, PartialHit, PromptTails
 from actors.core.requests.request import Request
 from actors.core.stats import PrefixCacheStats
 from actors.errors import IntegrityError
+from kv_transfer.connector.keys import TransferKey
 from kv_transfer.params import TransferRole
 
 
@@ -44,6 +45,8 @@ class KVCacheManager:
         self._enable_caching = enable_caching
         self._blocks: dict[str, list[KVCacheBlock]] = {}
         self._num_cached_blocks: dict[str, int] = {}
+        self._pinned: dict[TransferKey, list[KVCacheBlock]] = {}
+        """Blocks that transfers without a request hold."""
         self._events = events
         self._last_step_begun = 0
         self._last_step_over = 0
@@ -211,19 +214,27 @@ class KVCacheManager:
         """Count what a load of a prefix has brought."""
         self.prefix_cache_stats.loaded += num_blocks * self.block_size
 
-    def lend(self, name: str, blocks: Sequence[KVCacheBlock]) -> None:
-        """Hold cached blocks under a name that is no request's."""
+    def pin_cached(self, key: TransferKey, blocks: Sequence[KVCacheBlock]) -> None:
+        """Hold cached blocks for a transfer that has no request."""
         self.block_pool.touch(blocks)
-        self._blocks[name] = list(blocks)
+        self._pinned[key] = list(blocks)
 
-    def hold(self, name: str, num_blocks: int) -> list[int]:
-        """Take free blocks, for other bytes than KV, under a name that is no request's; returns their ids."""
-        self._blocks[name] = self.block_pool.get_free_blocks(num_blocks)
-        return self.get_block_ids(name)
+    def pin_free(self, key: TransferKey, num_blocks: int) -> list[int]:
+        """Take free blocks, for other bytes than KV, for a transfer that has no request; returns their ids."""
+        self._pinned[key] = blocks = self.block_pool.get_free_blocks(num_blocks)
+        return [block.block_id for block in blocks]
 
-    def take_back(self, name: str) -> None:
-        """Let the blocks of a name that is no request's go. No step computes them, so none under way writes them."""
-        self.block_pool.free(self._blocks.pop(name))
+    def unpin(self, key: TransferKey) -> None:
+        """Let the blocks of a transfer without a request go. No step computes them, so none under way writes them."""
+        self.block_pool.free(self._pinned.pop(key))
+
+    def num_pinned_by(self, key: TransferKey) -> int:
+        """How many blocks a transfer without a request holds."""
+        return len(self._pinned.get(key, ()))
+
+    def pinned(self) -> set[TransferKey]:
+        """The transfers without a request that hold blocks."""
+        return {key for key, blocks in self._pinned.items() if blocks}
 
     def free(self, request: Request) -> None:
         """Let go of all that the request holds, if anything; fenced while steps are under way."""
@@ -260,7 +271,7 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block. Refuses, and returns False, while a request holds any."""
-        if any(self._blocks.values()):
+        if any(self._blocks.values()) or any(self._pinned.values()):
             return False
         self.block_pool.reset()
         if self._observer is not None:
@@ -276,10 +287,11 @@ class KVCacheManager:
         """Raise IntegrityError if the pool or the requests' blocks contradict each other."""
         self.block_pool.check_integrity()
         num_holds: Counter[int] = Counter()
-        for request_id, blocks in self._blocks.items():
-            if len({block.block_id for block in blocks}) != len(blocks):
-                raise IntegrityError(f"{request_id} holds a block twice: {self.get_block_ids(request_id)}")
-            num_holds.update(block.block_id for block in blocks)
+        for holder, blocks in (*self._blocks.items(), *self._pinned.items()):
+            block_ids = [block.block_id for block in blocks]
+            if len(set(block_ids)) != len(blocks):
+                raise IntegrityError(f"{holder} holds a block twice: {block_ids}")
+            num_holds.update(block_ids)
         pool = self.block_pool.blocks
         for block_id, count in num_holds.items():
             if count > 1 and pool[block_id].block_hash is None:

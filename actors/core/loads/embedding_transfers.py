@@ -5,19 +5,19 @@ An engine that prefills fetches from an encode engine what this one has made of 
 (kv_transfer/sides/staged_bytes.py), which belong to no request:
 
     who fetches   queued -> loading (blocks reserved, READY) -> over: read, blocks back
-    who encodes   wanted (READY is in) -> lent (blocks staged) -> over: left, blocks back
+    who encodes   wanted (READY is in) -> sending (blocks staged) -> over: left, blocks back
 
 Whoever has no room waits for it, up to a deadline. Then who encodes sends nothing, and who fetches is told why it gets
 nothing, and encodes the image itself. A fetch that is under way is cancelled then, and its blocks come back when it
 has drained.
 
 Blocks are taken only if none of those that run, and not the first one that waits, lacks them then: images never hold up
-requests. They are pinned, and come back by themselves: what is lent leaves into blocks that are reserved already.
+requests. They are pinned, and come back by themselves: what is sent leaves into blocks that are reserved already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -26,18 +26,18 @@ from actors.core.loads.kept_embeddings import KeptEmbeddings
 from actors.core.queue.places import Places
 from actors.core.queue.request_queue import RequestQueue
 from actors.core.stats import EmbeddingStats
-from kv_transfer.connector.reports import KVConnectorOutput, WantedPrefix
+from kv_transfer.connector.fetches import BytesFetch, WantedFetch
+from kv_transfer.connector.keys import TransferKey, TransferKind
+from kv_transfer.connector.reports import FinishedReceiving
 from kv_transfer.connector.steps import KVConnectorMetadata, Reservation, StagedBytes
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
-from kv_transfer.prefix.prefix_fetch import Loan, add_fetches, name_of_loan, name_of_staged
+from kv_transfer.prefix.prefix_fetch import FetchAnswer, add_fetches
 from kv_transfer.transfer_stats import TransferTimings
 
 _MAX_STAGED: Final = 0.5
 """Of all blocks."""
 _NUM_STEPS: Final = 8
 """About how long a transfer takes."""
-_KEY: Final = b"embeddings of "
-"""Begins the names of images, which travel in the place of block hashes: digests, which do not begin so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,8 @@ class EmbeddingFetch:
 
 @dataclass(frozen=True, slots=True)
 class _Want:
-    want: WantedPrefix
+    want: WantedFetch
+    mm_hash: str
     deadline_s: float
 
 
@@ -90,15 +91,15 @@ class EmbeddingTransfers:
         self._kv = kv_cache_manager
         self._want_timeout_s = want_timeout_s
         self._queued: dict[EmbeddingFetch, None] = {}
-        self._loading: dict[str, EmbeddingFetch] = {}
-        self._cancelled: dict[str, str] = {}
+        self._loading: dict[TransferKey, EmbeddingFetch] = {}
+        self._cancelled: dict[TransferKey, str] = {}
         """Of those that load: why."""
-        self._wants: dict[str, _Want] = {}
-        self._lent: set[str] = set()
+        self._wants: dict[TransferKey, _Want] = {}
+        self._sending: set[TransferKey] = set()
         self._num_started = 0
         self._reservations: list[Reservation] = []
-        self._cancels: list[str] = []
-        self._loans: list[Loan] = []
+        self._cancels: list[TransferKey] = []
+        self._answers: list[FetchAnswer] = []
         self._staged: list[StagedBytes] = []
         self.stats = EmbeddingStats()
 
@@ -119,41 +120,36 @@ class EmbeddingTransfers:
             del self._queued[fetch]
             self._fail(fetch, reason)
             return
-        for name, loading in self._loading.items():
-            if loading is fetch and name not in self._cancelled:
-                self._cancelled[name] = reason
-                self._cancels.append(name)
+        for key, loading in self._loading.items():
+            if loading is fetch and key not in self._cancelled:
+                self._cancelled[key] = reason
+                self._cancels.append(key)
 
-    def take_wants(self, wants: Iterable[WantedPrefix], now_s: float) -> list[WantedPrefix]:
-        """Take in what others want of the embeddings made here; returns the other wants, which are for prefixes."""
-        others = []
-        for want in wants:
-            name = name_of_loan(want)
-            if not want.block_hashes[0].startswith(_KEY):
-                others.append(want)
-            elif self._staging is not None and name not in self._wants and name not in self._lent:
-                self._wants[name] = _Want(want, now_s + self._want_timeout_s)
-        return others
+    def on_want(self, want: WantedFetch, mm_hash: str, now_s: float) -> None:
+        """Another engine wants the embeddings that were made here of an image."""
+        key = want.answer_key
+        if self._staging is not None and key not in self._wants and key not in self._sending:
+            self._wants[key] = _Want(want, mm_hash, now_s + self._want_timeout_s)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def proceed(self, places: Places, blocked: RequestQueue, now_s: float) -> None:
+    def proceed(self, queues: Places, blocked: RequestQueue, now_s: float) -> None:
         """Before a step is made: begin what there is room for, give up what is late.
 
-        blocked: consumers that wait beside `places`
+        blocked: consumers that wait beside `queues`
         """
         if not (self._queued or self._loading or self._wants):
             return
         for fetch in [fetch for fetch in (*self._queued, *self._loading.values()) if fetch.deadline_s <= now_s]:
             self.cancel(fetch, "the embeddings did not come in time")
-        num_spare_blocks = self._num_spare_blocks(places, blocked)
+        num_spare_blocks = self._num_spare_blocks(queues, blocked)
         # First come, first served, or a large image would never be.
-        for name, wanted in list(self._wants.items()):
-            num_lent_blocks = self._lend(wanted, num_spare_blocks, is_late=wanted.deadline_s <= now_s)
-            if num_lent_blocks is None:
+        for key, wanted in list(self._wants.items()):
+            num_blocks_sent = self._answer(wanted, num_spare_blocks, is_late=wanted.deadline_s <= now_s)
+            if num_blocks_sent is None:
                 break
-            del self._wants[name]
-            num_spare_blocks -= num_lent_blocks
+            del self._wants[key]
+            num_spare_blocks -= num_blocks_sent
         for fetch in list(self._queued):
             num_blocks = self._num_blocks_for(fetch)
             if num_blocks > num_spare_blocks:
@@ -163,29 +159,29 @@ class EmbeddingTransfers:
 
     def add_to(self, metadata: KVConnectorMetadata) -> KVConnectorMetadata:
         """The step's metadata with what was collected, once."""
-        if not (self._reservations or self._cancels or self._loans):
+        if not (self._reservations or self._cancels or self._answers):
             return metadata
-        metadata = add_fetches(metadata, self._reservations, self._cancels, self._loans)
+        metadata = add_fetches(metadata, self._reservations, self._cancels, self._answers)
         metadata = replace(metadata, staged=tuple(self._staged))
-        self._reservations, self._cancels, self._loans, self._staged = [], [], [], []
+        self._reservations, self._cancels, self._answers, self._staged = [], [], [], []
         return metadata
 
-    def take_back(self, name: str) -> bool:
-        """What was lent has left; returns whether it is the name of any such."""
-        if name not in self._lent:
+    def on_sent(self, key: TransferKey) -> bool:
+        """Embeddings have left, or never will; returns whether they were being sent."""
+        if key not in self._sending:
             return False
-        self._lent.remove(name)
-        self._kv.take_back(name)
+        self._sending.remove(key)
+        self._kv.unpin(key)
         return True
 
-    def take_over(self, name: str, output: KVConnectorOutput) -> bool:
-        """A fetch is over; returns whether it was one. Nothing writes its blocks any more, and they have been read."""
-        fetch = self._loading.pop(name, None)
+    def on_received(self, report: FinishedReceiving) -> bool:
+        """A fetch is over; returns whether it was under way. Nothing writes its blocks, and they have been read."""
+        key, received, data = report.key, report.received, report.data
+        fetch = self._loading.pop(key, None)
         if fetch is None:
             return False
-        self._kv.take_back(name)
-        received, data = output.finished_recving[name], output.received_bytes.get(name)
-        reason = self._cancelled.pop(name, "") or received.reason
+        self._kv.unpin(key)
+        reason = self._cancelled.pop(key, "") or received.reason
         if data is None:
             self._fail(fetch, reason or "the encode engine has no room, or has forgotten the image")
         else:
@@ -195,24 +191,25 @@ class EmbeddingTransfers:
 
     # -- questions -----------------------------------------------------------------------------------------------
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._lent
+    def is_sending(self, key: TransferKey) -> bool:
+        """Whether embeddings are being sent under this key."""
+        return key in self._sending
 
     def __bool__(self) -> bool:
         """Whether anything is under way."""
-        return bool(self._queued or self._loading or self._wants or self._lent)
+        return bool(self._queued or self._loading or self._wants or self._sending)
 
-    def holders(self) -> set[str]:
-        """The names under which blocks are held."""
-        return {*self._loading, *self._lent}
+    def holders(self) -> set[TransferKey]:
+        """The transfers that hold blocks."""
+        return {*self._loading, *self._sending}
 
     def num_blocks(self) -> int:
         """Blocks that a preemption cannot free."""
-        return sum(self._kv.num_blocks_of(name) for name in self.holders())
+        return sum(self._kv.num_pinned_by(key) for key in self.holders())
 
     def next_deadline(self) -> float | None:
         """Return the engine's clock at which something is to be given up, in seconds."""
-        loading = (fetch for name, fetch in self._loading.items() if name not in self._cancelled)
+        loading = (fetch for key, fetch in self._loading.items() if key not in self._cancelled)
         deadlines = [fetch.deadline_s for fetch in (*self._queued, *loading)]
         return min([*deadlines, *(wanted.deadline_s for wanted in self._wants.values())], default=None)
 
@@ -223,45 +220,45 @@ class EmbeddingTransfers:
         del self._queued[fetch]
         self._num_started += 1
         transfer_id = f"embeddings-{self._staging.identity}-{self._num_started}"
-        name = name_of_staged(transfer_id)
-        self._loading[name] = fetch
+        key = TransferKey(TransferKind.BYTES_FETCH, transfer_id)
+        self._loading[key] = fetch
         params = KVTransferParams(transfer_id, 0, TransferRole.CONSUMER, fetch.peer)
-        block_ids = tuple(self._kv.hold(name, num_blocks))
-        key = _KEY + fetch.mm_hash.encode()
+        block_ids = tuple(self._kv.pin_free(key, num_blocks))
         num_tokens = self._num_tokens_for(fetch.num_bytes)
-        self._reservations.append(Reservation(name, params, block_ids, 0, num_tokens, (key,)))
+        wanted = BytesFetch(transfer_id, fetch.mm_hash)
+        self._reservations.append(Reservation(key, params, block_ids, 0, num_tokens, wanted))
 
-    def _lend(self, wanted: _Want, num_spare_blocks: int, *, is_late: bool) -> int | None:
+    def _answer(self, wanted: _Want, num_spare_blocks: int, *, is_late: bool) -> int | None:
         """Answer a want; returns how many blocks that takes, or None if there is no room for it yet."""
         assert self._staging is not None, "no want is taken without"
         want = wanted.want
-        embeddings = self._staging.kept_embeddings.get(want.block_hashes[0].removeprefix(_KEY).decode(errors="replace"))
+        embeddings = self._staging.kept_embeddings.get(wanted.mm_hash)
         num_tokens = 0 if embeddings is None else self._num_tokens_for(len(embeddings.data))
         if is_late or self._kv.num_blocks_for(num_tokens) > self._max_num_blocks:
             embeddings, num_tokens = None, 0
         num_blocks = self._kv.num_blocks_for(num_tokens)
         if num_blocks > num_spare_blocks:
             return None
-        name = name_of_loan(want)
-        self._lent.add(name)
-        block_ids = tuple(self._kv.hold(name, num_blocks))
-        self._loans.append(Loan(want, block_ids, num_tokens))
+        key = want.answer_key
+        self._sending.add(key)
+        block_ids = tuple(self._kv.pin_free(key, num_blocks))
+        self._answers.append(FetchAnswer(want, block_ids, num_tokens))
         if embeddings is None:
             self.stats.num_not_sent += 1
         else:
             self.stats.num_sent += 1
-            self._staged.append(StagedBytes(name, block_ids, embeddings.data))
+            self._staged.append(StagedBytes(key, block_ids, embeddings.data))
         return num_blocks
 
     def _fail(self, fetch: EmbeddingFetch, reason: str) -> None:
         self.stats.num_failed += 1
         fetch.on_over(Fetched(None, reason))
 
-    def _num_spare_blocks(self, places: Places, blocked: RequestQueue) -> int:
+    def _num_spare_blocks(self, queues: Places, blocked: RequestQueue) -> int:
         pool = self._kv.block_pool
-        firsts = [queue.peek_request() for queue in (places.waiting, blocked) if queue]
+        firsts = [queue.peek_request() for queue in (queues.waiting, blocked) if queue]
         num_wanted = max((self._kv.num_blocks_for(first.num_tokens + 1) for first in firsts), default=0)
-        num_free = pool.num_free_blocks - places.running.num_blocks_due(_NUM_STEPS) - num_wanted
+        num_free = pool.num_free_blocks - queues.running.num_blocks_due(_NUM_STEPS) - num_wanted
         return max(0, min(num_free, self._max_num_blocks - self.num_blocks()))
 
     @property

@@ -1,47 +1,90 @@
-"""Parts of prefixes that come from elsewhere, and those that are lent: the bookkeeping around PrefixSources.
+"""Parts of prefixes that come from elsewhere, and those that others fetch: the bookkeeping around PrefixSources.
 
-RemoteKV has the requests' places and blocks; here is what was asked for, by whom, and what was promised to others.
+RemoteKV has the requests' queues and blocks; here is what was asked for, by whom, and what was promised to others.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from actors.core.blocks.block_pool import KVCacheBlock
 from actors.core.blocks.kv_cache_manager import KVCacheManager
+from actors.core.loads.load_room import LoadRoom
+from actors.core.loads.loading_requests import LoadingRequests
+from actors.core.queue.places import Places
 from actors.core.requests.request import Request
-from kv_transfer.connector.reports import KVConnectorOutput, WantedPrefix
+from kv_transfer.connector.fetches import PrefixFetch, WantedFetch
+from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.steps import KVConnectorMetadata
 from kv_transfer.connector.store_steps import LoadedBlocks
-from kv_transfer.prefix.prefix_fetch import name_of_loan
 from kv_transfer.prefix.prefix_sources import PrefixSources
 
-_MAX_LENT: Final = 0.25
-"""Of all blocks: what is lent to others must leave room for this engine's own requests."""
+_MAX_ANSWERED: Final = 0.25
+"""The part of all blocks that may be on their way to others: it leaves room for this engine's own requests."""
 
 
 class PrefixLoads:
     """Does nothing without sources."""
 
-    def __init__(self, sources: PrefixSources | None, kv_cache_manager: KVCacheManager) -> None:
+    def __init__(
+        self,
+        sources: PrefixSources | None,
+        kv_cache_manager: KVCacheManager,
+        *,
+        loading: LoadingRequests,
+        room: LoadRoom,
+        timeout_s: float,
+    ) -> None:
+        """timeout_s: of a load."""
         self._sources = sources
         self._kv = kv_cache_manager
+        self._loading = loading
+        self._room = room
+        self._timeout_s = timeout_s
         self._num_local_blocks: dict[str, int] = {}
         """Of requests that load a prefix: how much of it was here before."""
-        self.lent: set[str] = set()
-        """Names under which blocks are lent."""
+        self.answers: set[TransferKey] = set()
+        """The transfers by which other engines get cached blocks."""
         self._steps: deque[tuple[int, float]] = deque()
         self._last_step_s = 0.0
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._num_local_blocks
 
-    # -- what is borrowed ----------------------------------------------------------------------------------------
+    # -- what requests load --------------------------------------------------------------------------------------
 
-    def reserve(self, request: Request, hit: Sequence[KVCacheBlock]) -> int:
-        """How many blocks after its hit can be brought; then start() or give_up() follows."""
+    def try_start(
+        self, request: Request, hit: Sequence[KVCacheBlock], queues: Places, num_headroom_blocks: int, now_s: float
+    ) -> bool:
+        """Reserve blocks for a request, and ask for what others have of its prefix beyond its hit here.
+
+        Returns False, with nothing changed, if there is nothing to be had, or no room to wait for it with all blocks.
+        """
+        # They are reserved before blocks are taken here, as that may push out what is stored.
+        num_blocks = self._reserve(request, hit)
+        if not num_blocks:
+            return False
+        assert self._sources is not None, "they have reserved it"
+        num_local_tokens = len(hit) * self._kv.block_size
+        num_new_tokens = self._room.num_slots_to_go_on(request) - num_local_tokens
+        if (
+            not self._room.is_left_by(request, queues)
+            or self._kv.allocate_slots(request, num_new_tokens, hit, num_headroom_blocks=num_headroom_blocks) is None
+        ):
+            self._sources.end(request.request_id, 0)
+            return False
+        block_ids = self._kv.get_block_ids(request.request_id)
+        self._sources.start(request.request_id, block_ids[len(hit) : len(hit) + num_blocks])
+        self._num_local_blocks[request.request_id] = len(hit)
+        # An engine is asked only once.
+        request.prefix_source = None
+        self._loading.begin(request, num_local_tokens, self._timeout_s, now_s)
+        return True
+
+    def _reserve(self, request: Request, hit: Sequence[KVCacheBlock]) -> int:
+        """How many blocks after its hit can be brought."""
         if self._sources is None or not request.reads_prefix_cache:
             return 0
         # One token at least is computed here: its logits are wanted.
@@ -51,74 +94,59 @@ class PrefixLoads:
             request.prefix_source = None
         return num_blocks
 
-    def give_up(self, request: Request) -> None:
-        """There is no room to wait for what was reserved."""
-        assert self._sources is not None, "they have reserved it"
-        self._sources.end(request.request_id, 0)
-
-    def start(self, request: Request, num_local_blocks: int, num_blocks: int) -> None:
-        """Bring what was reserved into the request's blocks after its first ones. An engine is asked only once."""
-        assert self._sources is not None, "they have reserved it"
-        block_ids = self._kv.get_block_ids(request.request_id)
-        self._sources.start(request.request_id, block_ids[num_local_blocks : num_local_blocks + num_blocks])
-        self._num_local_blocks[request.request_id] = num_local_blocks
-        request.prefix_source = None
-
     def cancel(self, request_id: str) -> None:
         """A load is not wanted any more; its report still comes."""
         assert self._sources is not None, "they have started it"
         self._sources.cancel(request_id)
 
-    def take_over(self, output: KVConnectorOutput) -> Iterable[tuple[str, int | None]]:
-        """Each load that is over: its request, and how many tokens from the start are here now.
+    def finish(self, request_id: str, loaded: LoadedBlocks, queues: Places, now_s: float) -> bool:
+        """Let a request go on from what is here of its prefix now.
 
-        None for a load that was not under way.
+        Returns False if no such load was under way, or its request has ended meanwhile.
         """
-        if self._sources is None:
-            return
-        for request_id, loaded in self._sources.take_loads(output).items():
-            yield request_id, self._end(request_id, loaded, self._sources)
-
-    def _end(self, request_id: str, loaded: LoadedBlocks, sources: PrefixSources) -> int | None:
         num_local_blocks = self._num_local_blocks.pop(request_id, None)
         if num_local_blocks is None:
-            return None
-        sources.end(request_id, loaded.num_blocks)
-        self._kv.count_loaded(loaded.num_blocks)
-        return (num_local_blocks + loaded.num_blocks) * self._kv.block_size
-
-    # -- what is lent --------------------------------------------------------------------------------------------
-
-    def lend(self, wants: Iterable[WantedPrefix], num_spare_blocks: int) -> None:
-        """Send other engines what is cached here of prefixes, as far as not too much is lent already.
-
-        num_spare_blocks: free ones that are needed here meanwhile: nobody is to be preempted for a loan
-        """
-        sources = self._sources
-        if sources is None:
-            return  # Who asks has a deadline.
-        for want in wants:
-            max_num_blocks = int(self._kv.block_pool.num_blocks * _MAX_LENT) - self.num_lent_blocks()
-            name = name_of_loan(want)
-            if name in self.lent:
-                continue  # A peer that repeats itself.
-            blocks = self._kv.block_pool.find_longest_prefix(want.block_hashes, max(0, max_num_blocks))
-            blocks = _cut(blocks, self._kv.block_pool.num_free_blocks - num_spare_blocks)
-            sources.lend(want, [block.block_id for block in blocks])
-            self._kv.lend(name, blocks)
-            self.lent.add(name)
-
-    def take_back(self, name: str) -> bool:
-        """Nobody reads these blocks any more; returns whether it is the name of any that are lent."""
-        if name not in self.lent:
             return False
-        self.lent.remove(name)
-        self._kv.take_back(name)
+        assert self._sources is not None, "they have started it"
+        self._sources.end(request_id, loaded.num_blocks)
+        self._kv.count_loaded(loaded.num_blocks)
+        request = self._loading.pop(request_id)
+        if request is None:
+            return False
+        num_tokens = (num_local_blocks + loaded.num_blocks) * self._kv.block_size
+        if not request.is_known_to_worker:
+            request.num_cached_tokens = num_tokens
+        self._loading.go_on(request, num_tokens, queues, now_s)
         return True
 
-    def num_lent_blocks(self) -> int:
-        """Blocks that a preemption cannot free; shared ones may be counted twice."""
-        return sum(self._kv.num_blocks_of(name) for name in self.lent)
+    # -- what others fetch ---------------------------------------------------------------------------------------
+
+    def answer(self, want: WantedFetch, fetch: PrefixFetch, num_spare_blocks: int) -> None:
+        """Send another engine what is cached here of a prefix, as far as not too much is on its way already.
+
+        num_spare_blocks: free ones that are needed here meanwhile: nobody is to be preempted for others
+        """
+        key = want.answer_key
+        if self._sources is None or key in self.answers:
+            return  # An engine without links, whose asker has a deadline; or a peer that repeats itself.
+        max_num_blocks = int(self._kv.block_pool.num_blocks * _MAX_ANSWERED) - self.num_answered_blocks()
+        blocks = self._kv.block_pool.find_longest_prefix(fetch.block_hashes, max(0, max_num_blocks))
+        blocks = _cut(blocks, self._kv.block_pool.num_free_blocks - num_spare_blocks)
+        self._sources.answer(want, [block.block_id for block in blocks])
+        self._kv.pin_cached(key, blocks)
+        self.answers.add(key)
+
+    def on_sent(self, key: TransferKey) -> bool:
+        """Nobody reads the blocks of an answer any more; returns whether it was under way."""
+        if key not in self.answers:
+            return False
+        self.answers.remove(key)
+        self._kv.unpin(key)
+        return True
+
+    def num_answered_blocks(self) -> int:
+        """Blocks on their way to others, which a preemption cannot free; shared ones may be counted twice."""
+        return sum(self._kv.num_pinned_by(key) for key in self.answers)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ def find_request_mistake(request: EngineCoreRequest, limits: RequestLimits) -> s
 
 
 def _find_ticket_mistake(ticket: KVTransferParams | None) -> str | None:
-    """A zero character marks the transfers that an engine begins by itself (prefix_fetch.py)."""
+    """Ids have no zero character, by which a line of a log might be cut."""
     return "the transfer_id has a zero character" if ticket is not None and "\0" in ticket.transfer_id else None
 
 

@@ -17,7 +17,8 @@ from actors.core.requests.multimodal import MultiModalFeature
 from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.core.requests.structured_output import GrammarFailure
 from actors.core.scheduler import Scheduler
-from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.keys import TransferKey
+from kv_transfer.connector.reports import FinishedReceiving, KVConnectorOutput, LoadOutcome, ReadyToPrefill, ReceivedKV
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.params import KVTransferParams, TransferRole
 from tests.actors.core.builders import BLOCK_SIZE
@@ -193,7 +194,7 @@ class FakeConnector:
 
     def update_state_after_alloc(self, request_id: str, block_ids: Sequence[int], num_local_tokens: int) -> None:
         reservation = Reservation(
-            request_id,
+            TransferKey.of_handoff(request_id),
             self._params[request_id],
             block_ids=tuple(block_ids),
             num_local_blocks=num_local_tokens // BLOCK_SIZE,
@@ -203,26 +204,29 @@ class FakeConnector:
         self._reservations.append(reservation)
 
     def build_connector_meta(self, progress: Sequence[ProducerProgress]) -> KVConnectorMetadata:
-        self.begun.update(entry.request_id for entry in progress)
+        self.begun.update(entry.key.name for entry in progress)
         metadata = KVConnectorMetadata(
             reservations=tuple(self._reservations),
             progress=tuple(progress),
             producer_finishes=tuple(self._finishes),
-            consumer_cancels=tuple(self.cancelled),
+            consumer_cancels=tuple(map(TransferKey.of_handoff, self.cancelled)),
         )
         self._reservations, self._finishes, self.cancelled = [], [], []
         self.metadata.append(metadata)
         return metadata
 
     def update_connector_output(self, output: KVConnectorOutput) -> None:
-        self.ready |= output.ready_to_prefill
-        for request_id in output.finished_recving:
-            self.loading.pop(request_id, None)
+        for report in output.reports:
+            match report:
+                case ReadyToPrefill(key):
+                    self.ready.add(key.name)
+                case FinishedReceiving(key):
+                    self.loading.pop(key.name, None)
 
     def request_finished(self, request_id: str, end: ProducerEnd, first_token_id: int | None = None) -> bool:
         self.finished.append((request_id, end, first_token_id))
         if self.roles[request_id] is TransferRole.PRODUCER:
-            self._finishes.append(ProducerFinish(request_id, end, first_token_id))
+            self._finishes.append(ProducerFinish(TransferKey.of_handoff(request_id), end, first_token_id))
             return request_id in self.begun
         if request_id in self.loading:
             self.cancelled.append(request_id)
@@ -231,9 +235,6 @@ class FakeConnector:
 
     def cancel_load(self, request_id: str) -> None:
         self.cancelled.append(request_id)
-
-    def has_pending(self) -> bool:
-        return bool(self._reservations or self._finishes or self.cancelled)
 
 
 @dataclass

@@ -14,6 +14,7 @@ from kv_transfer.connector.reports import KVConnectorOutput
 from kv_transfer.connector.steps import KVConnectorMetadata, Reservation
 from tests.actors.core.builders import BLOCK_SIZE, Clock
 from tests.actors.core.fakes import FakeWorker, prefix_digests
+from tests.kv_transfer.reported import Reported
 
 GARBAGE = -99
 
@@ -38,7 +39,7 @@ class SimulatedEngine:
     promised: dict[str, Reservation] = field(default_factory=dict)
     """Loads whose report is not out: a link may write their blocks, those received excepted."""
     received: set[int] = field(default_factory=set)
-    reported: KVConnectorOutput = field(default_factory=KVConnectorOutput)
+    reported: Reported = field(default_factory=Reported)
     """All that was ever reported."""
 
     def __post_init__(self) -> None:
@@ -71,7 +72,7 @@ class SimulatedEngine:
         metadata = output.kv_connector_metadata
         assert metadata is not None
         for reservation in metadata.reservations:
-            self.promised[reservation.request_id] = reservation
+            self.promised[reservation.key.name] = reservation
             self.received -= set(reservation.block_ids[reservation.num_local_blocks :])
         self.scribble()
         self.agent_inbox.append(lambda: self._start_step(metadata))
@@ -85,8 +86,8 @@ class SimulatedEngine:
 
     def _take_output(self) -> KVConnectorOutput:
         output = self.table.take_output(num_links=1)
-        for request_id in output.finished_recving:
-            self.promised.pop(request_id, None)
+        for request_id in Reported.of(output).finished_recving:
+            self.promised.pop(str(request_id), None)
         return output
 
     def update(self) -> bool:

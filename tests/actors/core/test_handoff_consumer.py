@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from actors.core.requests.request import FinishReason, Request, RequestStatus
+from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.params import TransferRole
 from kv_transfer.transfer_stats import TransferTimings
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens
+from tests.kv_transfer.reported import output_of
 
 CONSUMER = TransferRole.CONSUMER
 PROMPT = range(1, 11)
@@ -40,7 +42,7 @@ def load(driver: Driver, connector: FakeConnector, request: Request, num_tokens:
 def report(request_id: str, outcome: LoadOutcome, num_tokens: int = 0, token: int | None = None) -> KVConnectorOutput:
     timings = TransferTimings(num_blocks=3, num_bytes=100, num_chunks=1, transfer_s=0.5, exposed_s=0.1)
     received = ReceivedKV(outcome, num_tokens, token, reason="link lost", timings=timings)
-    return KVConnectorOutput(finished_recving={request_id: received})
+    return output_of(finished_recving={request_id: received})
 
 
 def test_a_consumer_reserves_its_prompts_blocks_and_waits() -> None:
@@ -245,7 +247,7 @@ def test_an_abort_ends_the_request_at_once_and_frees_its_blocks_when_the_link_ha
     driver.scheduler.finish_requests("c", RequestStatus.FINISHED_ABORTED)
     outputs = driver.step()
     assert outputs[0].finished_req_ids == {"c"}
-    assert connector.metadata[-1].consumer_cancels == ("c",)
+    assert connector.metadata[-1].consumer_cancels == (TransferKey.of_handoff("c"),)
     assert driver.scheduler.kv_cache_manager.holders() == {"c"}
     driver.step(report("c", outcome, 10, RIGHT[0] if outcome is LoadOutcome.LOADED else None))
     assert driver.scheduler.kv_cache_manager.holders() == set()
@@ -263,7 +265,7 @@ def test_a_load_past_its_deadline_is_cancelled_and_then_fails_by_policy(policy: 
     assert driver.scheduler.next_deadline() == clock.now_s + 10.0
     clock.now_s += 10.0
     driver.step()
-    assert connector.metadata[-1].consumer_cancels == ("c",)
+    assert connector.metadata[-1].consumer_cancels == (TransferKey.of_handoff("c"),)
     assert driver.scheduler.next_deadline() is None
     assert driver.scheduler.kv_cache_manager.holders() == {"c"}
     driver.step(report("c", LoadOutcome.CANCELLED))
@@ -293,7 +295,7 @@ def test_late_duplicate_and_unknown_completions_are_counted_and_dropped() -> Non
     load(driver, connector, request)
     driver.step(report("c", LoadOutcome.LOADED, 10, RIGHT[0]))
     driver.step(report("c", LoadOutcome.FAILED))
-    driver.step(KVConnectorOutput(finished_sending={"c"}))
+    driver.step(output_of(finished_sending={"c"}))
     assert driver.scheduler.make_stats().num_late_completions == 3
     driver.run()
     assert driver.tokens_of("c") == RIGHT[1:]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from actors.core.requests.request import FinishReason, RequestStatus
-from kv_transfer.connector.reports import KVConnectorOutput
 from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import BLOCK_SIZE, EOS, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, next_token, reference_tokens
+from tests.kv_transfer.reported import output_of
 
 PRODUCER = TransferRole.PRODUCER
 
@@ -30,7 +30,7 @@ def test_a_producer_without_ready_is_skipped_and_blocks_nobody() -> None:
     driver.step()
     assert list(driver.scheduled()) == ["local"]
     assert driver.scheduler.kv_cache_manager.holders() == {"local"}
-    driver.step(KVConnectorOutput(ready_to_prefill={"p"}))
+    driver.step(output_of(ready_to_prefill={"p"}))
     driver.step()
     assert "p" in driver.scheduled()
 
@@ -41,7 +41,7 @@ def test_a_producer_past_its_deadline_ends_while_it_waits_for_ready() -> None:
     driver.scheduler.add_request(make_request("p", 8, role=PRODUCER, deadline_s=clock.now_s + 5.0))
     driver.step()
     clock.now_s += 5.0
-    driver.step(KVConnectorOutput(ready_to_prefill={"p"}))
+    driver.step(output_of(ready_to_prefill={"p"}))
     assert driver.end_of("p").error == "deadline exceeded"
     assert connector.finished == [("p", ProducerEnd.ABORTED, None)]
     assert driver.scheduler.kv_cache_manager.holders() == set()
@@ -57,7 +57,7 @@ def test_a_producer_past_its_deadline_ends_between_two_chunks_and_is_held_until_
     assert driver.end_of("p").error == "deadline exceeded"
     assert driver.scheduled() == {}
     assert driver.scheduler.make_stats().num_held_reqs == 1
-    driver.step(KVConnectorOutput(finished_sending={"p"}))
+    driver.step(output_of(finished_sending={"p"}))
     assert driver.scheduler.kv_cache_manager.holders() == set()
     assert not driver.scheduler.has_requests()
 
@@ -73,7 +73,7 @@ def test_a_deadline_that_passes_while_a_request_is_held_changes_nothing() -> Non
     clock.now_s += 5.0
     driver.step()
     assert driver.scheduler.kv_cache_manager.holders() == {"p"}
-    driver.step(KVConnectorOutput(finished_sending={"p"}))
+    driver.step(output_of(finished_sending={"p"}))
     assert driver.scheduler.kv_cache_manager.holders() == set()
 
 
@@ -126,7 +126,7 @@ def test_its_first_token_hands_the_request_over_and_its_blocks_stay_until_they_a
     assert kv.num_blocks_of("p") == 3
     assert driver.scheduler.make_stats().num_held_reqs == 1
     assert driver.scheduler.has_requests()
-    driver.step(KVConnectorOutput(finished_sending={"p"}))
+    driver.step(output_of(finished_sending={"p"}))
     assert kv.num_blocks_of("p") == 0
     assert not driver.scheduler.has_requests()
 
@@ -168,7 +168,7 @@ def test_an_aborted_producer_keeps_its_blocks_until_the_link_has_let_go() -> Non
     assert driver.scheduler.kv_cache_manager.num_blocks_of("p") == 5
     driver.step()
     assert driver.scheduled() == {}
-    driver.step(KVConnectorOutput(finished_sending={"p"}))
+    driver.step(output_of(finished_sending={"p"}))
     assert driver.scheduler.kv_cache_manager.holders() == set()
 
 
@@ -189,7 +189,7 @@ def test_a_producer_whose_consumer_is_gone_ends_with_the_reason(is_running: bool
     driver = Driver(make_scheduler(connector=connector, max_num_batched_tokens=8))
     driver.scheduler.add_request(make_request("p", 18, role=PRODUCER))
     driver.step()
-    driver.step(KVConnectorOutput(failed_sending={"p": "link lost"}))
+    driver.step(output_of(failed_sending={"p": "link lost"}))
     assert driver.end_of("p").finish_reason is FinishReason.ERROR
     assert driver.end_of("p").error == "handoff failed: link lost"
     assert connector.finished == [("p", ProducerEnd.ABORTED, None)]
@@ -199,7 +199,7 @@ def test_a_consumer_that_is_gone_in_the_very_step_of_the_first_token_ends_the_re
     connector = FakeConnector(ready={"p"})
     driver = Driver(make_scheduler(connector=connector))
     driver.scheduler.add_request(make_request("p", 8, max_tokens=9, role=PRODUCER, ignore_eos=True))
-    driver.step(KVConnectorOutput(failed_sending={"p": "link lost"}))
+    driver.step(output_of(failed_sending={"p": "link lost"}))
     assert driver.tokens_of("p") == []
     assert driver.end_of("p").finish_reason is FinishReason.ERROR
 
@@ -252,12 +252,12 @@ def test_late_duplicate_and_unknown_completions_are_counted_and_dropped() -> Non
     connector = FakeConnector(ready={"p"})
     driver = Driver(make_scheduler(connector=connector, max_num_batched_tokens=8))
     driver.scheduler.add_request(make_request("p", 12, max_tokens=9, role=PRODUCER, ignore_eos=True))
-    driver.step(KVConnectorOutput(finished_sending={"p", "unknown"}, failed_sending={"nobody": "x"}))
+    driver.step(output_of(finished_sending={"p", "unknown"}, failed_sending={"nobody": "x"}))
     assert driver.scheduler.make_stats().num_late_completions == 3
     driver.step()
     assert driver.scheduler.kv_cache_manager.num_blocks_of("p") == 3
-    driver.step(KVConnectorOutput(finished_sending={"p"}))
-    driver.step(KVConnectorOutput(finished_sending={"p"}, ready_to_prefill={"p"}, failed_sending={"p": "x"}))
+    driver.step(output_of(finished_sending={"p"}))
+    driver.step(output_of(finished_sending={"p"}, ready_to_prefill={"p"}, failed_sending={"p": "x"}))
     assert driver.scheduler.make_stats().num_late_completions == 5
 
 
@@ -283,8 +283,8 @@ def test_a_producer_whose_prompt_fills_the_pool_runs_with_slots_to_look_ahead(nu
     driver = Driver(make_scheduler(num_blocks=6, num_lookahead_tokens=5, connector=FakeConnector()))
     driver.scheduler.add_request(make_request("p", num_tokens, role=TransferRole.PRODUCER))
     driver.scheduler.add_request(make_request("behind", 4))
-    driver.step(KVConnectorOutput(ready_to_prefill={"p"}))
+    driver.step(output_of(ready_to_prefill={"p"}))
     driver.run_until_finished("p")
-    driver.step(KVConnectorOutput(finished_sending={"p"}))
+    driver.step(output_of(finished_sending={"p"}))
     driver.run(max_steps=50)
     assert driver.end_of("p").handed_over

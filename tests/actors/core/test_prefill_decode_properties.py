@@ -23,6 +23,7 @@ from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_sch
 from tests.actors.core.fakes import reference_tokens
 from tests.actors.core.simulated_engine import SimulatedEngine
 from tests.actors.core.simulated_link import DEAD, DECODE, PREFILL, Network, SimulatedLink, block_ids_of
+from tests.kv_transfer.reported import Reported
 
 MAX_MODEL_LEN = 40
 READY_TIMEOUT_S = 20.0
@@ -300,13 +301,15 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
     def late_completion(self, data: st.DataObject, name: str) -> None:
         """A report that nothing waits for: the second of its kind, or of a request that nobody knows."""
         engine = self.engines[name]
-        output = engine.table.output
-        sent = data.draw(st.sampled_from(["nobody", *sorted(engine.reported.finished_sending)]))
-        output.finished_sending.add(sent)
-        output.failed_sending[sent] = "late"
-        output.ready_to_prefill |= {"nobody", *engine.reported.ready_to_prefill}
-        received = data.draw(st.sampled_from(["nobody", *sorted(engine.reported.finished_recving)]))
-        output.finished_recving[received] = ReceivedKV(LoadOutcome.CANCELLED)
+        sent = data.draw(st.sampled_from(["nobody", *sorted(engine.reported.finished_sending, key=str)]))
+        received = data.draw(st.sampled_from(["nobody", *sorted(engine.reported.finished_recving, key=str)]))
+        late = Reported(
+            ready_to_prefill={"nobody", *engine.reported.ready_to_prefill},
+            failed_sending={sent: "late"},
+            finished_sending={sent},
+            finished_recving={received: ReceivedKV(LoadOutcome.CANCELLED)},
+        )
+        engine.table.output.merge(late.output())
 
     # -- what always holds ---------------------------------------------------------------------------------------
 

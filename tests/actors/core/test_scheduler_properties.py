@@ -14,7 +14,7 @@ from actors.core.outputs import DraftTokenIds, SchedulerOutput
 from actors.core.requests.request import FinishReason, Request, RequestStatus
 from actors.core.requests.sampling_params import PoolingParams, StructuredOutputParams
 from actors.core.requests.structured_output import GrammarFailure
-from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import Reservation
 from kv_transfer.connector.store_steps import BlockLoad, LoadedBlocks, StoreMetadata
 from kv_transfer.params import TransferRole
@@ -25,6 +25,7 @@ from tests.actors.core.admission_order import check_admission_order
 from tests.actors.core.arrivals import ARRIVALS, SETUPS, Arrival, Setup, place_items, share_slots, show_images
 from tests.actors.core.builders import BLOCK_SIZE, EOS, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, FakeGrammars, describe, next_token, reference_tokens
+from tests.kv_transfer.reported import Reported
 from tests.kv_transfer.stores.memory_store import EverythingStore
 
 GARBAGE = -99
@@ -78,7 +79,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.unanswered: set[str] = set()
         # A step is executed as late as can be, just before it is taken in.
         self.in_flight: deque[SchedulerOutput] = deque()
-        self.transfers = KVConnectorOutput()
+        self.transfers = Reported()
         self.num_requests = 0
         # What a peer's link may still touch: reservations until their report, announced blocks until finished_sending.
         self.links: dict[str, Reservation] = {}
@@ -189,7 +190,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if output.kv_connector_metadata.stores is not None:
             self._save(output.kv_connector_metadata.stores)
         for reservation in output.kv_connector_metadata.reservations:
-            self.links[reservation.request_id] = reservation
+            self.links[reservation.key.name] = reservation
         for reservation in self.links.values():
             # A load in transfer may write anything into the blocks that were promised to it.
             self._scribble(reservation, 0)
@@ -204,11 +205,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             self._load(output.kv_connector_metadata.stores)
         model_output = self.driver.worker.execute(output)
         for progress in output.kv_connector_metadata.progress:
-            if progress.request_id in self.sent:
+            if progress.key.name in self.sent:
                 continue  # It ended while this step was under way, and nothing of it was wanted any more.
-            tokens = list(self.submitted[progress.request_id].all_token_ids)
-            self.announced[progress.request_id] = (progress.block_ids, tokens, progress.num_computed_tokens_after)
-        model_output.kv_connector_output, self.transfers = self.transfers, KVConnectorOutput()
+            tokens = list(self.submitted[progress.key.name].all_token_ids)
+            self.announced[progress.key.name] = (progress.block_ids, tokens, progress.num_computed_tokens_after)
+        model_output.kv_connector_output, self.transfers = self.transfers.output(), Reported()
         outputs = self.scheduler.update_from_output(output, model_output)
         for client in outputs.values():
             self.driver.outputs += client.outputs

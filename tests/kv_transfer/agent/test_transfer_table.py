@@ -11,6 +11,7 @@ import torch
 from kv_transfer.agent.transfer_table import TransferTable
 from kv_transfer.block_pieces import PieceMap
 from kv_transfer.config import KVTransferConfig
+from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.reports import LoadOutcome
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.handoff.control_messages import Cancel, Chunk, ControlMessage, Finished, Ready
@@ -22,6 +23,7 @@ from kv_transfer.links.peer_link import LinkState, PeerLink
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.transports.loopback import LoopbackTransport
 from tests.kv_transfer.connected_workers import LAYOUT
+from tests.kv_transfer.reported import Name, Reported
 
 PREFILL = EngineAddress("prefill-0", 1, "prefill-0")
 DECODE = EngineAddress("decode-0", 1, "decode-0")
@@ -72,10 +74,12 @@ class Producer:
         """Everything up to FINISHED."""
         num_tokens = len(block_ids) * LAYOUT.block_size
         ticket = KVTransferParams(request_id, 0, TransferRole.PRODUCER, DECODE)
-        self.table.on_step(KVConnectorMetadata(new_producers=((request_id, ticket, num_tokens),)), 0.0)
+        self.table.on_step(
+            KVConnectorMetadata(new_producers=((TransferKey.of_handoff(request_id), ticket, num_tokens),)), 0.0
+        )
         self.table.on_consumer_message(self.link, Ready(request_id, 0, 0, num_tokens), 0.0)
-        self.table.on_computed([ProducerProgress(request_id, block_ids, 0, num_tokens)])
-        finish = ProducerFinish(request_id, ProducerEnd.HANDED_OVER, 7)
+        self.table.on_computed([ProducerProgress(TransferKey.of_handoff(request_id), block_ids, 0, num_tokens)])
+        finish = ProducerFinish(TransferKey.of_handoff(request_id), ProducerEnd.HANDED_OVER, 7)
         self.table.on_step(KVConnectorMetadata(producer_finishes=(finish,)), 0.0)
 
     def send_a_chunk(self) -> str:
@@ -84,8 +88,8 @@ class Producer:
         self.table.on_chunk_moved(self.link, job, 0.0)
         return job.transfer_id
 
-    def finished_sending(self) -> set[str]:
-        return self.table.take_output(num_links=1).finished_sending
+    def finished_sending(self) -> set[Name]:
+        return Reported.of(self.table.take_output(num_links=1)).finished_sending
 
 
 def test_a_short_transfer_behind_a_long_one_ends_after_a_few_of_its_chunks() -> None:
@@ -124,7 +128,7 @@ def test_a_cancel_takes_back_what_was_promised_and_leaves_the_others_alone() -> 
     assert producer.said[-1] == Finished("a", 0, ProducerEnd.ABORTED, 2, None, "the consumer let the request go")
     assert [producer.send_a_chunk() for _ in range(4)] == ["a", "a", "b", "b"]
     assert producer.finished_sending() == {"a", "b"}
-    assert producer.table.take_output(num_links=1).failed_sending == {}
+    assert Reported.of(producer.table.take_output(num_links=1)).failed_sending == {}
 
 
 def test_what_is_queued_on_a_link_dies_with_it() -> None:
@@ -145,11 +149,13 @@ def test_a_cancel_without_an_answer_closes_the_link_once_and_reports_when_it_is_
     links = LinkTable(CONFIG, DECODE, LAYOUT, cache, LoopbackTransport(hub), hub.control(DECODE), Deaf())
     table = TransferTable(CONFIG, LAYOUT, links)
     ticket = KVTransferParams("t", 0, TransferRole.CONSUMER, PREFILL)
-    table.on_step(KVConnectorMetadata(reservations=(Reservation("r", ticket, (1, 2), 0, 8),)), now_s=100.0)
+    table.on_step(
+        KVConnectorMetadata(reservations=(Reservation(TransferKey.of_handoff("r"), ticket, (1, 2), 0, 8),)), now_s=100.0
+    )
     assert table.next_deadline() is None
     link = links.to_producer(PREFILL)
     link.state, link.unsent = LinkState.OPEN, []  # READY is said.
-    table.on_step(KVConnectorMetadata(consumer_cancels=("r",)), now_s=100.0)
+    table.on_step(KVConnectorMetadata(consumer_cancels=(TransferKey.of_handoff("r"),)), now_s=100.0)
     assert table.next_deadline() == pytest.approx(105.0)
     assert table.on_time(104.9) == []
     assert table.on_time(105.0) == [link]
@@ -161,4 +167,4 @@ def test_a_cancel_without_an_answer_closes_the_link_once_and_reports_when_it_is_
     assert table.take_output(num_links=0).is_empty(), "the transport may still write"
 
     table.on_link_dead(link)
-    assert table.take_output(num_links=0).finished_recving["r"].outcome is LoadOutcome.CANCELLED
+    assert Reported.of(table.take_output(num_links=0)).finished_recving["r"].outcome is LoadOutcome.CANCELLED

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV, WantedPrefix
+from kv_transfer.connector.fetches import PrefixFetch, WantedFetch
+from kv_transfer.connector.keys import TransferKey, TransferKind
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd
-from kv_transfer.connector.store_steps import LoadedBlocks
 from kv_transfer.params import EngineAddress, PrefixSource, TransferRole
-from kv_transfer.prefix.prefix_fetch import PrefixFetches, is_fetch, name_of_loan
+from kv_transfer.prefix.prefix_fetch import PrefixFetches
 from kv_transfer.prefix.prefix_sources import PrefixSources
 from kv_transfer.stores.host_tier import HostMemoryScheduler
 from kv_transfer.stores.store_set import StoreSet
@@ -22,26 +22,13 @@ def test_a_fetch_asks_its_source_for_the_blocks_that_it_has_beyond_those_here() 
     assert fetches.reserve("r", HASHES, PrefixSource(PEER, 100), 2, 0) == 4, "6 blocks, of which 2 are here"
     assert fetches.start("r", [10, 11, 12, 13])
     [reservation] = fetches.add_to(KVConnectorMetadata()).reservations
-    assert reservation.block_hashes == tuple(HASHES[:4])
+    assert reservation.fetch == PrefixFetch(reservation.params.transfer_id, tuple(HASHES[:4]))
     assert reservation.block_ids == (10, 11, 12, 13)
     assert reservation.num_prompt_tokens == 64
     assert reservation.params.peer == PEER
     assert reservation.params.role is TransferRole.CONSUMER
-    assert is_fetch(reservation.request_id)
+    assert reservation.key == TransferKey(TransferKind.PREFIX_FETCH, "r")
     assert fetches.add_to(KVConnectorMetadata()) == KVConnectorMetadata()
-
-
-def test_reports_on_fetches_are_told_from_those_on_handoffs() -> None:
-    fetches = make_fetches()
-    fetches.reserve("r", HASHES, PrefixSource(PEER, 1000), 0, 0)
-    fetches.start("r", range(6))
-    [reservation] = fetches.add_to(KVConnectorMetadata()).reservations
-    handoff = ReceivedKV(LoadOutcome.LOADED, 7, 1)
-    output = KVConnectorOutput(
-        finished_recving={"r": handoff, reservation.request_id: ReceivedKV(LoadOutcome.FAILED, 50, reason="lost")}
-    )
-    assert fetches.take_loads(output) == {"r": LoadedBlocks(3, "lost")}
-    assert "r" in output.finished_recving
 
 
 def test_no_more_is_fetched_at_once_than_allowed() -> None:
@@ -78,17 +65,16 @@ def test_of_two_that_have_some_the_one_that_has_more_is_asked() -> None:
     assert stores.num_reserved == 1
 
 
-def test_a_source_is_a_producer_that_ends_at_once() -> None:
+def test_an_answer_is_a_producer_that_ends_at_once() -> None:
     fetches = make_fetches()
-    want = WantedPrefix("fetch-decode-0/3-1", 0, PEER, tuple(HASHES))
-    name = name_of_loan(want)
-    fetches.lend(want, [4, 5])
+    want = WantedFetch("fetch-1", 0, PEER, PrefixFetch("fetch-1", tuple(HASHES)))
+    fetches.answer(want, [4, 5])
     metadata = fetches.add_to(KVConnectorMetadata())
-    [(request_id, ticket, num_tokens)] = metadata.new_producers
-    assert (request_id, ticket.transfer_id, num_tokens) == (name, want.transfer_id, 32)
+    [(key, ticket, num_tokens)] = metadata.new_producers
+    assert (key, ticket.transfer_id, num_tokens) == (want.answer_key, want.transfer_id, 32)
     assert metadata.progress[0].num_computed_tokens_before == 32
     assert [finish.end for finish in metadata.producer_finishes] == [ProducerEnd.PREFIX_SENT]
-    assert name != want.transfer_id, "no request of a client can have this name"
+    assert want.answer_key == TransferKey(TransferKind.PREFIX_ANSWER, "fetch-1")
 
 
 def test_a_cancel_is_for_the_fetch_and_not_for_a_handoff() -> None:
@@ -96,5 +82,4 @@ def test_a_cancel_is_for_the_fetch_and_not_for_a_handoff() -> None:
     assert not fetches.cancel("r")
     fetches.reserve("r", HASHES, PrefixSource(PEER, 1000), 0, 0)
     assert fetches.cancel("r")
-    [name] = fetches.add_to(KVConnectorMetadata()).consumer_cancels
-    assert is_fetch(name)
+    assert fetches.add_to(KVConnectorMetadata()).consumer_cancels == (TransferKey(TransferKind.PREFIX_FETCH, "r"),)

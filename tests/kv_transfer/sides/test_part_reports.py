@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV, WantedPrefix
+from kv_transfer.connector.fetches import PrefixFetch, WantedFetch
+from kv_transfer.connector.keys import TransferKey
+from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
 from kv_transfer.connector.store_steps import LoadedBlocks
 from kv_transfer.params import EngineAddress, TransferRole
 from kv_transfer.sides.part_reports import PartReports, WantCounts, add_stats, merge_received
 from kv_transfer.transfer_stats import LinkState, LinkStats, TransferStats, TransferTimings
+from tests.kv_transfer.reported import Reported, output_of
 
 LOADED = ReceivedKV(LoadOutcome.LOADED, 20, 7, timings=TransferTimings(2, 100, 3, 0.5, 0.1))
 CANCELLED = ReceivedKV(LoadOutcome.CANCELLED, 12)
@@ -19,26 +23,38 @@ FAILED = ReceivedKV(LoadOutcome.FAILED, 8, reason="link lost")
 RELEASED = ReceivedKV(LoadOutcome.RELEASED, 16)
 
 
+class Parts:
+    """PartReports, asked for all reports of an output."""
+
+    def __init__(self, num_parts: Callable[[TransferKey], int]) -> None:
+        self._reports = PartReports(num_parts)
+
+    def add(self, output: KVConnectorOutput) -> Reported:
+        return Reported.of(
+            KVConnectorOutput([whole for report in output.reports for whole in self._reports.add(report)])
+        )
+
+
 def test_a_request_is_ready_when_its_last_part_is() -> None:
-    reports = PartReports({"a": 3, "b": 1}.__getitem__)
-    assert reports.add(KVConnectorOutput(ready_to_prefill={"a", "b"})) == KVConnectorOutput(ready_to_prefill={"b"})
-    assert reports.add(KVConnectorOutput(ready_to_prefill={"a"})).is_empty()
-    assert reports.add(KVConnectorOutput(ready_to_prefill={"a"})) == KVConnectorOutput(ready_to_prefill={"a"})
+    reports = Parts(lambda key: {"a": 3, "b": 1}[key.name])
+    assert reports.add(output_of(ready_to_prefill={"a", "b"})) == Reported(ready_to_prefill={"b"})
+    assert reports.add(output_of(ready_to_prefill={"a"})) == Reported()
+    assert reports.add(output_of(ready_to_prefill={"a"})) == Reported(ready_to_prefill={"a"})
 
 
 def test_the_first_failure_is_told_at_once_and_the_blocks_are_free_after_the_last_part() -> None:
-    reports = PartReports(lambda _: 2)
-    assert reports.add(KVConnectorOutput(failed_sending={"a": "gone"})).failed_sending == {"a": "gone"}
-    assert reports.add(KVConnectorOutput(failed_sending={"a": "also gone"}, finished_sending={"a"})).is_empty()
-    assert reports.add(KVConnectorOutput(finished_sending={"a"})).finished_sending == {"a"}
+    reports = Parts(lambda _: 2)
+    assert reports.add(output_of(failed_sending={"a": "gone"})).failed_sending == {"a": "gone"}
+    assert reports.add(output_of(failed_sending={"a": "also gone"}, finished_sending={"a"})) == Reported()
+    assert reports.add(output_of(finished_sending={"a"})).finished_sending == {"a"}
     # The id may come back.
-    assert reports.add(KVConnectorOutput(failed_sending={"a": "gone again"})).failed_sending == {"a": "gone again"}
+    assert reports.add(output_of(failed_sending={"a": "gone again"})).failed_sending == {"a": "gone again"}
 
 
 def test_a_load_is_over_when_every_part_is() -> None:
-    reports = PartReports(lambda _: 2)
-    assert reports.add(KVConnectorOutput(finished_recving={"a": LOADED})).is_empty()
-    whole = reports.add(KVConnectorOutput(finished_recving={"a": LOADED})).finished_recving["a"]
+    reports = Parts(lambda _: 2)
+    assert reports.add(output_of(finished_recving={"a": LOADED})) == Reported()
+    whole = reports.add(output_of(finished_recving={"a": LOADED})).finished_recving["a"]
     assert (whole.outcome, whole.num_valid_tokens, whole.first_token_id) == (LoadOutcome.LOADED, 20, 7)
     assert whole.timings == TransferTimings(2, 200, 3, 0.5, 0.1)
 
@@ -90,18 +106,18 @@ def test_ranks_stats_show_every_link_the_oldest_pin_and_times_that_still_make_a_
 
 
 def test_a_load_from_stores_is_over_when_every_rank_has_reported_and_counts_what_all_have() -> None:
-    reports = PartReports(lambda request_id: 2)
-    assert not reports.add(KVConnectorOutput(finished_loading={"r": LoadedBlocks(5)})).finished_loading
-    whole = reports.add(KVConnectorOutput(finished_loading={"r": LoadedBlocks(3, "gone")}))
+    reports = Parts(lambda _: 2)
+    assert not reports.add(Reported(finished_loading={"r": LoadedBlocks(5)}).output()).finished_loading
+    whole = reports.add(Reported(finished_loading={"r": LoadedBlocks(3, "gone")}).output())
     assert whole.finished_loading == {"r": LoadedBlocks(3, "gone")}
 
 
 def test_a_fetch_is_heard_of_when_every_rank_has_heard_of_it() -> None:
-    reports = PartReports(lambda request_id: 2)
-    want = WantedPrefix("t", 0, EngineAddress("peer", 1, ""), (b"hash",), num_ranks=2)
-    assert not reports.add(KVConnectorOutput(wanted_prefixes=[want])).wanted_prefixes
-    assert reports.add(KVConnectorOutput(wanted_prefixes=[want])).wanted_prefixes == [want]
-    assert not reports.add(KVConnectorOutput(wanted_prefixes=[want])).wanted_prefixes, "the next one of that name"
+    reports = Parts(lambda _: 2)
+    want = WantedFetch("t", 0, EngineAddress("peer", 1, ""), PrefixFetch("t", (b"hash",)), num_ranks=2)
+    assert not reports.add(output_of(wants=[want])).wants
+    assert reports.add(output_of(wants=[want])).wants == [want]
+    assert not reports.add(output_of(wants=[want])).wants, "the next one of that name"
 
 
 def test_fetches_whose_other_parts_never_come_are_forgotten() -> None:
@@ -112,18 +128,17 @@ def test_fetches_whose_other_parts_never_come_are_forgotten() -> None:
     assert counts.is_last("t4999", 2)
 
 
-def test_a_part_that_fails_fails_the_load_while_others_wait() -> None:
-    reports = PartReports(lambda request_id: 2)
-    first = reports.add(KVConnectorOutput(finished_recving={"r": FAILED}))
-    assert first.doomed_loads == {"r"}
-    assert not first.is_empty(), "an idle engine has to look at it"
-    last = reports.add(KVConnectorOutput(finished_recving={"r": CANCELLED}))
-    assert not last.doomed_loads
+def test_a_part_that_fails_is_reported_while_others_wait() -> None:
+    reports = Parts(lambda _: 2)
+    first = reports.add(output_of(finished_recving={"r": FAILED}))
+    assert first.part_failed == {"r"}
+    last = reports.add(output_of(finished_recving={"r": CANCELLED}))
+    assert not last.part_failed
     assert last.finished_recving["r"].outcome is LoadOutcome.FAILED
-    assert reports.add(KVConnectorOutput(doomed_loads={"of a rank"})).doomed_loads == {"of a rank"}
+    assert reports.add(Reported(part_failed={"of a rank"}).output()).part_failed == {"of a rank"}
 
 
 def test_a_load_that_fails_in_its_last_part_needs_no_cancel() -> None:
-    reports = PartReports(lambda request_id: 2)
-    assert not reports.add(KVConnectorOutput(finished_recving={"r": LOADED})).doomed_loads
-    assert not reports.add(KVConnectorOutput(finished_recving={"r": FAILED})).doomed_loads
+    reports = Parts(lambda _: 2)
+    assert not reports.add(output_of(finished_recving={"r": LOADED})).part_failed
+    assert not reports.add(output_of(finished_recving={"r": FAILED})).part_failed

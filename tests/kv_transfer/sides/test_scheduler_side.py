@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.keys import TransferKey
+from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.sides.scheduler_side import SchedulerSide
+from tests.kv_transfer.reported import output_of
 
 PEER = EngineAddress("peer", 1, "peer:1")
 PRODUCER = KVTransferParams("t", 0, TransferRole.PRODUCER, PEER)
@@ -25,35 +27,35 @@ def reserve(connector: SchedulerSide, request_id: str) -> None:
 
 
 def report(connector: SchedulerSide, request_id: str) -> None:
-    connector.update_connector_output(KVConnectorOutput(finished_recving={request_id: ReceivedKV(LoadOutcome.FAILED)}))
+    connector.update_connector_output(output_of(finished_recving={request_id: ReceivedKV(LoadOutcome.FAILED)}))
 
 
 def test_a_request_without_a_ticket_is_none_of_its_business() -> None:
     connector = new_connector()
     assert connector.get_num_new_matched_tokens("r", 4) == (0, False)
     assert not connector.request_finished("r", ProducerEnd.ABORTED)
-    assert not connector.has_pending()
+    assert connector.build_connector_meta([]).is_empty()
 
 
 def test_a_producer_waits_for_ready() -> None:
     connector = new_connector()
     connector.on_new_request("r", PRODUCER, 10)
     assert connector.get_num_new_matched_tokens("r", 0) == (None, False)
-    connector.update_connector_output(KVConnectorOutput(ready_to_prefill={"r", "unknown"}))
+    connector.update_connector_output(output_of(ready_to_prefill={"r", "unknown"}))
     assert connector.get_num_new_matched_tokens("r", 0) == (0, False)
 
 
 def test_metadata_is_passed_down_once() -> None:
     connector = new_connector()
     connector.on_new_request("p", PRODUCER, 10)
-    assert connector.has_pending()
-    assert connector.build_connector_meta([]) == KVConnectorMetadata(new_producers=(("p", PRODUCER, 10),))
-    assert not connector.has_pending()
+    assert connector.build_connector_meta([]) == KVConnectorMetadata(
+        new_producers=((TransferKey.of_handoff("p"), PRODUCER, 10),)
+    )
     assert connector.build_connector_meta([]).is_empty()
 
 
 def test_progress_goes_down_with_the_step() -> None:
-    progress = ProducerProgress("p", (1, 2), 0, 8)
+    progress = ProducerProgress(TransferKey.of_handoff("p"), (1, 2), 0, 8)
     assert new_connector().build_connector_meta([progress]) == KVConnectorMetadata(progress=(progress,))
 
 
@@ -61,11 +63,10 @@ def test_progress_goes_down_with_the_step() -> None:
 def test_a_consumer_loads_what_is_not_here(num_local_tokens: int, num_local_blocks: int) -> None:
     connector = new_connector()
     connector.on_new_request("c", CONSUMER, 10)
-    assert not connector.has_pending(), "nothing is reserved yet"
+    assert connector.build_connector_meta([]).is_empty(), "nothing is reserved yet"
     assert connector.get_num_new_matched_tokens("c", num_local_tokens) == (10 - num_local_tokens, True)
     connector.update_state_after_alloc("c", [7, 8, 9], num_local_tokens)
-    reservation = Reservation("c", CONSUMER, (7, 8, 9), num_local_blocks, 10)
-    assert connector.has_pending()
+    reservation = Reservation(TransferKey.of_handoff("c"), CONSUMER, (7, 8, 9), num_local_blocks, 10)
     assert connector.build_connector_meta([]) == KVConnectorMetadata(reservations=(reservation,))
 
 
@@ -98,7 +99,7 @@ def test_a_producers_blocks_are_held_and_its_end_goes_down(end: ProducerEnd) -> 
     token_id = 42 if end is ProducerEnd.HANDED_OVER else None
     assert connector.request_finished("p", end, token_id)
     assert connector.build_connector_meta([]) == KVConnectorMetadata(
-        producer_finishes=(ProducerFinish("p", end, token_id),)
+        producer_finishes=(ProducerFinish(TransferKey.of_handoff("p"), end, token_id),)
     )
     assert not connector.request_finished("p", end), "it is held once"
 
@@ -108,14 +109,14 @@ def test_a_consumer_that_ends_during_its_load_is_held_and_cancelled() -> None:
     reserve(connector, "c")
     connector.build_connector_meta([])
     assert connector.request_finished("c", ProducerEnd.ABORTED)
-    assert connector.build_connector_meta([]) == KVConnectorMetadata(consumer_cancels=("c",))
+    assert connector.build_connector_meta([]) == KVConnectorMetadata(consumer_cancels=(TransferKey.of_handoff("c"),))
 
 
 def test_a_consumer_that_ends_before_its_load_is_not_held() -> None:
     connector = new_connector()
     connector.on_new_request("c", CONSUMER, 10)
     assert not connector.request_finished("c", ProducerEnd.ABORTED)
-    assert not connector.has_pending()
+    assert connector.build_connector_meta([]).is_empty()
 
 
 def test_a_consumer_that_ends_after_its_load_is_not_held() -> None:
@@ -124,7 +125,7 @@ def test_a_consumer_that_ends_after_its_load_is_not_held() -> None:
     report(connector, "c")
     connector.build_connector_meta([])
     assert not connector.request_finished("c", ProducerEnd.ABORTED)
-    assert not connector.has_pending()
+    assert connector.build_connector_meta([]).is_empty()
     assert connector.get_num_new_matched_tokens("c", 0) == (0, False), "recomputed like any other"
 
 
@@ -133,6 +134,6 @@ def test_a_load_that_takes_too_long_is_cancelled_and_reported_once() -> None:
     reserve(connector, "c")
     connector.build_connector_meta([])
     connector.cancel_load("c")
-    assert connector.build_connector_meta([]) == KVConnectorMetadata(consumer_cancels=("c",))
+    assert connector.build_connector_meta([]) == KVConnectorMetadata(consumer_cancels=(TransferKey.of_handoff("c"),))
     report(connector, "c")
     assert not connector.request_finished("c", ProducerEnd.ABORTED)

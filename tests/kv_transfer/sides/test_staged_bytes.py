@@ -14,17 +14,20 @@ from torch import Tensor
 
 from kv_transfer.agent.transfer_agent import TransferAgent
 from kv_transfer.config import KVTransferConfig
+from kv_transfer.connector.fetches import BytesFetch, WantedFetch
 from kv_transfer.connector.interface import KVConnectorWorker
-from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, WantedPrefix
+from kv_transfer.connector.keys import TransferKey, TransferKind
+from kv_transfer.connector.reports import LoadOutcome
 from kv_transfer.connector.steps import KVConnectorMetadata, Reservation, StagedBytes
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
-from kv_transfer.prefix.prefix_fetch import Loan, add_fetches, name_of_loan, name_of_staged
+from kv_transfer.prefix.prefix_fetch import FetchAnswer, add_fetches
 from kv_transfer.sides.rank_parts import RankParts
 from kv_transfer.sides.staged_bytes import StagingSide
 from kv_transfer.sides.worker_side import WorkerSide
 from tests.kv_transfer.connected_workers import LAYOUT
+from tests.kv_transfer.reported import Reported
 from tests.kv_transfer.transports.fake_nccl import FakeEvent, FakeNetwork
 from tests.kv_transfer.transports.nccl_ends import make_end
 
@@ -44,7 +47,7 @@ class End:
         self.address = EngineAddress(name, 1, name)
         self.layout = layout
         self.cache = torch.zeros(layout.shape)
-        self.output = KVConnectorOutput()
+        self.output = Reported()
         self._has_news = threading.Event()
         links = make(self.address, layout, self.cache, self._has_news.set)
         self.worker = StagingSide(RankParts(links, layout), self.cache)
@@ -53,7 +56,7 @@ class End:
         self.worker.start_step(metadata)
         self.worker.finish_step(metadata)
 
-    def wait(self, is_so: Callable[[KVConnectorOutput], object]) -> None:
+    def wait(self, is_so: Callable[[Reported], object]) -> None:
         deadline_s = time.monotonic() + _TIMEOUT_S
         while True:
             self._has_news.clear()
@@ -113,23 +116,23 @@ def make_ends(request: pytest.FixtureRequest) -> Iterator[Callable[[int, int], t
         end.worker.shutdown()
 
 
-def begin_fetch(sender: End, fetcher: End, data: bytes) -> tuple[str, WantedPrefix]:
+def begin_fetch(sender: End, fetcher: End, data: bytes) -> tuple[TransferKey, WantedFetch]:
     """Reserve blocks for so many bytes, and wait until the sender is asked for them."""
-    name = name_of_staged("fetch-1")
+    name = TransferKey(TransferKind.BYTES_FETCH, "fetch-1")
     params = KVTransferParams("fetch-1", 0, TransferRole.CONSUMER, sender.address)
     blocks = tuple(random.Random(1).sample(range(fetcher.layout.num_blocks), fetcher.num_blocks_for(data)))
-    reservation = Reservation(name, params, blocks, 0, -(-len(data) // _SLOT_BYTES), (b"cat",))
+    reservation = Reservation(name, params, blocks, 0, -(-len(data) // _SLOT_BYTES), BytesFetch("fetch-1", "cat"))
     fetcher.step(KVConnectorMetadata(reservations=(reservation,)))
-    sender.wait(lambda output: output.wanted_prefixes)
-    [want] = sender.output.wanted_prefixes
-    assert want.block_hashes == (b"cat",)
+    sender.wait(lambda output: output.wants)
+    [want] = sender.output.wants
+    assert want.fetch == BytesFetch("fetch-1", "cat")
     return name, want
 
 
-def send(sender: End, want: WantedPrefix, data: bytes) -> None:
+def send(sender: End, want: WantedFetch, data: bytes) -> None:
     blocks = tuple(random.Random(2).sample(range(sender.layout.num_blocks), sender.num_blocks_for(data)))
-    metadata = add_fetches(KVConnectorMetadata(), (), (), [Loan(want, blocks, -(-len(data) // _SLOT_BYTES))])
-    sender.step(replace(metadata, staged=(StagedBytes(name_of_loan(want), blocks, data),) if data else ()))
+    metadata = add_fetches(KVConnectorMetadata(), (), (), [FetchAnswer(want, blocks, -(-len(data) // _SLOT_BYTES))])
+    sender.step(replace(metadata, staged=(StagedBytes(want.answer_key, blocks, data),) if data else ()))
 
 
 @pytest.mark.parametrize("num_bytes", [1, _SLOT_BYTES, 5 * _SLOT_BYTES + 3, 16 * _SLOT_BYTES])
@@ -142,7 +145,7 @@ def test_bytes_arrive_as_they_were_and_leave_no_trace(
     name, want = begin_fetch(sender, fetcher, data)
     send(sender, want, data)
     fetcher.wait(lambda output: name in output.finished_recving)
-    sender.wait(lambda output: name_of_loan(want) in output.finished_sending)
+    sender.wait(lambda output: want.answer_key in output.finished_sending)
     assert fetcher.output.finished_recving[name].outcome is LoadOutcome.LOADED
     assert fetcher.output.received_bytes[name][:num_bytes] == data
     assert len(fetcher.output.received_bytes[name]) < num_bytes + _SLOT_BYTES
@@ -155,7 +158,7 @@ def test_nothing_is_read_if_nothing_was_sent(make_ends: Callable[[int, int], tup
     name, want = begin_fetch(sender, fetcher, b"expected")
     send(sender, want, b"")
     fetcher.wait(lambda output: name in output.finished_recving)
-    sender.wait(lambda output: name_of_loan(want) in output.finished_sending)
+    sender.wait(lambda output: want.answer_key in output.finished_sending)
     assert fetcher.output.finished_recving[name].num_valid_tokens == 0
     assert fetcher.output.received_bytes == {}
 
@@ -170,7 +173,7 @@ def test_a_fetch_that_is_cancelled_before_the_answer_is_over_at_both_ends(
     fetcher.wait(lambda output: name in output.finished_recving)
     # Its answer is late now: nobody is there to get it, and it is over at once.
     send(sender, want, data)
-    sender.wait(lambda output: name_of_loan(want) in output.finished_sending)
+    sender.wait(lambda output: want.answer_key in output.finished_sending)
     assert fetcher.output.finished_recving[name].outcome is LoadOutcome.CANCELLED
     assert fetcher.output.received_bytes == {}
     assert not sender.cache.any()

@@ -12,12 +12,14 @@ import torch
 
 from kv_transfer.agent.transfer_agent import TransferAgent
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.keys import TransferKey
+from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.transports.base import ComputeEvent
 from tests.kv_transfer.connected_workers import LAYOUT
+from tests.kv_transfer.reported import Reported
 from tests.kv_transfer.transports.fake_nccl import FakeEvent, FakeNetwork
 from tests.kv_transfer.transports.nccl_ends import TIMEOUT_S, make_end
 
@@ -36,7 +38,7 @@ class Engine:
         self.address = EngineAddress(name, 1, name)
         self.cache = torch.zeros(LAYOUT.shape)
         self.end = make_end(network, message_size_bytes=2 * LAYOUT.block_size_bytes)
-        self._output = KVConnectorOutput()
+        self._output = Reported()
         self._has_news = threading.Event()
         self.agent = TransferAgent(
             KVTransferConfig(chunk_timeout_s=TIMEOUT_S),
@@ -48,7 +50,7 @@ class Engine:
             self._has_news.set,
         )
 
-    def wait(self, find: Callable[[KVConnectorOutput], T | None]) -> T:
+    def wait(self, find: Callable[[Reported], T | None]) -> T:
         deadline_s = time.monotonic() + TIMEOUT_S
         while True:
             self._has_news.clear()
@@ -73,18 +75,20 @@ class Handover:
         self.name, self._prefill, self._decode = name, prefill, decode
         producer = KVTransferParams(f"t-{name}", 0, TransferRole.PRODUCER, decode.address)
         consumer = KVTransferParams(f"t-{name}", 0, TransferRole.CONSUMER, prefill.address)
-        prefill.agent.start_step(KVConnectorMetadata(new_producers=((name, producer, NUM_TOKENS),)))
-        reservation = Reservation(name, consumer, target, 0, NUM_TOKENS)
+        prefill.agent.start_step(
+            KVConnectorMetadata(new_producers=((TransferKey.of_handoff(name), producer, NUM_TOKENS),))
+        )
+        reservation = Reservation(TransferKey.of_handoff(name), consumer, target, 0, NUM_TOKENS)
         decode.agent.start_step(KVConnectorMetadata(reservations=(reservation,)), vacated)
         prefill.wait(lambda output: name in output.ready_to_prefill or None)
 
     def compute(self, num_before: int, num_after: int, computed: ComputeEvent | None = None) -> None:
-        progress = ProducerProgress(self.name, SOURCE, num_before, num_after)
+        progress = ProducerProgress(TransferKey.of_handoff(self.name), SOURCE, num_before, num_after)
         self._prefill.agent.finish_step((progress,), computed)
 
     def finish(self, end: ProducerEnd = ProducerEnd.HANDED_OVER) -> None:
         token_id = 7 if end is ProducerEnd.HANDED_OVER else None
-        finish = ProducerFinish(self.name, end, token_id)
+        finish = ProducerFinish(TransferKey.of_handoff(self.name), end, token_id)
         self._prefill.agent.start_step(KVConnectorMetadata(producer_finishes=(finish,)))
 
     def received(self) -> ReceivedKV:

@@ -13,11 +13,11 @@ from actors.core.requests.block_hash import PUBLIC_KEY, BlockHasher
 from actors.core.requests.multimodal import MultiModalFeature
 from actors.core.requests.request import EngineCoreRequest, Request, RequestStatus
 from actors.core.requests.sampling_params import PoolingParams, SamplingParams
-from kv_transfer.connector.reports import KVConnectorOutput
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import BLOCK_SIZE, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, loaded, reference_tokens
 from tests.actors.core.test_overlap import Pipeline
+from tests.kv_transfer.reported import output_of
 
 PROMPT = range(1, 12)
 """Two blocks and three tokens."""
@@ -277,11 +277,11 @@ def test_what_was_handed_over_is_copied_too_but_not_by_the_ends_of_a_handoff() -
     reservation = connector.loading["leader"]
     driver.worker.write(reservation.block_ids, list(PROMPT), 0, len(PROMPT))
     [first_token] = reference_tokens(PROMPT, 1, eos=-1)
-    driver.step(KVConnectorOutput(finished_recving={"leader": loaded(len(PROMPT), first_token)}))
+    driver.step(output_of(finished_recving={"leader": loaded(len(PROMPT), first_token)}))
     driver.scheduler.add_request(sample("s"))
     driver.scheduler.add_request(sample("producer", role=TransferRole.PRODUCER))
     driver.scheduler.add_request(sample("consumer", role=TransferRole.CONSUMER))
-    driver.step(KVConnectorOutput(ready_to_prefill={"producer"}))
+    driver.step(output_of(ready_to_prefill={"producer"}))
     driver.step()
     assert driver.worker.num_copied == 1
     assert driver.steps[-2].num_scheduled_tokens == {"leader": 1, "s": 1}

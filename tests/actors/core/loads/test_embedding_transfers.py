@@ -14,11 +14,13 @@ from actors.core.loads.kept_embeddings import KeptEmbeddings
 from actors.core.requests.multimodal import PackedArray
 from actors.core.requests.request import RequestStatus
 from actors.core.scheduler import Scheduler
-from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV, WantedPrefix
+from kv_transfer.connector.fetches import BytesFetch, WantedFetch
+from kv_transfer.connector.keys import TransferKey
+from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
 from kv_transfer.params import EngineAddress
-from kv_transfer.prefix.prefix_fetch import name_of_loan
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens
+from tests.kv_transfer.reported import Reported, output_of
 
 SLOT_BYTES = 10
 BLOCK_BYTES = SLOT_BYTES * BLOCK_SIZE
@@ -35,11 +37,11 @@ class Engine:
     kept_embeddings: KeptEmbeddings
     driver: Driver = field(init=False)
     told: dict[str, list[Fetched]] = field(default_factory=dict)
-    loading: dict[str, str] = field(default_factory=dict)
-    """Names under which fetches load, by image."""
-    cancelled: set[str] = field(default_factory=set)
-    sent: dict[str, bytes] = field(default_factory=dict)
-    """The bytes on their way to others, by name; b"" for nothing."""
+    loading: dict[str, TransferKey] = field(default_factory=dict)
+    """The keys under which fetches load, by image."""
+    cancelled: set[TransferKey] = field(default_factory=set)
+    sent: dict[TransferKey, bytes] = field(default_factory=dict)
+    """The bytes on their way to others, by key; b"" for nothing."""
 
     def __post_init__(self) -> None:
         self.driver = Driver(self.scheduler)
@@ -60,16 +62,15 @@ class Engine:
         assert metadata is not None
         self.cancelled |= set(metadata.consumer_cancels)
         for reservation in metadata.reservations:
-            [key] = reservation.block_hashes
-            self.loading[key.decode().removeprefix("embeddings of ")] = reservation.request_id
-        staged = {entry.name: entry.data for entry in metadata.staged}
-        self.sent |= {finish.request_id: staged.get(finish.request_id, b"") for finish in metadata.producer_finishes}
+            assert isinstance(reservation.fetch, BytesFetch)
+            self.loading[reservation.fetch.name] = reservation.key
+        staged = {entry.key: entry.data for entry in metadata.staged}
+        self.sent |= {finish.key: staged.get(finish.key, b"") for finish in metadata.producer_finishes}
 
-    def want(self, mm_hash: str) -> WantedPrefix:
-        want = WantedPrefix(
-            f"t-{mm_hash}", 0, EngineAddress("prefill-0", 1, ""), (b"embeddings of " + mm_hash.encode(),)
-        )
-        self.step(KVConnectorOutput(wanted_prefixes=[want]))
+    def want(self, mm_hash: str) -> WantedFetch:
+        fetch = BytesFetch(f"t-{mm_hash}", mm_hash)
+        want = WantedFetch(f"t-{mm_hash}", 0, EngineAddress("prefill-0", 1, ""), fetch)
+        self.step(output_of(wants=[want]))
         self.step()
         return want
 
@@ -77,14 +78,14 @@ class Engine:
         """A fetch's report: the bytes, or nothing."""
         name = self.loading.pop(mm_hash)
         outcome = LoadOutcome.CANCELLED if name in self.cancelled else LoadOutcome.LOADED
-        output = KVConnectorOutput(finished_recving={name: ReceivedKV(outcome, reason="")})
+        reported = Reported(finished_recving={name: ReceivedKV(outcome, reason="")})
         if data is not None:
-            output.received_bytes[name] = data
-        self.step(output)
+            reported.received_bytes[name] = data
+        self.step(reported.output())
 
-    def end_sending(self, name: str) -> None:
+    def end_sending(self, name: TransferKey) -> None:
         del self.sent[name]
-        self.step(KVConnectorOutput(finished_sending={name}))
+        self.step(output_of(finished_sending={name}))
 
     @property
     def num_held_blocks(self) -> int:
@@ -122,10 +123,10 @@ def test_what_is_wanted_is_pinned_until_it_has_left() -> None:
     engine.kept_embeddings.put("cat", embeddings(BLOCK_BYTES + 1))
     want = engine.want("cat")
     assert engine.num_held_blocks == 2
-    assert engine.sent == {name_of_loan(want): embeddings(BLOCK_BYTES + 1).data}
+    assert engine.sent == {want.answer_key: embeddings(BLOCK_BYTES + 1).data}
     engine.want("cat")
     assert engine.num_held_blocks == 2, "a peer that repeats itself"
-    engine.end_sending(name_of_loan(want))
+    engine.end_sending(want.answer_key)
     assert engine.num_held_blocks == 0
     assert not engine.scheduler.has_requests()
 
@@ -136,8 +137,8 @@ def test_who_wants_what_cannot_be_had_gets_an_answer_at_once(is_too_large: bool)
     if is_too_large:
         engine.kept_embeddings.put("cat", embeddings(5 * BLOCK_BYTES))
     want = engine.want("cat")
-    assert engine.sent == {name_of_loan(want): b""}
-    engine.end_sending(name_of_loan(want))
+    assert engine.sent == {want.answer_key: b""}
+    engine.end_sending(want.answer_key)
     assert engine.transfers.stats.num_not_sent == 1
     assert not engine.scheduler.has_requests()
 
@@ -194,10 +195,10 @@ def test_a_want_without_room_is_answered_with_nothing_at_its_deadline() -> None:
     want = engine.want("cat")
     assert not engine.sent
     deadline_s = engine.clock.now_s + 10.0
-    assert engine.transfers._wants[name_of_loan(want)].deadline_s == deadline_s
+    assert engine.transfers._wants[want.answer_key].deadline_s == deadline_s
     engine.clock.now_s = deadline_s
     engine.step()
-    assert engine.sent == {name_of_loan(want): b""}
+    assert engine.sent == {want.answer_key: b""}
 
 
 def test_a_fetch_past_its_deadline_keeps_its_blocks_until_it_has_drained() -> None:
@@ -240,9 +241,9 @@ def test_reports_that_come_late_or_twice_are_counted_and_change_nothing() -> Non
     want = engine.want("cat")
     name = engine.loading["cat"]
     engine.receive("cat", bytes(BLOCK_BYTES))
-    engine.end_sending(name_of_loan(want))
-    engine.step(KVConnectorOutput(finished_recving={name: ReceivedKV(LoadOutcome.LOADED)}))
-    engine.step(KVConnectorOutput(finished_sending={name_of_loan(want)}))
+    engine.end_sending(want.answer_key)
+    engine.step(output_of(finished_recving={name: ReceivedKV(LoadOutcome.LOADED)}))
+    engine.step(output_of(finished_sending={want.answer_key}))
     assert engine.scheduler.make_stats().num_late_completions == 2
     assert len(engine.told["cat"]) == 1
     assert engine.num_held_blocks == 0

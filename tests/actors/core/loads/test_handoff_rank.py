@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actors.core.requests.request import FinishReason, Request, RequestStatus
-from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
+from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.params import HandoffRanks, TransferRole
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens
+from tests.kv_transfer.reported import output_of
 
 PROMPT = list(range(1, 10))
 
@@ -61,7 +62,7 @@ def test_an_engine_keeps_its_rank_while_it_has_a_load() -> None:
     driver.scheduler.add_request(make_end("same", TransferRole.PRODUCER, 2, 3))
     assert connector.roles["same"] is TransferRole.PRODUCER
     driver.scheduler.finish_requests("same", RequestStatus.FINISHED_ABORTED)
-    driver.step(KVConnectorOutput(finished_recving={"before": ReceivedKV(LoadOutcome.RELEASED)}))
+    driver.step(output_of(finished_recving={"before": ReceivedKV(LoadOutcome.RELEASED)}))
     driver.scheduler.add_request(make_end("now", TransferRole.PRODUCER, 0, 1))
     driver.step()
     assert "now" in driver.scheduler.requests
@@ -70,11 +71,11 @@ def test_an_engine_keeps_its_rank_while_it_has_a_load() -> None:
 def test_an_engine_keeps_its_rank_until_what_it_sends_has_left() -> None:
     driver, connector = make_driver()
     driver.scheduler.add_request(make_end("sent", TransferRole.PRODUCER, 1, 2))
-    driver.step(KVConnectorOutput(ready_to_prefill={"sent"}))
+    driver.step(output_of(ready_to_prefill={"sent"}))
     driver.run_until_finished("sent")
     assert "sent" in driver.scheduler.remote.held
     driver.scheduler.add_request(make_end("early", TransferRole.CONSUMER, 1, 4))
     assert "early" not in connector.roles
-    driver.step(KVConnectorOutput(finished_sending={"sent"}))
+    driver.step(output_of(finished_sending={"sent"}))
     driver.scheduler.add_request(make_end("late", TransferRole.CONSUMER, 1, 4))
     assert connector.roles["late"] is TransferRole.CONSUMER

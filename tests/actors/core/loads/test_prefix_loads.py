@@ -13,15 +13,16 @@ from hypothesis import given, settings
 from actors.core.outputs import SchedulerOutput
 from actors.core.requests.request import RequestStatus
 from actors.core.scheduler import Scheduler
-from kv_transfer.connector.reports import KVConnectorOutput, WantedPrefix
+from kv_transfer.connector.fetches import PrefixFetch, WantedFetch
 from kv_transfer.connector.store_steps import BlockLoad, LoadedBlocks
 from kv_transfer.params import EngineAddress, TransferRole
-from kv_transfer.prefix.prefix_fetch import PrefixFetches, name_of_loan
+from kv_transfer.prefix.prefix_fetch import PrefixFetches
 from kv_transfer.prefix.prefix_sources import PrefixSources
 from kv_transfer.stores.host_tier import HostMemoryScheduler
 from kv_transfer.stores.store_set import StoreSet
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens
+from tests.kv_transfer.reported import Reported
 from tests.kv_transfer.stores.memory_store import EverythingStore
 
 GARBAGE = -99
@@ -38,7 +39,7 @@ class StoringDriver:
     driver: Driver = field(init=False)
     stored: dict[tuple[int, bytes], list[int]] = field(default_factory=dict)
     loads: dict[str, BlockLoad] = field(default_factory=dict)
-    news: KVConnectorOutput = field(default_factory=KVConnectorOutput)
+    news: Reported = field(default_factory=Reported)
     num_loads: int = 0
 
     def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ class StoringDriver:
             if request_id in self.loads:
                 self.end_load(request_id, 0)
         model_output = self.driver.worker.execute(output)
-        model_output.kv_connector_output, self.news = self.news, KVConnectorOutput()
+        model_output.kv_connector_output, self.news = self.news.output(), Reported()
         for client in self.scheduler.update_from_output(output, model_output).values():
             self.driver.outputs += client.outputs
         self.scheduler.check_integrity()
@@ -240,14 +241,16 @@ def test_what_is_asked_for_twice_is_pinned_once_and_released() -> None:
     request = make_request("first", FIRST)
     driver.scheduler.add_request(request)
     driver.run()
-    want = WantedPrefix("fetch-1", 0, EngineAddress("peer", 1, ""), tuple(request.block_hashes[:3]))
+    want = WantedFetch(
+        "fetch-1", 0, EngineAddress("peer", 1, ""), PrefixFetch("fetch-1", tuple(request.block_hashes[:3]))
+    )
     for _ in range(2):
-        driver.news.wanted_prefixes.append(want)
+        driver.news.wants.append(want)
         driver.step()
     assert not driver.is_whole()
     assert driver.scheduler.has_requests(), "blocks that another engine reads are waited for"
     assert not driver.scheduler.reset_prefix_cache()
-    driver.news.finished_sending.add(name_of_loan(want))
+    driver.news.finished_sending.add(want.answer_key)
     driver.step()
     assert driver.is_whole()
     assert not driver.scheduler.has_requests()
@@ -264,14 +267,14 @@ def test_nobody_is_preempted_for_blocks_that_others_read(num_running: int, num_r
         length = 18 * BLOCK_SIZE // num_running - 1
         driver.scheduler.add_request(make_request(f"r{index}", length, max_tokens=9, ignore_eos=True))
     driver.step()
-    want = WantedPrefix("fetch-1", 0, EngineAddress("peer", 1, ""), tuple(request.block_hashes))
-    driver.news.wanted_prefixes.append(want)
+    want = WantedFetch("fetch-1", 0, EngineAddress("peer", 1, ""), PrefixFetch("fetch-1", tuple(request.block_hashes)))
+    driver.news.wants.append(want)
     driver.step()
     kv = driver.scheduler.kv_cache_manager
-    assert kv.num_blocks_of(name_of_loan(want)) == num_read
+    assert kv.num_pinned_by(want.answer_key) == num_read
     driver.step()
     assert driver.scheduler.make_stats().num_preemptions == 0
-    driver.news.finished_sending.add(name_of_loan(want))
+    driver.news.finished_sending.add(want.answer_key)
     driver.run()
     assert driver.is_whole()
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from actors.core.requests.request import RequestStatus
-from kv_transfer.connector.reports import KVConnectorOutput
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, loaded
+from tests.kv_transfer.reported import output_of
 
 
 def test_a_request_without_a_slot_lets_those_behind_it_pass() -> None:
@@ -61,7 +61,7 @@ def test_a_loaded_request_waits_for_its_slot_with_its_blocks() -> None:
     driver.step()
     block_ids = connector.loading["c"].block_ids
     driver.worker.write(block_ids, driver.scheduler.requests["c"].all_token_ids, 0, 4)
-    driver.step(KVConnectorOutput(finished_recving={"c": loaded(4, 7)}))
+    driver.step(output_of(finished_recving={"c": loaded(4, 7)}))
     driver.step()
     assert driver.scheduled() == {"a": 1}
     assert driver.scheduler.kv_cache_manager.num_blocks_of("c") == 2

@@ -9,10 +9,10 @@ import pytest
 from actors.core.requests.request import FinishReason, RequestStatus
 from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.core.requests.structured_output import GrammarFailure
-from kv_transfer.connector.reports import KVConnectorOutput
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, FakeGrammars, loaded, reference_tokens
+from tests.kv_transfer.reported import output_of
 
 JSON = StructuredOutputParams("json_object")
 PROMPT = range(1, 7)
@@ -125,7 +125,7 @@ def test_a_consumers_matcher_goes_through_the_producers_token() -> None:
     grammars.compiled["c"] = None
     driver.step()
     driver.worker.write(connector.loading["c"].block_ids, request.all_token_ids, 0, 6)
-    driver.step(KVConnectorOutput(finished_recving={"c": loaded(6, right[0])}))
+    driver.step(output_of(finished_recving={"c": loaded(6, right[0])}))
     driver.run()
     assert grammars.tokens["c"] == right
 

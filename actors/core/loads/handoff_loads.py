@@ -1,0 +1,130 @@
+"""The consumer's loads of handoffs: a whole prompt's KV, which a producer on another engine computes."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from actors.core.blocks.kv_cache_manager import KVCacheManager
+from actors.core.loads.load_room import LoadRoom
+from actors.core.loads.loading_requests import LoadingRequests
+from actors.core.queue.places import Places
+from actors.core.requests.request import Request
+from actors.core.requests.status import RequestStatus
+from actors.core.requests.stop import find_stop
+from actors.core.requests.structured_output import StructuredOutputManager, find_objection
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.connector.interface import KVConnectorScheduler
+from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
+
+
+class LoadDecision(enum.Enum):
+    """The outcome for a consumer at the head of the waiting requests."""
+
+    STARTED = enum.auto()
+    LIMIT_REACHED = enum.auto()
+    """No further load is granted now: others may pass."""
+    WOULD_SQUEEZE = enum.auto()
+    """The blocks are free, but those that are admitted will need them: others may pass, within bounds."""
+    NO_ROOM = enum.auto()
+    """The blocks are missing: nobody may pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A request that has to end. is_silent: its client hears of it from elsewhere."""
+
+    request: Request
+    status: RequestStatus
+    error: str | None = None
+    is_silent: bool = False
+
+
+class HandoffLoads:
+    """Belongs to the engine thread."""
+
+    def __init__(
+        self,
+        connector: KVConnectorScheduler | None,
+        kv_cache_manager: KVCacheManager,
+        *,
+        loading: LoadingRequests,
+        room: LoadRoom,
+        config: KVTransferConfig,
+        structured_output: StructuredOutputManager | None,
+        vocab_size: int,
+    ) -> None:
+        """vocab_size: a producer's first token has to be below it."""
+        self._connector = connector
+        self._kv = kv_cache_manager
+        self._loading = loading
+        self._room = room
+        self._config = config
+        self._structured_output = structured_output
+        self._vocab_size = vocab_size
+
+    def start(self, request: Request, queues: Places, num_headroom_blocks: int, now_s: float) -> LoadDecision:
+        """Reserve blocks for a consumer's prompt and for its first token's own KV, and ask for the KV."""
+        assert self._connector is not None, "a ticket without a connector is refused when it comes"
+        hit = self._kv.get_computed_blocks(request)
+        num_local_tokens = len(hit) * self._kv.block_size
+        num_remote_tokens, _ = self._connector.get_num_new_matched_tokens(request.request_id, num_local_tokens)
+        if num_remote_tokens is None:
+            return LoadDecision.LIMIT_REACHED
+        if not self._room.is_left_by(request, queues):
+            return LoadDecision.WOULD_SQUEEZE
+        num_new_tokens = self._room.num_slots_to_go_on(request) - num_local_tokens
+        if self._kv.allocate_slots(request, num_new_tokens, hit, num_headroom_blocks=num_headroom_blocks) is None:
+            return LoadDecision.NO_ROOM
+        self._loading.begin(request, num_local_tokens, self._config.handoff_timeout_s, now_s)
+        prompt_block_ids = self._kv.get_block_ids(request.request_id)[: self._kv.num_blocks_for(request.num_tokens)]
+        self._connector.update_state_after_alloc(request.request_id, prompt_block_ids, num_local_tokens)
+        return LoadDecision.STARTED
+
+    def finish(self, request: Request, received: ReceivedKV, queues: Places, now_s: float) -> list[Ending]:
+        """Let a consumer go on from what has arrived. Nothing writes its blocks any more."""
+        request.transfer_role = None
+        request.transfer_timings = received.timings
+        if received.outcome is LoadOutcome.RELEASED:
+            return [Ending(request, RequestStatus.FINISHED_STOPPED, is_silent=True)]
+        token_id, reason = received.first_token_id, received.reason or "the load failed"
+        if received.outcome is LoadOutcome.LOADED and token_id is not None:
+            if token_id < self._vocab_size:
+                return self._join(request, token_id, queues, now_s)
+            reason = f"the producer's token {token_id} is not one of the model's {self._vocab_size}"
+        if received.outcome is LoadOutcome.CANCELLED:
+            reason = f"no KV within {self._config.handoff_timeout_s:g} s"
+        if self._config.load_failure_policy == "fail":
+            return [Ending(request, RequestStatus.FINISHED_ERROR, f"handoff failed: {reason}")]
+        self._recompute(request, received.num_valid_tokens, queues, now_s)
+        return []
+
+    def _join(self, request: Request, first_token_id: int, queues: Places, now_s: float) -> list[Ending]:
+        """All KV is here: append the producer's token, whose own KV is the first that this engine computes."""
+        request.num_computed_tokens = request.num_tokens
+        self._kv.cache_blocks(request, request.num_tokens)
+        self._kv.offer_prompt_tail(request)
+        request.set_status(RequestStatus.WAITING, now_s)
+        request.append_output_token_ids(first_token_id)
+        queues.holding.add_request(request)
+        if error := find_objection(self._structured_output, request, [first_token_id]):
+            return [Ending(request, RequestStatus.FINISHED_ERROR, error)]
+        # The producer has looked already; but this engine's limits may be tighter.
+        stop = find_stop(request)
+        return [] if stop is None else [Ending(request, stop)]
+
+    def _recompute(self, request: Request, num_valid_tokens: int, queues: Places, now_s: float) -> None:
+        """Prefill the rest here, from the last whole block that is valid; one token at least is computed."""
+        block_size = self._kv.block_size
+        num_valid_tokens = max(num_valid_tokens, request.num_cached_tokens)
+        num_kept_tokens = min(num_valid_tokens, request.num_tokens - 1) // block_size * block_size
+        if not request.reads_prefix_cache:
+            num_kept_tokens = 0
+        if num_kept_tokens < request.num_cached_tokens:
+            # Its last block came from the cache and may be shared: it must not be computed over. The rest of the hit
+            # is found again at admission.
+            request.set_status(RequestStatus.WAITING, now_s)
+            self._kv.free(request)
+            queues.waiting.prepend_request(request)
+        else:
+            self._loading.go_on(request, num_kept_tokens, queues, now_s)

@@ -1,0 +1,74 @@
+"""Whether there is room for one more load: transfers do not squeeze out the work that they are for.
+
+A load is granted only if every admitted request could still have its tokens, and some more, beside all pinned blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from actors.core.blocks.kv_cache_manager import KVCacheManager
+from actors.core.queue.places import Places
+from actors.core.requests.request import Request
+from kv_transfer.params import TransferRole
+
+_MAX_GROWTH_TOKENS: Final = 256
+_MAX_GROWTH: Final = 8
+"""A request may grow by so many tokens while a load is under way, but by no more than an eighth of the pool."""
+
+
+class LoadRoom:
+    """Belongs to the engine thread."""
+
+    def __init__(
+        self,
+        kv_cache_manager: KVCacheManager,
+        loading: Mapping[str, Request],
+        held: Mapping[str, Request],
+        num_other_pinned_blocks: Callable[[], int],
+        num_lookahead_tokens: int,
+    ) -> None:
+        """loading, held: requests whose blocks links may use; num_other_pinned_blocks: those that are no request's."""
+        self._kv = kv_cache_manager
+        self._loading = loading
+        self._held = held
+        self._num_other_pinned_blocks = num_other_pinned_blocks
+        self._num_lookahead_tokens = num_lookahead_tokens
+        num_slots = kv_cache_manager.block_pool.num_blocks * kv_cache_manager.block_size
+        self._num_growth_tokens = min(_MAX_GROWTH_TOKENS, num_slots // _MAX_GROWTH)
+
+    def is_left_by(self, consumer: Request, queues: Places) -> bool:
+        """Whether each admitted request can grow beside all pinned blocks, this load's included.
+
+        By max_tokens, one client could keep everybody's loads out: it looks as far ahead as a load takes.
+        """
+        num_blocks_of = self._kv.num_blocks_of
+        num_own = self._kv.num_blocks_for(self.num_slots_to_go_on(consumer))
+        num_pinned = num_own + self._num_other_pinned_blocks()
+        num_pinned += sum(num_blocks_of(request_id) for request_id in (*self._loading, *self._held))
+        max_growth = max(0, self._num_blocks_soon(consumer) - num_own)
+        for request in self._loading.values():
+            max_growth = max(max_growth, self._num_blocks_soon(request) - num_blocks_of(request.request_id))
+        for request in queues.all_holding():
+            max_growth = max(max_growth, self._num_blocks_soon(request))
+            if request.transfer_role is TransferRole.PRODUCER:
+                num_pinned += num_blocks_of(request.request_id)
+        num_pinned += queues.running.num_producer_blocks()
+        num_tokens_soon = queues.running.max_consumer_tokens(self._num_growth_tokens)
+        max_growth = max(max_growth, self._kv.num_blocks_for(num_tokens_soon))
+        return num_pinned + max_growth <= self._kv.block_pool.num_blocks
+
+    def num_slots_to_go_on(self, request: Request) -> int:
+        """The slots that a request has before its load begins, so that it needs no more to run when the load is over.
+
+        If it did, two whose loads are over could each wait for the other's blocks.
+        """
+        num_slots = request.num_tokens + 1
+        if request.computes_prompt_only:
+            return num_slots
+        return max(num_slots, min(num_slots + self._num_lookahead_tokens, request.max_num_tokens))
+
+    def _num_blocks_soon(self, request: Request) -> int:
+        num_tokens = min(request.max_num_tokens, request.num_tokens + 1 + self._num_growth_tokens)
+        return self._kv.num_blocks_for(num_tokens)

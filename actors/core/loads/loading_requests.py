@@ -1,0 +1,53 @@
+"""The requests whose loads are under way, with their deadlines, and where they go when a load is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from actors.core.blocks.kv_cache_manager import KVCacheManager
+from actors.core.queue.places import Places
+from actors.core.queue.removable_heap import RemovableHeap
+from actors.core.requests.request import Request
+from actors.core.requests.status import RequestStatus
+
+
+class LoadingRequests:
+    """A handoff's consumers, and requests that load a prefix: a link, or a store, may write their blocks."""
+
+    def __init__(self, kv_cache_manager: KVCacheManager) -> None:
+        self.by_id: dict[str, Request] = {}
+        self._kv = kv_cache_manager
+        self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
+
+    def begin(self, request: Request, num_local_tokens: int, timeout_s: float, now_s: float) -> None:
+        """A load of the request begins. num_local_tokens: its hit in the prefix cache."""
+        if request.scheduled_at_s is None:
+            self._kv.count_lookup(request, num_local_tokens)
+            request.num_cached_tokens = num_local_tokens
+            request.scheduled_at_s = now_s
+        request.set_status(RequestStatus.WAITING_FOR_REMOTE_KVS, now_s)
+        self.by_id[request.request_id] = request
+        self._deadlines.push(request.request_id, (now_s + timeout_s,))
+
+    def pop(self, request_id: str) -> Request | None:
+        """Remove a request whose load is over, or not wanted any more; None if it is not here."""
+        self._deadlines.remove(request_id)
+        return self.by_id.pop(request_id, None)
+
+    def pop_overdue(self, now_s: float) -> Iterator[str]:
+        """The requests whose deadline has passed, each once. They stay here until their report."""
+        while (first := self._deadlines.peek()) is not None and first[0][0] <= now_s:
+            self._deadlines.remove(first[1])
+            yield first[1]
+
+    def next_deadline(self) -> float | None:
+        """Return the engine's clock at the earliest deadline, in seconds."""
+        first = self._deadlines.peek()
+        return None if first is None else first[0][0]
+
+    def go_on(self, request: Request, num_computed_tokens: int, queues: Places, now_s: float) -> None:
+        """Let a request whose load is over compute the rest, in its turn. It keeps its blocks."""
+        self._kv.cache_blocks(request, num_computed_tokens)
+        request.set_status(RequestStatus.WAITING, now_s)
+        request.num_computed_tokens = num_computed_tokens
+        queues.holding.add_request(request)
