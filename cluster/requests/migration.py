@@ -29,7 +29,7 @@ _MAX_WAITING: Final = 4
 _START_UP_STEPS: Final = 4
 """Until a moved request computes: the messages there, the reservation, READY."""
 _TOKENS_PER_STEP: Final = 256
-"""What a step brings of them at least, be it transferred or computed."""
+"""The least that a step brings of them, be it transferred or computed."""
 _MAX_STATS_AGE_S: Final = 2.0
 _STATS_DELAY_S: Final = 1.0
 """Counters may be as much older than their arrival; a request counts in them once it has blocks."""
@@ -69,7 +69,7 @@ class Target:
     stats_age_s: float = 0.0
 
     def num_blocks_for(self, request: PreemptedRequest) -> int:
-        """What the request takes there at once, its next token included."""
+        """The blocks that the request takes there at once, its next token included."""
         return -(-(request.num_tokens + 1) // self.block_size)
 
     def free_part_after(self, request: PreemptedRequest) -> float:

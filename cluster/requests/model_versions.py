@@ -23,7 +23,7 @@ EngineT = TypeVar("EngineT", bound=EngineLoad)
 
 @dataclass(frozen=True, slots=True)
 class ModelVersion:
-    """What a request of one model version is processed and routed with."""
+    """The tokenizer and the router for requests of one model version."""
 
     version: int
     input_processor: InputProcessor
@@ -31,7 +31,7 @@ class ModelVersion:
 
 
 class ModelVersions:
-    """Those that are loaded, by their numbers. A version gets requests once it is here and has engines that serve."""
+    """The loaded versions, by their numbers. A version gets requests once it is here and has engines that serve."""
 
     def __init__(self, *versions: ModelVersion) -> None:
         self._versions = {version.version: version for version in versions}

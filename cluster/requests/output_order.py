@@ -55,7 +55,7 @@ class OutputOrder:
         return ready
 
     def _without_passed_on(self, output: EngineCoreOutput) -> EngineCoreOutput:
-        """What is new in it, at the next position: also if that is nothing, and other tokens have come after them."""
+        """Cut off the tokens that were passed on, also if nothing is left, and other tokens have come after them."""
         num_passed_on = len(self._token_ids) - output.first_position
         if num_passed_on == 0:
             return output

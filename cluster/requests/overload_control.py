@@ -20,7 +20,7 @@ from typing import Final, Self
 from cluster.errors import DeadlineUnreachable, Overloaded
 
 _MEMORY_S: Final = 10.0
-"""Of busy time; what is longer ago counts for little."""
+"""The busy time that counts; anything longer ago counts for little."""
 _MIN_EXPERIENCE_S: Final = 1.0
 _MIN_NUM_PROMPTS: Final = 8
 _DOUBT: Final = 2.0

@@ -51,7 +51,7 @@ class GenerateManyRequest:
 
 @dataclass(frozen=True, slots=True)
 class SampleChunk:
-    """What one sample of one prompt has got.
+    """The next part of one sample of one prompt.
 
     cumulative_logprob: of all its output, with its end, if log-probabilities were asked for, or best_of
     """
@@ -140,7 +140,7 @@ class SharedPrompt:
 
     @property
     def model_version(self) -> int | None:
-        """That of the samples so far; None before the first."""
+        """The model version of the samples so far; None before the first."""
         return None if self._processed is None else self._processed[0]
 
     @asynccontextmanager
@@ -178,7 +178,7 @@ class SharedPrompt:
         return replace(first, request_id=draw_engine_request_id(request.request_id), sampling_params=params)
 
     def router(self, router: Router) -> Router:
-        """Where the samples go."""
+        """The router that sends the samples to their prompt."""
         return _HomeRouter(self, router)
 
     def home_among(self, engines: Sequence[EngineT]) -> EngineT | None:
