@@ -15,9 +15,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from actors.core.outputs import EngineCoreOutput, RequestTimings
 from actors.core.requests.request import EngineCoreRequest, FinishReason
@@ -40,8 +41,34 @@ from kv_transfer.params import HandoffRanks, KVTransferParams, TransferRole
 logger = logging.getLogger(__name__)
 
 
+class EndKind(Enum):
+    """How an engine's part in a request ended."""
+
+    OVER = "its last output came, or it let go of the request, or was told to"
+    GIVEN_UP = "the engine gave the request up, as any other engine would"
+    OUT_OF_BLOCKS = "the engine gave the request up for want of blocks"
+    CUT_OFF = "the session broke, and the engine may live, or never had the request"
+    DIED = "the engine is thought to have died while it had the request"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """The end of one engine's outputs. reason: of a failure; None if there was none"""
+
+    kind: EndKind
+    reason: str | None = None
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether the failure was the engine's, so that another engine can go on."""
+        return self.kind in (EndKind.OUT_OF_BLOCKS, EndKind.CUT_OFF, EndKind.DIED)
+
+
+_OVER: Final = StreamEnd(EndKind.OVER)
+
+
 class EngineStream:
-    """What one engine says about the request, from submit on."""
+    """The outputs of one engine for the request, from submit on. end: None as long as more may come"""
 
     def __init__(self, connection: EngineConnection, request: EngineCoreRequest) -> None:
         self.connection = connection
@@ -51,16 +78,12 @@ class EngineStream:
         self._lora = request.lora
         self._outputs = connection.submit(request)
         self.engine_id = connection.descriptor.engine_id
-        self.is_open = True
-        self.failure: str | None = None
-        self.can_resume = False
-        self.is_stranded = False
-        self.has_died = False
+        self.end: StreamEnd | None = None
         self.has_given_tokens = False
         self.timings: RequestTimings | None = None
 
     async def next_output(self) -> EngineCoreOutput | None:
-        """The next output; None if the engine has failed, or has nothing more to say. Then failure says why, if so.
+        """The next output; None if the engine has failed, or has nothing more to say. Then end says how.
 
         Raises InvalidRequest if its grammar does not compile or its adapter cannot be served: no engine can do better.
         """
@@ -69,13 +92,13 @@ class EngineStream:
                 if output.attempt == self._attempt:
                     break
         except EngineLost as exc:
-            self.is_open, self.can_resume, self.failure = False, True, str(exc)
             # A host that is cut off takes all its engines out of sight at once: that is no request's doing. And where
             # a host has died, the request may be sent to a second engine of it before that one's end is noticed.
-            self.has_died = exc.had_request and not (exc.has_left or exc.is_silent)
+            has_died = exc.had_request and not (exc.has_left or exc.is_silent)
+            self.end = StreamEnd(EndKind.DIED if has_died else EndKind.CUT_OFF, str(exc))
             return None
         if output is None or output.finished:
-            self.is_open = False
+            self.end = self.end or _OVER
         if output is None:
             return None
         self.timings = output.timings or self.timings
@@ -86,21 +109,31 @@ class EngineStream:
             if output.is_adapters_fault and self._lora is not None:
                 allowed = f"an adapter that can be served: {reason}"
                 raise InvalidRequest(FieldViolation("lora_name", repr(self._lora.name), allowed))
-            self.failure = f"engine {self.engine_id} gave the request up: {reason}"
-            self.can_resume = self.is_stranded = output.is_stranded
+            kind = EndKind.OUT_OF_BLOCKS if output.is_stranded else EndKind.GIVEN_UP
+            self.end = StreamEnd(kind, f"engine {self.engine_id} gave the request up: {reason}")
             return None
         self.has_given_tokens |= bool(output.new_token_ids)
         return output
 
+    @property
+    def failure(self) -> str | None:
+        """The reason for which the engine has failed the request, if it has."""
+        return None if self.end is None else self.end.reason
+
+    @property
+    def has_died(self) -> bool:
+        """Whether the engine is thought to have died while it had the request."""
+        return self.end is not None and self.end.kind is EndKind.DIED
+
     def abort(self) -> None:
         """Let the engine free what the request holds there, unless it has already said its last word."""
-        if self.is_open:
-            self.is_open = False
+        if self.end is None:
+            self.end = _OVER
             self.connection.abort(self._request_id)
 
     @property
     def report(self) -> EngineReport:
-        """What is known of the request's life in this engine."""
+        """The engine, with its times for this request."""
         return EngineReport(self.engine_id, self.timings)
 
 
@@ -138,7 +171,7 @@ class Attempt:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Abort on every engine that still has the request. Nothing here waits for an engine."""
+        """Abort on every engine that still has the request. This waits for its own reads to end, and for no engine."""
         for stream in self._streams:
             stream.abort()
         reads = list(self._reads.values())
@@ -165,7 +198,7 @@ class Attempt:
     def can_migrate(self) -> bool:
         """Whether its output so far comes without a gap from an engine that has it alone."""
         is_alone = self._successor is None and not self._is_prefilling
-        return is_alone and self._decode.is_open and not self._order.has_gap
+        return is_alone and self._decode.end is None and not self._order.has_gap
 
     def migrate(self, decode: EngineConnection, request: EngineCoreRequest) -> None:
         """Let another decode engine have it too. request: what goes on from token_ids there, under an id of its own."""
@@ -182,12 +215,14 @@ class Attempt:
         # Also both engines of a handoff: where the prefill engine dies, the decode engine computes the prompt itself.
         others = [*self._streams, *self._predecessors, *self._lost_targets]
         suspects = [self._decode] if self.has_decoded else others
+        end = self._decode.end
+        is_out_of_blocks = end is not None and end.kind is EndKind.OUT_OF_BLOCKS
         return FailedAttempt(
             error,
             list(self.token_ids),
             {stream.connection.descriptor.key for stream in suspects if stream.has_died},
             has_decoded=self.has_decoded,
-            was_out_of_blocks=self._decode.is_stranded and self.num_new_tokens > 0,
+            was_out_of_blocks=is_out_of_blocks and self.num_new_tokens > 0,
         )
 
     @property
@@ -202,7 +237,7 @@ class Attempt:
 
     @property
     def prefill_timings(self) -> RequestTimings | None:
-        """Of the engine that computed the prompt, if it has reported."""
+        """The times of the engine that computed the prompt, if it has reported."""
         # What a successor found was put there by its predecessor.
         decode = self._predecessors[0] if self._predecessors else self._decode
         return (self._prefill and self._prefill.timings) or decode.timings
@@ -232,7 +267,7 @@ class Attempt:
         return self._ready.popleft()
 
     async def _next_in_time(self) -> tuple[EngineStream, EngineCoreOutput | None]:
-        """As _next_of_any(). Raises DeadlineExceeded."""
+        """Wait like _next_of_any(), up to the deadline. Raises DeadlineExceeded."""
         if self._deadline_s is None:
             return await self._next_of_any()  # Without a timer's price, for each token.
         try:
@@ -243,7 +278,7 @@ class Attempt:
 
     async def _next_of_any(self) -> tuple[EngineStream, EngineCoreOutput | None]:
         """The next word of any engine, None for "no more"."""
-        listening = [stream for stream in self._streams if stream.is_open or stream in self._reads]
+        listening = [stream for stream in self._streams if stream.end is None or stream in self._reads]
         if listening == [self._decode] and not self._reads:
             return self._decode, await self._decode.next_output()
         for stream in listening:
@@ -269,24 +304,24 @@ class Attempt:
                 self._decode.has_given_tokens = False
             logger.info("a move has failed, the request stays", extra=self._fields(stream))
             return
-        if stream.failure is None:
+        if stream.end is None or stream.end.reason is None:
             return
         if stream is self._decode and self._successor is not None:
             logger.warning("its engine has failed, a preempted request moves at once", extra=self._fields(stream))
             self._settle_migration(self._successor)
             return
         if stream is self._decode:
-            raise self._failed(stream.failure, can_resume=stream.can_resume)
+            raise self._failed(stream.end.reason, can_resume=stream.end.can_resume)
         logger.warning("prefill failed, the decode engine goes on", extra=self._fields(stream))
 
     def _settle_prefill(self, stream: EngineStream, output: EngineCoreOutput) -> None:
-        """Where the decode engine gives the very first token, it does the prefill: it has refused the handoff."""
+        """Let the prefill engine go if the decode engine gives the very first token: it has refused the handoff."""
         is_first = output.first_position == len(self._request.output_token_ids) and output.new_token_ids
         if is_first and stream is self._decode and self._prefill is not None:
             self._prefill.abort()
 
     def _settle_migration(self, winner: EngineStream) -> None:
-        """Of two decode engines, leave the request to the winner alone."""
+        """Leave the request to one of its two decode engines alone."""
         successor, self._successor = self._successor, None
         if successor is None:
             return
@@ -307,8 +342,9 @@ class Attempt:
         if self._order.has_gap and not self._is_prefilling:
             raise self._failed(f"position {len(self.token_ids)} of the output is missing", can_resume=True)
         if not any(self._is_listening(stream) for stream in self._streams):
-            reasons = [stream.failure for stream in self._streams if stream.failure is not None]
-            can_resume = any(stream.can_resume for stream in self._streams)
+            ends = [stream.end for stream in self._streams if stream.end is not None]
+            reasons = [end.reason for end in ends if end.reason is not None]
+            can_resume = any(end.can_resume for end in ends)
             raise self._failed("; ".join(reasons) or "its engines let go of it unfinished", can_resume=can_resume)
 
     @property
@@ -316,10 +352,10 @@ class Attempt:
         return self._prefill is not None and self._is_listening(self._prefill)
 
     def _is_listening(self, stream: EngineStream) -> bool:
-        return stream.is_open or stream in self._reads
+        return stream.end is None or stream in self._reads
 
     def _failed(self, reason: str, *, can_resume: bool) -> EngineFailed | DeadlineExceeded:
-        """What the attempt ends with. An engine that has dropped the request for its deadline is not to blame."""
+        """Make the attempt's error. An engine that has dropped the request for its deadline is not to blame."""
         if self._deadline_s is not None and asyncio.get_running_loop().time() >= self._deadline_s:
             return DeadlineExceeded(self._request.request_id)
         request_id, num_new_tokens = self._request.request_id, self.num_new_tokens
