@@ -136,6 +136,10 @@ class ConsumerTransfers:
         for consuming in [c for c in self._consuming.values() if c.link is link]:
             self._follow(consuming, consuming.machine.on_link_lost(reason))
 
+    def stories_on(self, link: PeerLink) -> list[str]:
+        """What has happened to each transfer of a link."""
+        return [c.machine.tell() for c in self._consuming.values() if c.link is link]
+
     def overdue(self, now_s: float) -> list[PeerLink]:
         """The links that are stuck: a cancel was not answered in time."""
         return [consuming.link for consuming in self._draining() if consuming.machine.is_overdue(now_s)]

@@ -188,6 +188,10 @@ class ProducerTransfers:
         for producing in [p for p in self._producing.values() if p.link is link]:
             self._follow(producing, producing.machine.on_link_lost(reason))
 
+    def stories_on(self, link: PeerLink) -> list[str]:
+        """What has happened to each transfer of a link."""
+        return [p.machine.tell() for p in self._producing.values() if p.link is link]
+
     def on_time(self, now_s: float) -> None:
         """READY has its deadline, on either side."""
         for producing in list(self._producing.values()):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from kv_transfer.agent.consumer_transfers import ConsumerTransfers
 from kv_transfer.agent.producer_transfers import ProducerTransfers
@@ -18,6 +20,11 @@ from kv_transfer.links.data_thread import ChunkJob
 from kv_transfer.links.link_table import LinkTable
 from kv_transfer.links.peer_link import PeerLink
 from kv_transfer.transports.base import ComputeEvent
+
+logger = logging.getLogger(__name__)
+
+_MAX_STORIES: Final = 8
+"""The transfers of a lost link whose stories are logged: the others have mostly the same ones."""
 
 
 class TransferTable:
@@ -120,8 +127,21 @@ class TransferTable:
     def on_link_dead(self, link: PeerLink) -> None:
         """The link's data thread has ended: its transfers fail."""
         reason = f"link with {link.peer[0]} lost: {link.reason}"
+        self._log_stories(link)
         self._producing.on_link_dead(link, reason)
         self._consuming.on_link_dead(link, reason)
+
+    def _log_stories(self, link: PeerLink) -> None:
+        """Log what its transfers have been through: a stall, a breach of the protocol or a wedge has ended them."""
+        stories = [*self._producing.stories_on(link), *self._consuming.stories_on(link)]
+        if stories:
+            fields = {
+                "peer": link.peer[0],
+                "reason": link.reason,
+                "num_transfers": len(stories),
+                "stories": " | ".join(stories[:_MAX_STORIES]),
+            }
+            logger.warning("a link with transfers is lost", extra=fields)
 
     def on_time(self, now_s: float) -> list[PeerLink]:
         """Apply deadlines; returns the links that are stuck."""

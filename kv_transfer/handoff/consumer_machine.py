@@ -1,4 +1,4 @@
-"""The consumer's end of one transfer. See instructions.py for the protocol.
+"""The consumer's end of one transfer. See instructions.py for the protocol, and TRANSITIONS for every rule.
 
 It is over with its one report: when FINISHED is in and as many chunks as it says have been received, or the link is
 dead. Chunks are owed until FINISHED is in and so many have been announced; a second FINISHED takes owed ones back.
@@ -6,7 +6,11 @@ dead. Chunks are owed until FINISHED is in and so many have been announced; a se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, TypeAlias
 
 from kv_transfer.block_pieces import PieceMap
 from kv_transfer.connector.fetches import Fetch
@@ -15,7 +19,83 @@ from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff.control_messages import Cancel, Chunk, Finished, Ready
 from kv_transfer.handoff.instructions import Instruction, ReceiveBlocks, ReportReceived, Send
+from kv_transfer.handoff.transfer_story import TransferStory
+from kv_transfer.handoff.transition_table import Transition
 from kv_transfer.transfer_stats import TransferTimings
+
+
+class ConsumerState(enum.IntEnum):
+    """The states of a consumer's transfer."""
+
+    OWED = enum.auto()
+    """FINISHED is not in: nobody knows yet how many chunks there are."""
+    PROMISED = enum.auto()
+    """FINISHED is in, and has promised chunks that are not announced yet."""
+    ARRIVING = enum.auto()
+    """Every chunk is announced; some are still to arrive."""
+    CANCELLED = enum.auto()
+    """CANCEL was sent, and the producer may still announce chunks: it has a deadline for the answer."""
+    DRAINING = enum.auto()
+    """Nobody wants the load any more; what was announced is still received."""
+    OVER = enum.auto()
+
+
+class ConsumerEvent(enum.IntEnum):
+    """The events of a consumer's transfer."""
+
+    CHUNK = enum.auto()
+    CHUNK_RECEIVED = enum.auto()
+    FINISHED = enum.auto()
+    CANCEL = enum.auto()
+    LINK_LOST = enum.auto()
+
+
+class ConsumerAction(enum.Enum):
+    """The actions of a consumer's transfer."""
+
+    RECEIVE = enum.auto()
+    COUNT = enum.auto()
+    LEARN_END = enum.auto()
+    SEND_CANCEL = enum.auto()
+    DRAIN = enum.auto()
+    FAIL = enum.auto()
+
+
+_S, _E, _A = ConsumerState, ConsumerEvent, ConsumerAction
+_Row: TypeAlias = Transition[ConsumerState, ConsumerAction]
+_FAIL: Final = _Row(_A.FAIL, (_S.OVER,), "reported: FAILED")
+_CANCELLED: Final = _Row(_A.FAIL, (_S.OVER,), "reported: CANCELLED")
+
+TRANSITIONS: Mapping[tuple[ConsumerState, ConsumerEvent], _Row] = MappingProxyType(
+    {
+        (_S.OWED, _E.CHUNK): _Row(_A.RECEIVE, (_S.OWED,), "received"),
+        (_S.OWED, _E.CHUNK_RECEIVED): _Row(_A.COUNT, (_S.OWED,), "counted"),
+        (_S.OWED, _E.FINISHED): _Row(
+            _A.LEARN_END, (_S.PROMISED, _S.ARRIVING, _S.OVER), "reported if every chunk is in"
+        ),
+        (_S.OWED, _E.CANCEL): _Row(_A.SEND_CANCEL, (_S.CANCELLED,), "CANCEL"),
+        (_S.OWED, _E.LINK_LOST): _FAIL,
+        (_S.PROMISED, _E.CHUNK): _Row(_A.RECEIVE, (_S.PROMISED, _S.ARRIVING), "received"),
+        (_S.PROMISED, _E.CHUNK_RECEIVED): _Row(_A.COUNT, (_S.PROMISED,), "counted"),
+        (_S.PROMISED, _E.FINISHED): _Row(
+            _A.LEARN_END, (_S.PROMISED, _S.ARRIVING, _S.OVER), "takes chunks back; reported if every chunk is in"
+        ),
+        (_S.PROMISED, _E.CANCEL): _Row(_A.SEND_CANCEL, (_S.CANCELLED,), "CANCEL"),
+        (_S.PROMISED, _E.LINK_LOST): _FAIL,
+        (_S.ARRIVING, _E.CHUNK_RECEIVED): _Row(_A.COUNT, (_S.ARRIVING, _S.OVER), "reported with the last one"),
+        (_S.ARRIVING, _E.CANCEL): _Row(_A.DRAIN, (_S.DRAINING,), "the producer has nothing more to say"),
+        (_S.ARRIVING, _E.LINK_LOST): _FAIL,
+        (_S.CANCELLED, _E.CHUNK): _Row(_A.RECEIVE, (_S.CANCELLED, _S.DRAINING), "received"),
+        (_S.CANCELLED, _E.CHUNK_RECEIVED): _Row(_A.COUNT, (_S.CANCELLED,), "counted"),
+        (_S.CANCELLED, _E.FINISHED): _Row(
+            _A.LEARN_END, (_S.CANCELLED, _S.DRAINING, _S.OVER), "the answer, unless it promises more"
+        ),
+        (_S.CANCELLED, _E.LINK_LOST): _CANCELLED,
+        (_S.DRAINING, _E.CHUNK_RECEIVED): _Row(_A.COUNT, (_S.DRAINING, _S.OVER), "reported with the last one"),
+        (_S.DRAINING, _E.LINK_LOST): _CANCELLED,
+    }
+)
+"""Every rule of a consumer's end. A chunk where there is no rule for it breaks the protocol."""
 
 
 @dataclass(slots=True)
@@ -32,20 +112,25 @@ class ConsumerMachine:
     drain_timeout_s: float
     fetch: Fetch | None = None
     content_hash: bytes = b""
-    is_over: bool = False
+    state: ConsumerState = ConsumerState.OWED
     deadline_s: float | None = None
-    """Monotonic. Set by a cancel: while chunks are owed by then the link is stuck and has to be closed."""
+    """Monotonic, set while CANCELLED: if chunks are still owed by then the link is stuck and has to be closed."""
     num_announced_chunks: int = 0
+    story: TransferStory = field(default_factory=TransferStory)
     _num_announced_blocks: int = 0
     _num_valid_blocks: int = 0
     _num_received_chunks: int = 0
     _corrupt_chunk: int | None = None
     """The first of them. Nothing from it on is valid; everything from it on is still received."""
     _finished: Finished | None = None
-    _is_cancelled: bool = False
     _first_chunk_s: float | None = None
     _prefill_finished_s: float | None = None
     _is_in_pieces: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the one report is made."""
+        return self.state is ConsumerState.OVER
 
     def start(self) -> list[Instruction]:
         """The blocks are reserved: tell the producer."""
@@ -69,10 +154,11 @@ class ConsumerMachine:
 
     def on_chunk(self, message: Chunk, now_s: float) -> list[Instruction]:
         """Blocks were announced: receive them. Raises ProtocolViolation if they are not the next ones."""
+        row = self._find(ConsumerEvent.CHUNK)
         first = self.num_local_blocks + self._num_announced_blocks
         stop = first + message.num_blocks
         is_next = message.first_block == first and message.num_blocks >= 1 and stop <= len(self.block_ids)
-        if not (is_next and self._is_owed_chunks):
+        if row is None or not is_next:
             raise ProtocolViolation(
                 f"{self.transfer_id}: blocks {message.first_block} to {message.first_block + message.num_blocks} "
                 f"announced, expected from {first} on, of {len(self.block_ids)}"
@@ -81,21 +167,25 @@ class ConsumerMachine:
             self._first_chunk_s = now_s
         self._num_announced_blocks += message.num_blocks
         self.num_announced_chunks += 1
-        self._end_wait()
+        self._enter(row, self._state_by_debt())
         return [ReceiveBlocks(self.block_ids[first:stop])]
 
     def on_chunk_received(self, num_blocks: int, now_s: float, *, is_intact: bool = True) -> list[Instruction]:
         """The oldest outstanding chunk is in."""
+        row = self._find(ConsumerEvent.CHUNK_RECEIVED)
+        if row is None:
+            return []
         if self._corrupt_chunk is None and not is_intact:
             self._corrupt_chunk = self._num_received_chunks
         if self._corrupt_chunk is None:
             self._num_valid_blocks += num_blocks
         self._num_received_chunks += 1
-        return self._report_if_complete(now_s)
+        return self._report_if_complete(row, now_s)
 
     def on_finished(self, message: Finished, now_s: float) -> list[Instruction]:
         """So many chunks in all, of which some may be announced later. Raises ProtocolViolation if more were."""
-        if not self._is_owed_chunks:
+        row = self._find(ConsumerEvent.FINISHED)
+        if row is None:
             return []
         if message.num_chunks < self.num_announced_chunks:
             raise ProtocolViolation(
@@ -104,37 +194,57 @@ class ConsumerMachine:
         if self._finished is None:
             self._prefill_finished_s = now_s
         self._finished = message
-        self._end_wait()
-        return self._report_if_complete(now_s)
+        self._enter(row, self._state_by_debt())
+        return self._report_if_complete(row, now_s)
 
     def on_cancel(self, now_s: float) -> list[Instruction]:
         """The load is not wanted any more: say so, and keep receiving what was announced."""
-        if self._is_cancelled or self.is_over:
+        row = self._find(ConsumerEvent.CANCEL)
+        if row is None:
             return []
-        self._is_cancelled = True
-        if not self._is_owed_chunks:
+        if row.action is ConsumerAction.DRAIN:
+            self._enter(row, ConsumerState.DRAINING)
             return []
+        self._enter(row, ConsumerState.CANCELLED)
         self.deadline_s = now_s + self.drain_timeout_s
         return [Send(Cancel(self.transfer_id, self.attempt))]
 
     def on_link_lost(self, reason: str) -> list[Instruction]:
         """The link is dead: what is here is here, and nothing more will be written."""
-        if self.is_over:
+        row = self._find(ConsumerEvent.LINK_LOST)
+        if row is None:
             return []
         outcome = LoadOutcome.CANCELLED if self._is_cancelled else LoadOutcome.FAILED
-        return self._report(ReceivedKV(outcome, self.num_valid_tokens, reason=reason))
+        return self._report(row, ReceivedKV(outcome, self.num_valid_tokens, reason=reason))
 
     def is_overdue(self, now_s: float) -> bool:
         """Whether the producer has not answered a cancel in time."""
         return self.deadline_s is not None and self.deadline_s <= now_s
 
-    @property
-    def _is_owed_chunks(self) -> bool:
-        """Whether the producer may announce more."""
-        return self._finished is None or self.num_announced_chunks < self._finished.num_chunks
+    def tell(self) -> str:
+        """The transfer's story, for a log."""
+        return f"{self.transfer_id}, attempt {self.attempt}, consumer: {self.story.tell(self.state)}"
 
-    def _end_wait(self) -> None:
-        if not self._is_owed_chunks:
+    @property
+    def _is_cancelled(self) -> bool:
+        return self.state in {ConsumerState.CANCELLED, ConsumerState.DRAINING}
+
+    def _state_by_debt(self) -> ConsumerState:
+        """The state by what the producer may still announce."""
+        if self._finished is None:
+            return self.state
+        if self.num_announced_chunks < self._finished.num_chunks:
+            return ConsumerState.CANCELLED if self._is_cancelled else ConsumerState.PROMISED
+        return ConsumerState.DRAINING if self._is_cancelled else ConsumerState.ARRIVING
+
+    def _find(self, event: ConsumerEvent) -> _Row | None:
+        self.story.add(event, self.state)
+        return TRANSITIONS.get((self.state, event))
+
+    def _enter(self, row: _Row, state: ConsumerState) -> None:
+        assert state in row.next_states, f"{state.name} does not follow {self.state.name} by {row.action.name}"
+        self.state = state
+        if state is not ConsumerState.CANCELLED:
             self.deadline_s = None
 
     @property
@@ -143,9 +253,9 @@ class ConsumerMachine:
         num_blocks = self.num_local_blocks + self._num_valid_blocks
         return min(num_blocks * self.block_size, self.num_prompt_tokens)
 
-    def _report_if_complete(self, now_s: float) -> list[Instruction]:
+    def _report_if_complete(self, row: _Row, now_s: float) -> list[Instruction]:
         finished = self._finished
-        if self.is_over or finished is None or self._num_received_chunks < finished.num_chunks:
+        if finished is None or self._num_received_chunks < finished.num_chunks:
             return []
         num_valid_tokens, timings = self.num_valid_tokens, self._timings(now_s)
         if self._is_cancelled:
@@ -167,11 +277,10 @@ class ConsumerMachine:
         else:
             token_id = finished.first_token_id
             received = ReceivedKV(LoadOutcome.LOADED, num_valid_tokens, first_token_id=token_id, timings=timings)
-        return self._report(received)
+        return self._report(row, received)
 
-    def _report(self, received: ReceivedKV) -> list[Instruction]:
-        self.is_over = True
-        self.deadline_s = None
+    def _report(self, row: _Row, received: ReceivedKV) -> list[Instruction]:
+        self._enter(row, ConsumerState.OVER)
         return [ReportReceived(received)]
 
     def _timings(self, now_s: float) -> TransferTimings:
