@@ -24,7 +24,7 @@ from typing import Any
 
 from actors.process.garbage_collection import no_collection
 from benchmarks.token_source import make_serving, prompt_of
-from cluster.api.grpc.server import DoorSettings, IngressServer
+from cluster.api.grpc.server import GrpcServerSettings, IngressServer
 from cluster.api.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
 from cluster.client.channel import open_channel
 from cluster.observability.status import ClusterView
@@ -116,7 +116,7 @@ def _serve(pipe: Connection, load: Load) -> None:
 
 async def _serve_on_loop(pipe: Connection, load: Load) -> None:
     serving, source = make_serving(load.tokens_per_s, load.num_streams)
-    server = IngressServer(serving, _no_view, _NO_ADMIN, DoorSettings(slow_reader_timeout_s=600.0))
+    server = IngressServer(serving, _no_view, _NO_ADMIN, GrpcServerSettings(slow_reader_timeout_s=600.0))
     pipe.send(f"127.0.0.1:{await server.start()}")
     giving = asyncio.create_task(source.run(load.num_streams))
     while source.num_unfinished_requests < load.num_streams:  # noqa: ASYNC110  # a benchmark

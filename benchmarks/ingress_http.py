@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 
 from actors.process.garbage_collection import no_collection
 from benchmarks.token_source import make_serving, text_lengths
-from cluster.api.http.server import GatewayServer
+from cluster.api.http.server import HttpServer
 from cluster.observability.status import ClusterView
 from cluster.settings.http import HttpConfig
 
@@ -112,7 +112,7 @@ def _serve(pipe: Connection, num_streams: int, rate: float) -> None:
 
 async def _serve_on_loop(pipe: Connection, num_streams: int, rate: float) -> None:
     serving, source = make_serving(rate, num_streams)
-    server = GatewayServer(serving, _no_view, HttpConfig(port=0), slow_reader_timeout_s=600.0)
+    server = HttpServer(serving, _no_view, HttpConfig(port=0), slow_reader_timeout_s=600.0)
     pipe.send(await server.start())
     giving = asyncio.create_task(source.run(num_streams))
     while source.num_unfinished_requests < num_streams:  # noqa: ASYNC110  # a benchmark

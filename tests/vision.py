@@ -32,11 +32,11 @@ from actors.core.requests.multimodal import EncoderInput, MultiModalFeature, Pro
 from actors.engine_server import EngineServer
 from actors.model.multimodal.image_batch import ImageBatch
 from actors.model.multimodal.processing import ImageProcessing
-from cluster.images import door as door_module
-from cluster.images.door import PlacedImages
+from cluster.images import prompt_images
 from cluster.images.errors import ImageRefused
 from cluster.images.processor_child import answer
 from cluster.images.processor_process import PROCESSED, ChildGreeting
+from cluster.images.prompt_images import PlacedImages
 from cluster.settings.images import ImageConfig
 from tests.checkpoints import EOS_TOKEN, EOS_TOKEN_ID, MAX_POSITIONS, VOCAB_SIZE, draw_weights, train_tokenizer
 
@@ -204,9 +204,9 @@ def place_images(directory: Path, prompt: list[int], images: list[Image.Image]) 
 
 @contextmanager
 def processing_in_process() -> Iterator[None]:
-    """Inside, doors for images work on them in this process."""
+    """Inside, images are worked on in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(door_module, "ImageProcessors", ProcessorsInProcess)
+        patch.setattr(prompt_images, "ImageProcessors", ProcessorsInProcess)
         yield
 
 

@@ -204,7 +204,7 @@ class IngressActor:
         await self._process.update_membership(membership)
 
     async def start(self, facts: ModelFacts) -> IngressPorts:
-        """Open the doors; returns their ports."""
+        """Start the gRPC and the HTTP server; returns their ports."""
         ports = await self._process.start(facts)
         leave_out_what_is_loaded()
         collect_seldom()
@@ -213,5 +213,5 @@ class IngressActor:
         return ports
 
     async def drain(self, grace_s: float) -> None:
-        """Close the doors: running requests get grace_s to end, then they are aborted."""
+        """Stop the servers: running requests get grace_s to end, then they are aborted."""
         await self._process.drain(grace_s)

@@ -16,7 +16,7 @@ from actors.checkpoint.generation_defaults import (
 from actors.core.requests.block_hash import BlockHashKey
 from cluster.config import ClusterConfig
 from cluster.errors import TokenizerUnusable
-from cluster.images.opening import open_image_door
+from cluster.images.opening import open_prompt_images
 from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.routing.base import Router
 from cluster.routing.least_loaded import LeastLoadedPair
@@ -68,7 +68,7 @@ class ModelLoader:
             else:
                 tokenizer = await asyncio.to_thread(self._load_tokenizer, model)
                 limits = self._config.ingress.images
-                images = await asyncio.to_thread(open_image_door, Path(model.directory), limits)
+                images = await asyncio.to_thread(open_prompt_images, Path(model.directory), limits)
                 router = self._make_router(model)
             defaults = await asyncio.to_thread(self._read_defaults, model)
             description = ModelDescription.of(self._config.model_name, model.facts, defaults)

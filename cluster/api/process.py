@@ -1,4 +1,4 @@
-"""One ingress as a process serves it: sessions with the engines, the serving logic, the gRPC and the HTTP door."""
+"""One ingress as a process serves it: sessions with the engines, the serving logic, the gRPC and the HTTP server."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from actors.process.loop_watch import LoopWatch
 from cluster.access.access_control import AccessControl
 from cluster.access.server_tls import ServerTls
 from cluster.access.tokens import Tokens
-from cluster.api.grpc.server import DoorSettings, IngressServer
-from cluster.api.http.server import GatewayServer
+from cluster.api.grpc.server import GrpcServerSettings, IngressServer
+from cluster.api.http.server import HttpServer
 from cluster.api.model_loader import ModelLoader
 from cluster.api.shared.admin import ClusterAdmin
 from cluster.api.shared.ports import IngressPorts
@@ -41,7 +41,7 @@ _CONTROLLER_TIMEOUT_S = 2.0
 
 
 class IngressProcess:
-    """Lives on one event loop. prepare(), prove() and update_membership() work before start() opens the door."""
+    """Lives on one event loop. prepare(), prove() and update_membership() work before start() lets clients in."""
 
     def __init__(self, config: ClusterConfig, admin: ClusterAdmin, member: Member) -> None:
         """admin: the controller; member: this ingress, as it proves itself to engines."""
@@ -55,8 +55,8 @@ class IngressProcess:
         )
         self.loop_watch = LoopWatch()
         self._pool: SessionPool | None = None
-        self._server: IngressServer | None = None
-        self._gateway: GatewayServer | None = None
+        self._grpc_server: IngressServer | None = None
+        self._http_server: HttpServer | None = None
         self._serving: Serving | None = None
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
@@ -98,7 +98,9 @@ class IngressProcess:
         return 0 if self._serving is None else self._serving.num_requests_in_flight
 
     async def start(self, facts: ModelFacts) -> IngressPorts:
-        """Open the doors; returns their ports. Raises TokenizerUnusable, AddressUnavailable or InvalidConfig.
+        """Start the gRPC and the HTTP server; returns their ports.
+
+        Raises TokenizerUnusable, AddressUnavailable or InvalidConfig.
 
         facts: of the configured model, which is served if no snapshot has named any
         """
@@ -117,14 +119,14 @@ class IngressProcess:
         )
         serving.metrics.refused_messages = self._sessions().refused_messages
         view = functools.partial(self._view, serving)
-        settings = _door_settings(config.ingress)
+        settings = _grpc_server_settings(config.ingress)
         if (tls := settings.tls) is not None:
             serving.metrics.certificate_ends_at_s = lambda: tls.ends_at_s
-        self._server = IngressServer(serving, view, self._admin, settings)
-        port = await self._server.start()
+        self._grpc_server = IngressServer(serving, view, self._admin, settings)
+        port = await self._grpc_server.start()
         if config.ingress.http is None:
             return IngressPorts(port)
-        self._gateway = GatewayServer(
+        self._http_server = HttpServer(
             serving,
             view,
             config.ingress.http,
@@ -134,7 +136,7 @@ class IngressProcess:
             slow_reader_timeout_s=config.ingress.slow_reader_timeout_s,
             allowed_hosts=config.ingress.allowed_hosts,
         )
-        return IngressPorts(port, await self._gateway.start())
+        return IngressPorts(port, await self._http_server.start())
 
     async def _view(self, serving: Serving) -> ClusterView:
         """The cluster as it is now; what the controller does not say in time is left out."""
@@ -174,9 +176,9 @@ class IngressProcess:
         )
 
     async def drain(self, grace_s: float) -> None:
-        """Close the doors; what runs gets grace_s to end, then it is aborted. Then hang up on the engines."""
-        doors = [door for door in (self._server, self._gateway) if door is not None]
-        await asyncio.gather(*(door.drain(grace_s) for door in doors))
+        """Stop the servers; what runs gets grace_s to end, then it is aborted. Then hang up on the engines."""
+        servers = [server for server in (self._grpc_server, self._http_server) if server is not None]
+        await asyncio.gather(*(server.drain(grace_s) for server in servers))
         self._versions.close()
         if self._pool is not None:
             await self._pool.close()
@@ -188,8 +190,8 @@ class IngressProcess:
         return self._pool
 
 
-def _door_settings(config: IngressConfig) -> DoorSettings:
-    return DoorSettings(
+def _grpc_server_settings(config: IngressConfig) -> GrpcServerSettings:
+    return GrpcServerSettings(
         host=config.host,
         port=config.port,
         admin_port=config.admin_port,

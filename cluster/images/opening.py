@@ -9,11 +9,11 @@ from transformers import AutoConfig
 
 from actors.model.multimodal.families import SERVED_FAMILIES, image_token_id
 from cluster.errors import TokenizerUnusable
-from cluster.images.door import ImageDoor
+from cluster.images.prompt_images import PromptImages
 from cluster.settings.images import ImageConfig
 
 
-def open_image_door(directory: Path, config: ImageConfig) -> ImageDoor | None:
+def open_prompt_images(directory: Path, config: ImageConfig) -> PromptImages | None:
     """Make ready for a model's images; None if it takes none. Nothing is started before the first image.
 
     Raises TokenizerUnusable if the checkpoint's config cannot be read.
@@ -25,4 +25,4 @@ def open_image_door(directory: Path, config: ImageConfig) -> ImageDoor | None:
         model_config = AutoConfig.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError) as error:
         raise TokenizerUnusable(f"{file} cannot be read: {error}") from error
-    return ImageDoor(directory, image_token_id(model_config), config)
+    return PromptImages(directory, image_token_id(model_config), config)

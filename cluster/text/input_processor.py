@@ -21,7 +21,7 @@ from actors.core.requests.adapter import Adapter
 from actors.core.requests.request import EngineCoreRequest, PromptEmbeds
 from cluster.access.caller import Caller
 from cluster.errors import AdapterNotFound, EngineFailed, ModelNotFound
-from cluster.images.door import ImageDoor, PlacedImages
+from cluster.images.prompt_images import PlacedImages, PromptImages
 from cluster.images.sources import check_images, images_of
 from cluster.parameters.generation import (
     ChatPrompt,
@@ -107,7 +107,7 @@ class InputProcessor:
         limits: InputLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
         adapters: AdapterDirectory | None = None,
-        images: ImageDoor | None = None,
+        images: PromptImages | None = None,
     ) -> None:
         """images: None for a model that takes text only"""
         self.model = model

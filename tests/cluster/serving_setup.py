@@ -9,7 +9,7 @@ from itertools import count
 from actors.core.outputs import RequestTimings, StatusChange
 from actors.core.requests.request import EngineCoreRequest, RequestStatus
 from actors.engine_profile import EngineProfile
-from cluster.api.grpc.server import DoorSettings, IngressServer
+from cluster.api.grpc.server import GrpcServerSettings, IngressServer
 from cluster.errors import (
     AdapterNotFound,
     ControllerUnavailable,
@@ -214,7 +214,7 @@ class FakeAdmin:
 
 
 def make_ingress_server(
-    serving: Serving, *, port: int = 0, admin: FakeAdmin | None = None, settings: DoorSettings | None = None
+    serving: Serving, *, port: int = 0, admin: FakeAdmin | None = None, settings: GrpcServerSettings | None = None
 ) -> IngressServer:
     """An ingress of a cluster without engines. settings: instead of those by default, and of port"""
 
@@ -222,4 +222,4 @@ def make_ingress_server(
         requests = serving.requests_in_flight()
         return ClusterView("test", time.time(), 7, (), requests, ControllerView(error="no controller"))
 
-    return IngressServer(serving, view, admin or FakeAdmin(), settings or DoorSettings(port=port))
+    return IngressServer(serving, view, admin or FakeAdmin(), settings or GrpcServerSettings(port=port))

@@ -22,7 +22,7 @@ from actors.core.requests.request import EngineCoreRequest
 from actors.engine_server import EngineServer
 from actors.executor import Executor, RunningStep
 from cluster.errors import EngineLost
-from cluster.images.opening import open_image_door
+from cluster.images.opening import open_prompt_images
 from cluster.parameters.generation import GenerateChunk, GenerateRequest
 from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.requests.recovery_decisions import RecoveryPolicy
@@ -185,7 +185,7 @@ class RecoveringCluster:
         description = ModelDescription.of("test", facts)
         tokenizer = ModelTokenizer.from_directory(Path(self._config.model.model))
         adapters = AdapterDirectory(self._config.lora)
-        images = open_image_door(Path(self._config.model.model), ImageConfig())
+        images = open_prompt_images(Path(self._config.model.model), ImageConfig())
         self._input_processor = InputProcessor(description, tokenizer, adapters=adapters, images=images)
         self.serving = self._make_serving(_TappedPool(self.pool, self.tap))
 

@@ -12,7 +12,7 @@ import pytest
 from cluster.client import GenerateClient
 from tests.checkpoints import MAX_POSITIONS
 from tests.cluster.serving_setup import make_ingress_server
-from tests.integration.test_gateway import served
+from tests.integration.test_http_api import served
 from tests.integration.test_leaks import until_idle
 from tests.reference import greedy_tokens, random_prompt
 from tests.token_rules import ALLOWED, ruled_tokens, words_in

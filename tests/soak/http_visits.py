@@ -11,10 +11,10 @@ from typing import Any, Final
 import httpx2
 import openai
 
-from cluster.api.http.server import GatewayServer
+from cluster.api.http.server import HttpServer
 from cluster.requests.serving import Serving
 from cluster.settings.http import HttpConfig
-from tests.cluster.api.http.gateway_setup import view_of
+from tests.cluster.api.http.http_setup import view_of
 
 _KEEP_ALIVE_INTERVAL_S: Final = 0.01
 """So short that streams have comments in them."""
@@ -26,7 +26,7 @@ class HttpServers:
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._servers: list[GatewayServer] = []
+        self._servers: list[HttpServer] = []
         self._ports: list[int] = []
 
     async def open(self) -> None:
@@ -57,9 +57,9 @@ class HttpServers:
                 clients.append(openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=http))
             yield clients
 
-    def _server(self, port: int) -> GatewayServer:
+    def _server(self, port: int) -> HttpServer:
         config = HttpConfig(port=port, keep_alive_interval_s=_KEEP_ALIVE_INTERVAL_S)
-        return GatewayServer(self._serving, view_of(self._serving), config)
+        return HttpServer(self._serving, view_of(self._serving), config)
 
 
 async def http_visit(

@@ -1,1 +1,1 @@
-"""The gRPC door: protos, conversions, the grpc.aio server."""
+"""The gRPC API: conversions, services, the grpc.aio server."""

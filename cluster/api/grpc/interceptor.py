@@ -23,7 +23,7 @@ from cluster.access.caller import current_caller, set_caller
 from cluster.api.grpc.conversions.statuses import ErrorStatus, internal_error, status_of
 from cluster.api.grpc.receiving import MAX_OPEN_AT_ONCE, OPEN_TIMEOUT_S, Receiving
 from cluster.api.grpc.slow_readers import SlowReaders
-from cluster.api.shared.gate import Gate
+from cluster.api.shared.calls_in_progress import CallsInProgress
 from cluster.errors import ClusterError, InvalidRequest, PermissionDenied, Unauthenticated
 
 logger = logging.getLogger(__name__)
@@ -40,12 +40,12 @@ _Receive = Callable[[_Context], Awaitable[Any]]
 _Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
-class DoorInterceptor(grpc.aio.ServerInterceptor):
+class CallInterceptor(grpc.aio.ServerInterceptor):
     """One of each server. Belongs to one event loop."""
 
-    def __init__(self, access: AccessControl, gate: Gate, slow_readers: SlowReaders) -> None:
+    def __init__(self, access: AccessControl, in_progress: CallsInProgress, slow_readers: SlowReaders) -> None:
         self._access = access
-        self._gate = gate
+        self._in_progress = in_progress
         self._slow_readers = slow_readers
         self._receiving = Receiving()
         self._receiving_open = Receiving(MAX_OPEN_AT_ONCE, OPEN_TIMEOUT_S)
@@ -82,7 +82,7 @@ class DoorInterceptor(grpc.aio.ServerInterceptor):
             receive = self._open_receiver(handler) if service in _OPEN_SERVICES else self._receiver(handler, method)
             # Who administers a cluster wants to see it drain, and so do probes.
             is_always_in = service == ADMIN_SERVICE or service in _OPEN_SERVICES
-            inside: AbstractAsyncContextManager[Any] = nullcontext() if is_always_in else self._gate
+            inside: AbstractAsyncContextManager[Any] = nullcontext() if is_always_in else self._in_progress
             behavior = handler.unary_stream if handler.response_streaming else handler.unary_unary
             if handler.response_streaming and service not in _OPEN_SERVICES:
                 behavior = self._slow_readers.watching(behavior)

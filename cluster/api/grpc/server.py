@@ -25,7 +25,7 @@ from cluster.api.grpc.admin_service import AdminService
 from cluster.api.grpc.embed_service import EmbedService
 from cluster.api.grpc.generate_service import GenerateService
 from cluster.api.grpc.health import IngressHealth, follow_engines, report_engines
-from cluster.api.grpc.interceptor import ADMIN_SERVICE, DoorInterceptor
+from cluster.api.grpc.interceptor import ADMIN_SERVICE, CallInterceptor
 from cluster.api.grpc.model_service import ModelService
 from cluster.api.grpc.slow_readers import SlowReaders
 from cluster.api.protos.raypd.v1 import (
@@ -39,7 +39,7 @@ from cluster.api.protos.raypd.v1 import (
     model_pb2_grpc,
 )
 from cluster.api.shared.admin import ClusterAdmin
-from cluster.api.shared.gate import Gate
+from cluster.api.shared.calls_in_progress import CallsInProgress
 from cluster.errors import AddressUnavailable, InvalidConfig
 from cluster.observability.status import ClusterView
 from cluster.requests.serving import Serving
@@ -92,7 +92,7 @@ _OPTIONS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class DoorSettings:
+class GrpcServerSettings:
     """How a server listens, and whom it lets in.
 
     port, admin_port: 0 takes a free one; admin_port: None leaves AdminService on the port of the others
@@ -115,12 +115,12 @@ class IngressServer:
         serving: Serving,
         view: Callable[[], Awaitable[ClusterView]],
         admin: ClusterAdmin,
-        settings: DoorSettings | None = None,
+        settings: GrpcServerSettings | None = None,
     ) -> None:
         """view: makes a view of the cluster as it is now; admin: the controller."""
         self._serving = serving
         self._admin_service = AdminService(view, admin)
-        self._settings = settings or DoorSettings()
+        self._settings = settings or GrpcServerSettings()
         self.admin_port: int | None = None
         """Of AdminService, once it has started, if it is its own."""
 
@@ -128,7 +128,7 @@ class IngressServer:
         """Listen, and report who serves; returns the port. Raises AddressUnavailable."""
         # Made here and not before: it belongs to the running event loop.
         self._health = IngressHealth()
-        self._gate = Gate()
+        self._in_progress = CallsInProgress()
         self._slow_readers = SlowReaders(self._settings.slow_reader_timeout_s)
         settings = self._settings
         server = self._make_main_server()
@@ -158,7 +158,7 @@ class IngressServer:
         """
         end_s = asyncio.get_running_loop().time() + grace_s
         await self._health.enter_graceful_shutdown()
-        is_empty = await self._gate.close(min(_NOTICE_S, grace_s))
+        is_empty = await self._in_progress.close(min(_NOTICE_S, grace_s))
         if not is_empty and (left_s := end_s - asyncio.get_running_loop().time()) > 0:
             is_empty = await self._send_away(left_s)
         # The last answers, refusals among them, still have to get out.
@@ -174,13 +174,13 @@ class IngressServer:
         async with asyncio.TaskGroup() as tasks:
             stopping = tasks.create_task(self._servers[0].stop(_FOREVER_S))
             succeeding = tasks.create_task(self._succeed())
-            is_empty = await self._gate.close(grace_s)
+            is_empty = await self._in_progress.close(grace_s)
             succeeding.cancel()
             stopping.cancel()
         return is_empty
 
     async def _succeed(self) -> None:
-        """Listen where the main server has stopped to. The gate is closed: what needs to go in is refused."""
+        """Listen where the main server has stopped to. New calls are refused by then."""
         successor = self._make_main_server()
         try:
             async with asyncio.timeout(_REBIND_TIMEOUT_S):
@@ -208,7 +208,7 @@ class IngressServer:
     def _make_server(self) -> grpc.aio.Server:
         settings = self._settings
         sizes = tuple((f"grpc.max_{way}_message_length", settings.max_message_bytes) for way in ("receive", "send"))
-        interceptor = DoorInterceptor(settings.access, self._gate, self._slow_readers)
+        interceptor = CallInterceptor(settings.access, self._in_progress, self._slow_readers)
         server = grpc.aio.server(options=(*_OPTIONS, *sizes), interceptors=[interceptor])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -1,1 +1,1 @@
-"""The HTTP door: OpenAI's API, with vLLM's further parameters, on Serving.generate()."""
+"""The HTTP API: OpenAI's, with vLLM's further parameters, on Serving.generate()."""

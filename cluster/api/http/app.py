@@ -30,7 +30,7 @@ from cluster.api.http.receiving.hosts import AllowedHosts, HostCheck
 from cluster.api.http.receiving.reading import BodyT, is_large, read_body
 from cluster.api.http.requests import MAX_TIMEOUT_S, TIMEOUT_HEADER
 from cluster.api.http.streams import ABORT, unless_client_leaves
-from cluster.api.shared.gate import Gate
+from cluster.api.shared.calls_in_progress import CallsInProgress
 from cluster.errors import ClusterError, Draining, FieldViolation, InvalidRequest
 from cluster.settings.http import HttpConfig
 
@@ -42,11 +42,11 @@ _ERROR_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 class Call:
     """One HTTP call, received."""
 
-    def __init__(self, request: Request, body: list[bytes], door: Door, arrived_s: float) -> None:
+    def __init__(self, request: Request, body: list[bytes], state: ServerState, arrived_s: float) -> None:
         """body: its parts; arrived_s: on the event loop's clock"""
         self.request = request
         self._body = body
-        self._door = door
+        self._state = state
         self._arrived_s = arrived_s
 
     async def read(self, kind: type[BodyT]) -> BodyT:
@@ -55,7 +55,7 @@ class Call:
         if not is_large(sum(map(len, body))):
             return await read_body(kind, _joined(body))
         # One large body at a time: what it is made of while it is read takes more than its bytes.
-        async with self._door.reading:
+        async with self._state.reading:
             return await read_body(kind, _joined(body))
 
     def time_left_s(self, timeout_s: float | None) -> float | None:
@@ -87,21 +87,21 @@ class Endpoint:
     length, and what the caller may still ask for.
     """
 
-    def __init__(self, handler: Handler, door: Door, *, has_body: bool = False, is_work: bool = True) -> None:
+    def __init__(self, handler: Handler, state: ServerState, *, has_body: bool = False, is_work: bool = True) -> None:
         """has_body: whether calls have one, and are requests that count; is_work: refused, and waited for, when the
-        door closes
+        server drains
         """
         self._handler = handler
-        self._door = door
+        self._state = state
         self._has_body = has_body
-        self._gate: AbstractAsyncContextManager[object] = door.gate if is_work else nullcontext()
+        self._in_progress: AbstractAsyncContextManager[object] = state.in_progress if is_work else nullcontext()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one call."""
         try:
             await self._answered(Request(scope, receive), caller_of(scope), receive, send)
         except asyncio.CancelledError:
-            if not self._door.gate.is_closed:
+            if not self._state.in_progress.is_closed:
                 raise
             # uvicorn ends like this what a drain has not waited for, and would log a traceback of each.
             scope[ABORT]()
@@ -109,7 +109,7 @@ class Endpoint:
 
     async def _answered(self, request: Request, caller: Caller, receive: Receive, send: Send) -> None:
         arrived_s = asyncio.get_running_loop().time()
-        with self._door.bodies.share(caller.name) as share:
+        with self._state.bodies.share(caller.name) as share:
 
             def sent(message: Message) -> Awaitable[None]:
                 if message["type"] == "http.response.start":
@@ -120,7 +120,7 @@ class Endpoint:
                 if self._has_body:
                     caller = self._admitted(request, caller)
                 # What comes with other calls is not looked at.
-                body = await self._door.receive(request, share) if self._has_body else []
+                body = await self._state.receive(request, share) if self._has_body else []
             except ClientDisconnect:
                 return
             except Refused as error:
@@ -129,7 +129,7 @@ class Endpoint:
             except ClusterError as error:
                 await error_of(error).response()(request.scope, receive, sent)
                 return
-            call = Call(request, body, self._door, arrived_s)
+            call = Call(request, body, self._state, arrived_s)
             del body  # The call lets go of it once it is read.
 
             async def answer() -> None:
@@ -139,15 +139,15 @@ class Endpoint:
 
     def _admitted(self, request: Request, caller: Caller) -> Caller:
         """The caller, who has paid for the call. Raises Refused, Draining, AllowanceSpent."""
-        if self._door.gate.is_closed:
+        if self._state.in_progress.is_closed:
             raise Draining
-        self._door.check_headers(request.headers)
+        self._state.check_headers(request.headers)
         return replace(caller, allowance=caller.allowance.paid_ahead())
 
     async def _answer(self, call: Call, caller: Caller, receive: Receive, send: Send) -> None:
         request = call.request
         try:
-            async with self._gate:
+            async with self._in_progress:
                 with calling_as(caller):
                     response = await self._handled(call)
                     await response(request.scope, receive, send)
@@ -166,11 +166,11 @@ class Endpoint:
             return internal_error(request_id).response()
 
 
-class Door:
+class ServerState:
     """What all endpoints share. Belongs to one event loop."""
 
-    def __init__(self, gate: Gate, config: HttpConfig) -> None:
-        self.gate = gate
+    def __init__(self, in_progress: CallsInProgress, config: HttpConfig) -> None:
+        self.in_progress = in_progress
         self.config = config
         self.bodies = BodyBudget(config.max_bodies_mib << 20)
         self.reading = asyncio.Lock()

@@ -1,6 +1,6 @@
 """What clients send, in OpenAI's words and vLLM's. Unknown fields are refused: what is ignored would not be done.
 
-Types are checked here; values where the gRPC door has them checked too, by the input processor. Every list has a length
+Types are checked here; values by the input processor, as for gRPC. Every list has a length
 that none exceeds, whatever the limits of a cluster are: the first entry that is wrong, or one too many, ends the check
 of a list, so that its cost has a bound (cluster/api/http/receiving has the bounds on all entries together).
 """

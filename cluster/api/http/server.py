@@ -17,12 +17,12 @@ from typing import Final
 import uvicorn
 
 from cluster.access.access_control import AccessControl
-from cluster.api.http.gateway import Gateway
+from cluster.api.http.handlers import HttpHandlers
 from cluster.api.http.receiving.connections import Connections
 from cluster.api.http.receiving.hosts import AllowedHosts
 from cluster.api.http.receiving.protocol import BoundedProtocol, ProtocolLimits
 from cluster.api.http.receiving.tls_connection import TlsConnection, TlsSettings
-from cluster.api.shared.gate import Gate
+from cluster.api.shared.calls_in_progress import CallsInProgress
 from cluster.errors import AddressUnavailable
 from cluster.observability.status import ClusterView
 from cluster.requests.serving import Serving
@@ -37,8 +37,8 @@ _KEEP_ALIVE_IDLE_S: Final = 30
 _KEEP_ALIVE_INTERVAL_S: Final = 10
 
 
-class GatewayServer:
-    """The HTTP door on its port. start() and drain() belong to one event loop."""
+class HttpServer:
+    """The HTTP API on its port. start() and drain() belong to one event loop."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class GatewayServer:
         self._config = config
         self._host = host
         self._tls = tls
-        self._gate = Gate()
-        gateway = Gateway(serving, view, config, slow_reader_timeout_s)
-        self._streams = gateway.streams
+        self._in_progress = CallsInProgress()
+        handlers = HttpHandlers(serving, view, config, slow_reader_timeout_s)
+        self._streams = handlers.streams
         access = access or AccessControl()
         hosts = AllowedHosts.of_server(host, allowed_hosts, asks_for_tokens=access.asks_for_tokens)
-        self._app = gateway.app(access, self._gate, hosts)
+        self._app = handlers.app(access, self._in_progress, hosts)
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
@@ -98,13 +98,13 @@ class GatewayServer:
         """
         if self._running is None:
             return
-        await self._gate.close(grace_s)
+        await self._in_progress.close(grace_s)
         self._server.should_exit = True
         try:
             async with asyncio.timeout(_LAST_WORDS_S + _ENDING_S):
                 await self._running
         except TimeoutError:
-            logger.warning("the HTTP door did not close in time: what is left of it is cut off")
+            logger.warning("the HTTP server did not close in time: what is left of it is cut off")
             self._server.cut()
             self._running = None
 

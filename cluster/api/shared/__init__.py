@@ -1,1 +1,1 @@
-"""What the gRPC and the HTTP API share: the gate in front of every service, ports, adapters, administration."""
+"""What the gRPC and the HTTP API share: calls in progress, ports, administration."""

@@ -1,4 +1,4 @@
-"""What an operator can ask of a cluster, as the doors see it."""
+"""What an operator can ask of a cluster, as gRPC and HTTP see it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from cluster.settings.ingress import IngressConfig
 
 @dataclass(frozen=True, slots=True)
 class IngressPorts:
-    """Of one ingress. 0: one that is free when it starts. http: None if it has no HTTP door"""
+    """Of one ingress. 0: one that is free when it starts. http: None if it serves no HTTP"""
 
     grpc: int
     http: int | None = None

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2
 from cluster.access.access_control import AccessControl
 from cluster.access.server_tls import ServerTls, TlsConfig
 from cluster.access.tokens import Tokens, hash_token, make_token
-from cluster.api.grpc.server import DoorSettings, IngressServer
+from cluster.api.grpc.server import GrpcServerSettings, IngressServer
 from cluster.api.protos.raypd.v1 import (
     admin_pb2,
     admin_pb2_grpc,
@@ -49,7 +49,9 @@ def access(path: Path) -> AccessControl:
 
 
 @asynccontextmanager
-async def started(settings: DoorSettings, serving: Serving | None = None) -> AsyncIterator[tuple[str, IngressServer]]:
+async def started(
+    settings: GrpcServerSettings, serving: Serving | None = None
+) -> AsyncIterator[tuple[str, IngressServer]]:
     server = make_ingress_server(serving or make_pair().serving, settings=settings)
     port = await server.start()
     try:
@@ -77,7 +79,7 @@ async def failure_of(call: Any) -> grpc.aio.AioRpcError:
 
 
 async def test_every_service_asks_for_a_token_but_health_and_reflection(tmp_path: Path) -> None:
-    async with started(DoorSettings(access=access(tmp_path / "tokens"))) as (address, _):
+    async with started(GrpcServerSettings(access=access(tmp_path / "tokens"))) as (address, _):
         assert await ask_model(address, Credentials(ALICE)) == "tiny"
         for credentials in (None, Credentials(make_token())):
             for call in (ask_model(address, credentials), ask_status(address, credentials)):
@@ -96,7 +98,7 @@ async def test_every_service_asks_for_a_token_but_health_and_reflection(tmp_path
 
 
 async def test_only_tokens_of_administrators_administer(tmp_path: Path) -> None:
-    async with started(DoorSettings(access=access(tmp_path / "tokens"))) as (address, _):
+    async with started(GrpcServerSettings(access=access(tmp_path / "tokens"))) as (address, _):
         error = await failure_of(ask_status(address, Credentials(ALICE)))
         assert error.code() is grpc.StatusCode.PERMISSION_DENIED
         assert "token 'alice' may not use AdminService" in (error.details() or "")
@@ -105,7 +107,7 @@ async def test_only_tokens_of_administrators_administer(tmp_path: Path) -> None:
 
 async def test_a_stream_is_its_tokens(tmp_path: Path) -> None:
     pair = make_pair()
-    settings = DoorSettings(access=access(tmp_path / "tokens"))
+    settings = GrpcServerSettings(access=access(tmp_path / "tokens"))
     async with started(settings, pair.serving) as (address, _), open_channel(address, Credentials(ALICE)) as channel:
         stub = generate_pb2_grpc.GenerateServiceStub(channel)
         call = stub.Generate(generate_pb2.GenerateRequest(text="hello", cache_salt="s"))
@@ -123,7 +125,7 @@ async def test_a_stream_is_its_tokens(tmp_path: Path) -> None:
 
 
 async def test_a_priority_above_the_ceiling_is_denied(tmp_path: Path) -> None:
-    settings = DoorSettings(access=access(tmp_path / "tokens"))
+    settings = GrpcServerSettings(access=access(tmp_path / "tokens"))
     async with started(settings) as (address, _), open_channel(address, Credentials(ALICE)) as channel:
         stub = generate_pb2_grpc.GenerateServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError, match="priority is -1") as raised:
@@ -132,7 +134,7 @@ async def test_a_priority_above_the_ceiling_is_denied(tmp_path: Path) -> None:
 
 
 async def test_administration_can_have_a_port_of_its_own() -> None:
-    async with started(DoorSettings(admin_port=0)) as (address, server):
+    async with started(GrpcServerSettings(admin_port=0)) as (address, server):
         error = await failure_of(ask_status(address))
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
         admin_address = f"127.0.0.1:{server.admin_port}"
@@ -145,7 +147,7 @@ async def test_certificates_are_used_anew_when_they_change(tmp_path: Path) -> No
     files = old.certify("server")
     clock = Clock()
     tls = ServerTls(TlsConfig(certificate=files.certificate, key=files.key), clock)
-    async with started(DoorSettings(tls=tls)) as (address, _):
+    async with started(GrpcServerSettings(tls=tls)) as (address, _):
         assert await ask_model(address, Credentials(ca=old.root)) == "tiny"
         assert (await failure_of(ask_model(address))).code() is grpc.StatusCode.UNAVAILABLE, "plain text"
 
@@ -163,7 +165,7 @@ async def test_mutual_tls_asks_for_a_certificate_of_the_right_authority(tmp_path
     authority, other = Authority(tmp_path, "root"), Authority(tmp_path, "other")
     server, client, stranger = authority.certify("server"), authority.certify("client"), other.certify("stranger")
     tls = ServerTls(TlsConfig(certificate=server.certificate, key=server.key, client_ca=authority.root))
-    async with started(DoorSettings(tls=tls)) as (address, _):
+    async with started(GrpcServerSettings(tls=tls)) as (address, _):
         known = Credentials(ca=authority.root, certificate=client.certificate, key=client.key)
         assert await ask_model(address, known) == "tiny"
         for refused in (
@@ -219,7 +221,7 @@ def test_a_client_does_not_show_its_token_to_the_network() -> None:
 
 
 async def test_a_message_that_cannot_be_read_is_the_clients_mistake() -> None:
-    async with started(DoorSettings()) as (address, _), grpc.aio.insecure_channel(address) as channel:
+    async with started(GrpcServerSettings()) as (address, _), grpc.aio.insecure_channel(address) as channel:
         for method in ("GenerateService/Generate", "ModelService/GetModel", "AdminService/Drain"):
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/raypd.v1.{method}")
             error = await failure_of(call(b"\x0a\x02\xff\xfe", timeout=10))

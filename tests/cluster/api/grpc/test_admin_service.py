@@ -1,4 +1,4 @@
-"""What an operator may ask for, and what is refused at the door."""
+"""What an operator may ask for, and what is refused."""
 
 from __future__ import annotations
 

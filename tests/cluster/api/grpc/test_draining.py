@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from actors.core.requests.request import FinishReason
-from cluster.api.grpc.server import DoorSettings, IngressServer
+from cluster.api.grpc.server import GrpcServerSettings, IngressServer
 from cluster.api.protos.raypd.v1 import admin_pb2, generate_pb2, generate_pb2_grpc
 from cluster.client import CallFailed, GenerateClient
 from cluster.errors import AddressUnavailable, InvalidConfig
@@ -44,7 +44,7 @@ class Draining:
 
 
 @contextlib.asynccontextmanager
-async def _draining(settings: DoorSettings | None = None) -> AsyncIterator[Draining]:
+async def _draining(settings: GrpcServerSettings | None = None) -> AsyncIterator[Draining]:
     pair = make_pair()
     server = make_ingress_server(pair.serving, settings=settings)
     address = f"127.0.0.1:{await server.start()}"
@@ -95,7 +95,7 @@ async def test_new_connections_are_told_why_they_are_refused_until_the_last_stre
 
 @pytest.mark.parametrize("admin_port", [None, 0])
 async def test_an_administrator_sees_it_drain(admin_port: int | None) -> None:
-    async with _draining(DoorSettings(admin_port=admin_port)) as draining:
+    async with _draining(GrpcServerSettings(admin_port=admin_port)) as draining:
         own = draining.server.admin_port
         async with GenerateClient(draining.address if own is None else f"127.0.0.1:{own}") as client:
             status: admin_pb2.GetStatusResponse | None = None
@@ -163,7 +163,7 @@ async def test_our_client_goes_elsewhere_without_losing_a_call(monkeypatch: pyte
     addresses = [f"127.0.0.1:{await server.start()}" for server in servers]
     async with asyncio.timeout(60), GenerateClient(addresses) as client:
         await client.complete("hello", max_tokens=2)
-        async with servers[0]._gate:  # It drains until the calls are answered; the client would rather go there.
+        async with servers[0]._in_progress:  # It drains until the calls are answered; the client would rather go there.
             draining = asyncio.create_task(servers[0].drain(grace_s=60))
             for _ in range(5):
                 answers = await asyncio.gather(*(client.complete("hello", max_tokens=2) for _ in range(4)))

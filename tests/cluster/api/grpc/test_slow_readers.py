@@ -12,10 +12,10 @@ import grpc.aio
 import pytest
 
 from cluster.access.access_control import AccessControl
-from cluster.api.grpc.interceptor import DoorInterceptor
+from cluster.api.grpc.interceptor import CallInterceptor
 from cluster.api.grpc.slow_readers import SlowReaders
 from cluster.api.protos.raypd.v1.generate_pb2 import GenerateRequest
-from cluster.api.shared.gate import Gate
+from cluster.api.shared.calls_in_progress import CallsInProgress
 
 RESPONSE = bytes(64 * 1024)
 NUM_RESPONSES = 1000
@@ -55,7 +55,7 @@ async def read_all(call: Call) -> list[bytes]:
 
 @asynccontextmanager
 async def serving(source: Source, slow_readers: SlowReaders) -> AsyncIterator[grpc.aio.Channel]:
-    server = grpc.aio.server(interceptors=[DoorInterceptor(AccessControl(), Gate(), slow_readers)])
+    server = grpc.aio.server(interceptors=[CallInterceptor(AccessControl(), CallsInProgress(), slow_readers)])
     handler: grpc.RpcMethodHandler[str, bytes] = grpc.unary_stream_rpc_method_handler(
         source.stream, request_deserializer=lambda data: GenerateRequest.FromString(data).request_id
     )

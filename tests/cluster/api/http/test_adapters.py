@@ -17,7 +17,7 @@ from cluster.routing.least_loaded import LeastLoadedPair
 from cluster.text.adapters import AdapterDirectory
 from cluster.text.input_processor import InputProcessor
 from cluster.text.model_tokenizer import ModelTokenizer
-from tests.cluster.api.http.gateway_setup import gateway, template
+from tests.cluster.api.http.http_setup import http_server, template
 from tests.cluster.serving_setup import MODEL, make_pair, make_serving
 from tests.cluster.text.test_adapters import write_adapter
 from tests.fakes import byte_tokenizer
@@ -48,7 +48,7 @@ async def _clients(directory: Path) -> AsyncIterator[tuple[httpx2.AsyncClient, h
     versions = ModelVersions(ModelVersion(1, processor, LeastLoadedPair()))
     serving = make_serving(pair.prefill, pair.decode, versions=versions)
     access = AccessControl(Tokens(directory / "tokens.yaml"))
-    async with gateway(serving, access=access) as (_, port):
+    async with http_server(serving, access=access) as (_, port):
 
         def client(token: str) -> httpx2.AsyncClient:
             headers = {"authorization": f"Bearer {token}"}

@@ -18,10 +18,10 @@ import pytest
 from actors.checkpoint.pooling_facts import PoolingFacts
 from actors.core.outputs import TokenLogprobs
 from actors.core.requests.request import EngineCoreRequest, FinishReason
-from cluster.api.http.gateway import OPERATIONS
+from cluster.api.http.handlers import OPERATIONS
 from cluster.api.http.openapi import openapi
 from cluster.settings.http import HttpConfig
-from tests.cluster.api.http.gateway_setup import Setup, gateway_setup
+from tests.cluster.api.http.http_setup import Setup, http_setup
 from tests.cluster.serving_setup import assert_nothing_is_left
 from tests.fakes import FakeEngine
 
@@ -49,14 +49,14 @@ _ANSWER = '<think>hm</think>Yes.<tool_call>{"name": "f", "arguments": {"a": 1}}<
 
 @asynccontextmanager
 async def answering(config: HttpConfig = _CONFIG) -> AsyncIterator[Setup]:
-    """A door whose engines answer at once."""
+    """A server whose engines answer at once."""
 
     async def answer(engine: FakeEngine) -> None:
         while True:
             with suppress(TimeoutError):  # nobody asks
                 _answer(engine, await engine.next_request())
 
-    async with gateway_setup(config, pooling=PoolingFacts(embedding_size=4)) as setup, asyncio.TaskGroup() as tasks:
+    async with http_setup(config, pooling=PoolingFacts(embedding_size=4)) as setup, asyncio.TaskGroup() as tasks:
         engines = [tasks.create_task(answer(engine)) for engine in (setup.pair.prefill, setup.pair.decode)]
         yield setup
         for task in engines:
@@ -82,7 +82,7 @@ def _answer(engine: FakeEngine, request: EngineCoreRequest) -> None:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """Of a door on a thread of its own: schemathesis blocks."""
+    """The server runs on a thread of its own: schemathesis blocks."""
     address: Future[str] = Future()
     is_over = asyncio.Event()
     loop = asyncio.new_event_loop()
@@ -136,7 +136,7 @@ def test_many_requests_are_answered_as_the_document_says(url: str, tmp_path: Pat
 
 
 async def test_the_document_is_there_and_so_is_its_page() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         document = (await setup.http.get("/openapi.json")).json()
         assert document == openapi(OPERATIONS)
         for schema in document["components"]["schemas"].values():

@@ -10,7 +10,7 @@ import pytest
 
 from actors.checkpoint.pooling_facts import PoolingFacts
 from actors.core.requests.request import EngineCoreRequest, FinishReason
-from tests.cluster.api.http.gateway_setup import Setup, gateway_setup
+from tests.cluster.api.http.http_setup import Setup, http_setup
 from tests.cluster.serving_setup import assert_nothing_is_left
 
 
@@ -31,7 +31,7 @@ def _time_given(request: EngineCoreRequest) -> float:
 async def test_the_lesser_time_travels_to_both_engines(
     body: dict[str, Any], headers: dict[str, str], timeout_s: float
 ) -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         for ask in (_complete, _chat):
             asking = asyncio.create_task(ask(setup, body, headers))
             producer, consumer = await setup.pair.next_requests()
@@ -52,7 +52,7 @@ async def _chat(setup: Setup, body: dict[str, Any], headers: dict[str, str]) -> 
 
 
 async def test_without_one_there_is_none() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(_complete(setup, {}, {}))
         producer, _ = await setup.pair.next_requests()
         assert producer.deadline_s is None
@@ -62,7 +62,7 @@ async def test_without_one_there_is_none() -> None:
 
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_a_deadline_that_passes_is_a_504_that_is_not_retried(is_stream: bool) -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         client = setup.client.with_options(max_retries=2)
         asking = asyncio.create_task(
             client.completions.create(model="tiny", prompt="hello", stream=is_stream, extra_body={"timeout": 0.5})
@@ -78,7 +78,7 @@ async def test_a_deadline_that_passes_is_a_504_that_is_not_retried(is_stream: bo
 
 
 async def test_a_deadline_that_passes_within_a_stream_is_its_last_event() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.completions.create(model="tiny", prompt="hello", stream=True, extra_body={"timeout": 2})
         )
@@ -94,7 +94,7 @@ async def test_a_deadline_that_passes_within_a_stream_is_its_last_event() -> Non
 
 
 async def test_vectors_have_deadlines_too() -> None:
-    async with gateway_setup(pooling=PoolingFacts(embedding_size=4)) as setup:
+    async with http_setup(pooling=PoolingFacts(embedding_size=4)) as setup:
         asking = asyncio.create_task(
             setup.client.embeddings.create(model="tiny", input="hello", extra_body={"timeout": 50})
         )
@@ -118,7 +118,7 @@ async def test_vectors_have_deadlines_too() -> None:
     ],
 )
 async def test_what_is_no_time_is_refused(body: dict[str, Any], headers: dict[str, str], param: str) -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         for ask in (_complete, _chat):
             with pytest.raises(openai.BadRequestError) as caught:
                 await ask(setup, body, headers)

@@ -16,7 +16,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from pydantic import JsonValue
 from pydantic_core import to_jsonable_python
 
-from cluster.api.http.gateway import OPERATIONS
+from cluster.api.http.handlers import OPERATIONS
 from cluster.api.http.openapi import openapi
 from cluster.settings.http import HttpConfig
 from tests.cluster.api.http.test_any_request import answering

@@ -9,7 +9,7 @@ import pytest
 
 from actors.core.requests.request import FinishReason
 from cluster.settings.http import HttpConfig
-from tests.cluster.api.http.gateway_setup import gateway_setup
+from tests.cluster.api.http.http_setup import http_setup
 from tests.cluster.serving_setup import assert_nothing_is_left
 
 OFTEN = HttpConfig(keep_alive_interval_s=0.02)
@@ -17,7 +17,7 @@ BODY = {"prompt": "hello", "stream": True}
 
 
 async def test_a_silent_stream_has_comments_between_its_events_and_none_within() -> None:
-    async with gateway_setup(OFTEN) as setup:
+    async with http_setup(OFTEN) as setup:
         async with asyncio.timeout(30), setup.http.stream("POST", "/v1/completions", json=BODY) as answer:
             producer, consumer = await setup.pair.next_requests()
             lines = answer.aiter_lines()
@@ -36,7 +36,7 @@ async def test_a_silent_stream_has_comments_between_its_events_and_none_within()
 
 
 async def test_openais_client_hears_nothing_of_them() -> None:
-    async with gateway_setup(OFTEN) as setup:
+    async with http_setup(OFTEN) as setup:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello", stream=True))
         producer, consumer = await setup.pair.next_requests()
         async with asyncio.timeout(30), await asking as stream:  # it has begun, though nothing has come
@@ -46,7 +46,7 @@ async def test_openais_client_hears_nothing_of_them() -> None:
 
 
 async def test_an_error_after_a_comment_is_an_event() -> None:
-    async with gateway_setup(OFTEN) as setup:
+    async with http_setup(OFTEN) as setup:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello", stream=True))
         producer, consumer = await setup.pair.next_requests()
         async with asyncio.timeout(30), await asking as stream:
@@ -58,7 +58,7 @@ async def test_an_error_after_a_comment_is_an_event() -> None:
 
 
 async def test_a_client_that_leaves_a_silent_stream_aborts_its_request() -> None:
-    async with gateway_setup(OFTEN) as setup:
+    async with http_setup(OFTEN) as setup:
         async with asyncio.timeout(30), setup.http.stream("POST", "/v1/completions", json=BODY) as answer:
             await setup.pair.next_requests()
             assert await anext(answer.aiter_lines()) == ": keep-alive"
@@ -68,7 +68,7 @@ async def test_a_client_that_leaves_a_silent_stream_aborts_its_request() -> None
 
 
 async def test_streams_can_be_left_silent() -> None:
-    async with gateway_setup(HttpConfig(keep_alive_interval_s=None)) as setup:
+    async with http_setup(HttpConfig(keep_alive_interval_s=None)) as setup:
         asking = asyncio.create_task(setup.http.post("/v1/completions", json=BODY))
         producer, _ = await setup.pair.next_requests()
         setup.pair.prefill.send(producer, 0, "a", finish_reason=FinishReason.LENGTH)

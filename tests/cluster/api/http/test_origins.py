@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token
 from cluster.settings.http import HttpConfig
-from tests.cluster.api.http.gateway_setup import gateway_setup
+from tests.cluster.api.http.http_setup import http_setup
 
 PAGE = "https://chat.example.org"
 ASKED = {
@@ -29,7 +29,7 @@ ASKED = {
 async def test_pages_of_allowed_origins_alone_may_call(
     allowed: tuple[str, ...], origin: str, answered: str | None
 ) -> None:
-    async with gateway_setup(HttpConfig(allowed_origins=allowed)) as setup:
+    async with http_setup(HttpConfig(allowed_origins=allowed)) as setup:
         asked = await setup.http.options("/v1/completions", headers={"origin": origin, **ASKED})
         called = await setup.http.get("/v1/models", headers={"origin": origin})
         failed = await setup.http.post("/v1/completions", headers={"origin": origin}, json={"prompt": ""})
@@ -49,7 +49,7 @@ async def test_browsers_may_ask_without_a_token_and_nothing_else(tmp_path: Path)
     tokens = tmp_path / "tokens.yaml"
     tokens.write_text(yaml.safe_dump({"tokens": [{"name": "a", "sha256": hash_token("secret")}]}))
     access = AccessControl(Tokens(tokens))
-    async with gateway_setup(HttpConfig(allowed_origins=(PAGE,)), access) as setup:
+    async with http_setup(HttpConfig(allowed_origins=(PAGE,)), access) as setup:
         asked = await setup.http.options("/v1/models", headers={"origin": PAGE, **ASKED})
         called = await setup.http.get("/v1/models", headers={"origin": PAGE})
 
@@ -58,7 +58,7 @@ async def test_browsers_may_ask_without_a_token_and_nothing_else(tmp_path: Path)
 
 
 async def test_a_page_can_read_a_stream() -> None:
-    async with gateway_setup(HttpConfig(allowed_origins=(PAGE,))) as setup:
+    async with http_setup(HttpConfig(allowed_origins=(PAGE,))) as setup:
         body = {"prompt": "hello", "stream": True}
         asking = asyncio.create_task(setup.http.post("/v1/completions", json=body, headers={"origin": PAGE}))
         await setup.answer("Hi")

@@ -10,7 +10,7 @@ import pytest
 
 from actors.core.outputs import TokenLogprobs
 from actors.core.requests.request import EngineCoreRequest, FinishReason
-from tests.cluster.api.http.gateway_setup import Setup, gateway_setup
+from tests.cluster.api.http.http_setup import Setup, http_setup
 from tests.cluster.serving_setup import assert_nothing_is_left
 
 PROMPT = "hé!"
@@ -39,7 +39,7 @@ async def _answer(setup: Setup, text: str = "a", stop_token_id: int | None = Non
 
 @pytest.mark.parametrize("prompt", [PROMPT, list(PROMPT.encode())])
 async def test_an_echo_has_the_prompts_logprobs_as_openai_has_them(prompt: str | list[int]) -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.completions.create(model="tiny", prompt=prompt, echo=True, logprobs=1, max_tokens=1)
         )
@@ -65,7 +65,7 @@ async def test_an_echo_has_the_prompts_logprobs_as_openai_has_them(prompt: str |
 
 
 async def test_an_echo_of_no_more_than_the_prompt_has_no_token_of_the_answer() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.completions.create(model="tiny", prompt=PROMPT, echo=True, logprobs=0, max_tokens=0)
         )
@@ -83,7 +83,7 @@ async def test_an_echo_of_no_more_than_the_prompt_has_no_token_of_the_answer() -
 
 
 async def test_a_stream_begins_with_the_echo() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.completions.create(
                 model="tiny", prompt=PROMPT, echo=True, logprobs=1, max_tokens=1, stream=True
@@ -98,7 +98,7 @@ async def test_a_stream_begins_with_the_echo() -> None:
 
 
 async def test_every_sample_has_the_echo_of_its_prompt() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.completions.create(model="tiny", prompt=[PROMPT] * 2, n=2, echo=True, logprobs=0, max_tokens=1)
         )
@@ -127,7 +127,7 @@ EXTRA: dict[str, Any] = {"prompt_logprobs": 1, "return_token_ids": True}
 
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_completions_have_prompt_logprobs_as_vllm_has_them(is_stream: bool) -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.completions.create(
                 model="tiny", prompt=PROMPT, max_tokens=1, extra_body=EXTRA, stream=is_stream
@@ -146,7 +146,7 @@ async def test_completions_have_prompt_logprobs_as_vllm_has_them(is_stream: bool
 
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_chats_have_prompt_logprobs_as_vllm_has_them(is_stream: bool) -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.chat.completions.create(
                 model="tiny",
@@ -175,7 +175,7 @@ async def test_chats_have_prompt_logprobs_as_vllm_has_them(is_stream: bool) -> N
     ],
 )
 async def test_mistakes_are_named_as_they_were_sent(body: dict[str, Any], param: str) -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         with pytest.raises(openai.BadRequestError) as caught:
             await setup.client.completions.create(model="tiny", prompt="hello", extra_body=body)
     assert caught.value.param == param

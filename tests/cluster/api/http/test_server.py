@@ -17,11 +17,11 @@ from actors.core.requests.request import FinishReason
 from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token
 from cluster.api.http import server
-from cluster.api.http.server import GatewayServer
+from cluster.api.http.server import HttpServer
 from cluster.api.shared.version import server_version
 from cluster.errors import AddressUnavailable
 from cluster.settings.http import HttpConfig
-from tests.cluster.api.http.gateway_setup import Setup, gateway, gateway_setup, view_of
+from tests.cluster.api.http.http_setup import Setup, http_server, http_setup, view_of
 from tests.cluster.serving_setup import assert_nothing_is_left, make_pair, make_serving
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -35,7 +35,7 @@ async def _both_aborted(setup: Setup) -> None:
 
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_a_client_that_leaves_aborts_its_request_on_both_engines(is_stream: bool) -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.completions.create(model="tiny", prompt="hello", extra_body={"stream": is_stream})
         )
@@ -46,7 +46,7 @@ async def test_a_client_that_leaves_aborts_its_request_on_both_engines(is_stream
 
 
 async def test_a_client_that_leaves_a_stream_aborts_its_request_on_both_engines() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello", stream=True))
         producer, _ = await setup.pair.next_requests()
         setup.pair.prefill.send(producer, 0, "a")
@@ -57,7 +57,7 @@ async def test_a_client_that_leaves_a_stream_aborts_its_request_on_both_engines(
 
 
 async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
-    async with gateway_setup(slow_reader_timeout_s=0.3) as setup:
+    async with http_setup(slow_reader_timeout_s=0.3) as setup:
         body = b'{"prompt": "hello", "stream": true, "max_tokens": 50}'
         request = HEAD % len(body)
         with socket.socket() as client:
@@ -76,7 +76,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
 
 
 async def test_an_error_after_the_first_token_is_the_streams_last_event() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello", stream=True))
         producer, consumer = await setup.pair.next_requests()
         setup.pair.prefill.send(producer, 0, "a", handed_over=True)
@@ -88,7 +88,7 @@ async def test_an_error_after_the_first_token_is_the_streams_last_event() -> Non
 
 
 async def test_errors_have_openais_types() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         with pytest.raises(openai.NotFoundError) as missing:
             await setup.client.completions.create(model="gpt-4", prompt="hello")
         assert missing.value.code == "model_not_found"
@@ -103,7 +103,7 @@ async def test_errors_have_openais_types() -> None:
 async def test_too_many_requests_are_told_when_to_come_back() -> None:
     pair = make_pair()
     serving = make_serving(pair.prefill, pair.decode, max_requests_in_flight=0)
-    async with gateway(serving) as (_, port):
+    async with http_server(serving) as (_, port):
         client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0)
         async with client:
             with pytest.raises(openai.RateLimitError) as caught:
@@ -115,7 +115,7 @@ async def test_too_many_requests_are_told_when_to_come_back() -> None:
 
 
 async def test_without_an_engine_it_lives_and_is_not_ready() -> None:
-    async with gateway(make_serving()) as (_, port):
+    async with http_server(make_serving()) as (_, port):
         url = f"http://127.0.0.1:{port}"
         async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
             assert await client.get("/health", cast_to=object) == {"status": "ok"}
@@ -125,12 +125,12 @@ async def test_without_an_engine_it_lives_and_is_not_ready() -> None:
 
 
 async def test_it_is_ready_with_engines() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         assert (await setup.http.get("/ready")).json() == {"status": "ready"}
 
 
 async def test_the_model_is_listed() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         [model] = (await setup.client.models.list()).data
         assert (model.id, model.owned_by, model.model_extra) == ("tiny", "raypd", {"max_model_len": 64})
         assert await setup.client.models.retrieve("tiny") == model
@@ -139,7 +139,7 @@ async def test_the_model_is_listed() -> None:
 
 
 async def test_text_becomes_tokens_and_tokens_text() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         tokenized = await setup.http.post("/tokenize", json={"prompt": "héi", "return_token_strs": True})
         assert tokenized.json() == {
             "tokens": list("héi".encode()),
@@ -175,21 +175,21 @@ async def test_text_becomes_tokens_and_tokens_text() -> None:
     ],
 )
 async def test_what_is_no_request_is_refused_in_openais_shape(body: bytes, status: int) -> None:
-    async with gateway_setup(HttpConfig(max_body_bytes=300_000)) as setup:
+    async with http_setup(HttpConfig(max_body_bytes=300_000)) as setup:
         answer = await setup.http.post("/v1/completions", content=body, headers=JSON_BODY)
         assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
         assert_nothing_is_left(setup.pair)
 
 
 async def test_other_paths_and_methods_are_refused_in_openais_shape() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         for method, path, status in (("GET", "/v1/nothing", 404), ("GET", "/v1/completions", 405)):
             answer = await setup.http.request(method, path)
             assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
 
 
 async def test_a_body_or_headers_that_do_not_come_are_not_waited_for() -> None:
-    async with gateway_setup(HttpConfig(receive_timeout_s=0.2)) as setup:
+    async with http_setup(HttpConfig(receive_timeout_s=0.2)) as setup:
         for sent, expected in (
             (HEAD % 9, b"408"),
             (b"POST /", b""),
@@ -205,7 +205,7 @@ async def test_a_body_or_headers_that_do_not_come_are_not_waited_for() -> None:
 
 
 async def test_a_client_that_resets_its_connection_leaves_nothing() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         body = b'{"prompt": "hello"}'
         client = socket.create_connection(("127.0.0.1", setup.port))
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -220,7 +220,7 @@ async def test_the_callers_token_is_asked_for_and_its_limits_hold(tmp_path: Path
     file = tmp_path / "tokens.yaml"
     entry = {"name": "ann", "sha256": hash_token("secret"), "tenant": "acme", "concurrent": 1}
     file.write_text(yaml.safe_dump({"tokens": [entry]}))
-    async with gateway_setup(access=AccessControl(Tokens(file))) as setup:
+    async with http_setup(access=AccessControl(Tokens(file))) as setup:
         answer = await setup.http.post("/v1/completions", json={"prompt": "hello"})
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
         assert (await setup.http.get("/v1/models")).status_code == 401
@@ -240,7 +240,7 @@ async def test_the_callers_token_is_asked_for_and_its_limits_hold(tmp_path: Path
 
 
 async def test_a_drain_lets_running_answers_end_and_refuses_new_ones() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello", stream=True))
         producer, consumer = await setup.pair.next_requests()
         setup.pair.prefill.send(producer, 0, "a", handed_over=True)
@@ -261,7 +261,7 @@ async def test_a_drain_that_gets_no_time_cuts_off_what_is_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(server, "_ENDING_S", -server._LAST_WORDS_S)
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         reader, writer = await asyncio.open_connection("127.0.0.1", setup.port)
         await setup.server.drain(0)
         assert await asyncio.wait_for(reader.read(), timeout=10) == b""
@@ -272,7 +272,7 @@ async def test_a_drain_that_gets_no_time_cuts_off_what_is_left(
 
 
 async def test_a_drain_aborts_what_does_not_end_in_time() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello"))
         await setup.pair.next_requests()
         async with asyncio.timeout(10):
@@ -285,7 +285,7 @@ async def test_a_drain_aborts_what_does_not_end_in_time() -> None:
 
 @pytest.mark.parametrize("is_stream", [True, False])
 async def test_what_a_drain_aborts_is_no_error_in_the_log(is_stream: bool, caplog: pytest.LogCaptureFixture) -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.completions.create(model="tiny", prompt="hello", stream=is_stream, max_tokens=9)
         )
@@ -302,7 +302,7 @@ async def test_what_a_drain_aborts_is_no_error_in_the_log(is_stream: bool, caplo
 
 
 async def test_metrics_tell_how_requests_ended() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello", max_tokens=9))
         await setup.answer("Hi")
         await asking
@@ -341,14 +341,14 @@ def test_what_is_accepted_sends_at_once() -> None:
 
 
 async def test_a_port_that_is_taken_is_named() -> None:
-    async with gateway_setup() as setup:
-        other = GatewayServer(setup.pair.serving, view_of(setup.pair.serving), HttpConfig(port=setup.port))
+    async with http_setup() as setup:
+        other = HttpServer(setup.pair.serving, view_of(setup.pair.serving), HttpConfig(port=setup.port))
         with pytest.raises(AddressUnavailable, match=str(setup.port)):
             await other.start()
 
 
 async def test_pings_and_the_version_are_answered() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         for answer in (await setup.http.get("/ping"), await setup.http.post("/ping")):
             assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
         assert (await setup.http.get("/version")).json() == {"version": server_version()}
@@ -356,7 +356,7 @@ async def test_pings_and_the_version_are_answered() -> None:
 
 
 async def test_the_models_own_sampling_defaults_are_shown_and_count_for_requests() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         processor = setup.pair.serving.newest_model().input_processor
         assert "sampling_defaults" not in (await setup.http.get("/v1/models")).json()["data"][0]
         processor.model = replace(processor.model, defaults=GenerationDefaults(temperature=0.6, top_k=5))

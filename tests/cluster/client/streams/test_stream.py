@@ -227,7 +227,7 @@ async def test_ingresses_that_are_not_there_or_drain_are_passed_over() -> None:
         occupying = Answer(other)
         occupant = await draining.pair.next_requests()
         closing = asyncio.create_task(draining.server.drain(grace_s=_TIMEOUT_S))
-        while not draining.server._gate._is_closed:  # noqa: ASYNC110  # at once, but for a few turns of the loop
+        while not draining.server._in_progress._is_closed:  # noqa: ASYNC110  # at once, but for a few turns of the loop
             await asyncio.sleep(0)
         answer = Answer(client)
         await open_.finish("ab")

@@ -16,7 +16,7 @@ from actors.core.requests.request import FinishReason
 from cluster.api.http.openai.chat_prompt import chat_prompt
 from cluster.api.http.requests import ChatCompletionRequest
 from cluster.settings.http import HttpConfig
-from tests.cluster.api.http.gateway_setup import gateway_setup
+from tests.cluster.api.http.http_setup import http_setup
 from tests.cluster.serving_setup import assert_nothing_is_left
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
@@ -37,7 +37,7 @@ CALL = 'Yes.<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 
 
 async def test_an_answer_is_a_message() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.chat.completions.create(model="tiny", messages=HI, max_completion_tokens=9)
         )
@@ -55,7 +55,7 @@ async def test_an_answer_is_a_message() -> None:
 
 
 async def test_a_stream_begins_with_the_role_and_ends_with_the_reason() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.chat.completions.create(
                 model="tiny", messages=HI, stream=True, stream_options={"include_usage": True}
@@ -95,7 +95,7 @@ async def test_what_asks_for_nothing_else_is_accepted() -> None:
         "logits_processors": None,
         "chat_template": None,
     }
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(setup.client.chat.completions.create(model="tiny", messages=HI, extra_body=same))
         request = await setup.answer("Hello")
         await asking
@@ -104,7 +104,7 @@ async def test_what_asks_for_nothing_else_is_accepted() -> None:
 
 async def test_a_conversation_can_be_cut() -> None:
     cut: dict[str, Any] = {"truncate_prompt_tokens": 4, "add_special_tokens": True}
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(setup.client.chat.completions.create(model="tiny", messages=HI, extra_body=cut))
         request = await setup.answer("Hello")
         completion = await asking
@@ -115,7 +115,7 @@ async def test_a_conversation_can_be_cut() -> None:
 
 async def test_every_chunk_can_have_the_usage_so_far() -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.chat.completions.create(model="tiny", messages=HI, stream=True, stream_options=options)
         )
@@ -135,7 +135,7 @@ async def test_earlier_turns_keep_their_calls_and_parts() -> None:
         },
         {"role": "tool", "tool_call_id": "call_1", "content": "2"},
     ]
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(setup.client.chat.completions.create(model="tiny", messages=messages))
         request = await setup.answer("Hello")
         await asking
@@ -143,7 +143,7 @@ async def test_earlier_turns_keep_their_calls_and_parts() -> None:
 
 
 async def test_logprobs_come_in_openais_new_shape() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.chat.completions.create(
                 model="tiny",
@@ -174,7 +174,7 @@ async def test_logprobs_come_in_openais_new_shape() -> None:
 
 
 async def test_calls_that_the_model_writes_are_tool_calls() -> None:
-    async with gateway_setup(HERMES) as setup:
+    async with http_setup(HERMES) as setup:
         asking = asyncio.create_task(setup.client.chat.completions.create(model="tiny", messages=HI, tools=[F, G]))
         request = await setup.answer(CALL)
         [choice] = (await asking).choices
@@ -189,7 +189,7 @@ async def test_calls_that_the_model_writes_are_tool_calls() -> None:
 
 
 async def test_the_calls_of_a_stream_come_in_deltas() -> None:
-    async with gateway_setup(HERMES) as setup:
+    async with http_setup(HERMES) as setup:
         asking = asyncio.create_task(
             setup.client.chat.completions.create(model="tiny", messages=HI, tools=[F], stream=True)
         )
@@ -211,7 +211,7 @@ async def test_the_calls_of_a_stream_come_in_deltas() -> None:
 
 
 async def test_tools_that_must_not_be_called_are_not_shown() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.chat.completions.create(model="tiny", messages=HI, tools=[F], tool_choice="none")
         )
@@ -222,7 +222,7 @@ async def test_tools_that_must_not_be_called_are_not_shown() -> None:
 
 
 async def test_a_named_function_is_called_by_the_form_of_the_output() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.chat.completions.create(
                 model="tiny", messages=HI, tools=[F, G], tool_choice={"type": "function", "function": {"name": "f"}}
@@ -242,7 +242,7 @@ async def test_a_named_function_is_called_by_the_form_of_the_output() -> None:
 
 @pytest.mark.parametrize("parallel", [True, False])
 async def test_a_required_call_is_one_of_the_tools(parallel: bool) -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.chat.completions.create(
                 model="tiny", messages=HI, tools=[F, G], tool_choice="required", parallel_tool_calls=parallel
@@ -278,7 +278,7 @@ async def test_reasoning_is_told_from_the_answer(
     name: Literal["qwen3", "deepseek_r1", "mistral"], thinks: bool | None, text: str, expected: tuple[str | None, str]
 ) -> None:
     body = {} if thinks is None else {"chat_template_kwargs": {"enable_thinking": thinks}}
-    async with gateway_setup(HttpConfig(reasoning_parser=name)) as setup:
+    async with http_setup(HttpConfig(reasoning_parser=name)) as setup:
         asking = asyncio.create_task(setup.client.chat.completions.create(model="tiny", messages=HI, extra_body=body))
         await setup.answer(text)
         [choice] = (await asking).choices
@@ -291,7 +291,7 @@ class Point(BaseModel):
 
 
 async def test_openais_parse_gets_its_model() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.chat.completions.parse(model="tiny", messages=HI, response_format=Point)
         )
@@ -333,7 +333,7 @@ def _picture(url: str) -> list[dict[str, Any]]:
     ],
 )
 async def test_mistakes_are_named_as_they_were_sent(body: dict[str, Any], param: str) -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         with pytest.raises(openai.BadRequestError) as caught:
             await setup.client.chat.completions.create(model="tiny", messages=HI, extra_body=body)
     assert caught.value.param == param
@@ -341,7 +341,7 @@ async def test_mistakes_are_named_as_they_were_sent(body: dict[str, Any], param:
 
 
 async def test_stream_options_need_a_stream() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         with pytest.raises(openai.BadRequestError) as caught:
             await setup.client.chat.completions.create(
                 model="tiny", messages=HI, extra_body={"stream_options": {"include_usage": True}}

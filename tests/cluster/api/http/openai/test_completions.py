@@ -10,12 +10,12 @@ import pytest
 
 from actors.core.outputs import TokenLogprobs
 from actors.core.requests.request import FinishReason
-from tests.cluster.api.http.gateway_setup import Setup, gateway_setup
+from tests.cluster.api.http.http_setup import Setup, http_setup
 from tests.cluster.serving_setup import assert_nothing_is_left
 
 
 async def test_an_answer_has_text_reasons_and_usage() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello", max_tokens=9))
         request = await setup.answer("Hi")
         completion = await asking
@@ -36,7 +36,7 @@ async def test_an_answer_has_text_reasons_and_usage() -> None:
 
 
 async def test_without_max_tokens_there_are_16_as_openai_has_it() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt=[104, 105]))
         request = await setup.answer("Hi")
         await asking
@@ -44,7 +44,7 @@ async def test_without_max_tokens_there_are_16_as_openai_has_it() -> None:
 
 
 async def test_a_stream_brings_text_as_it_comes_and_usage_at_its_end() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         stream = asyncio.create_task(
             setup.client.completions.create(
                 model="tiny", prompt="hello", stream=True, stream_options={"include_usage": True}
@@ -67,7 +67,7 @@ async def test_a_stream_brings_text_as_it_comes_and_usage_at_its_end() -> None:
 
 async def test_every_chunk_can_have_the_usage_so_far() -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.completions.create(model="tiny", prompt="hello", stream=True, stream_options=options)
         )
@@ -79,7 +79,7 @@ async def test_every_chunk_can_have_the_usage_so_far() -> None:
 
 
 async def test_logprobs_come_in_openais_old_shape() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.completions.create(model="tiny", prompt="hello", logprobs=1, max_tokens=2)
         )
@@ -100,7 +100,7 @@ async def test_logprobs_come_in_openais_old_shape() -> None:
 
 
 async def test_each_prompt_has_n_answers_in_order() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.completions.create(model="tiny", prompt=["one", "three"], n=2, max_tokens=2, seed=5)
         )
@@ -154,7 +154,7 @@ async def test_vllms_further_parameters_reach_the_engines() -> None:
         "add_special_tokens": False,
         "suffix": None,
     }
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(
             setup.client.completions.create(
                 model="tiny",
@@ -203,7 +203,7 @@ async def test_vllms_further_parameters_reach_the_engines() -> None:
     ],
 )
 async def test_the_outputs_form_can_be_given_in_every_way(body: dict[str, Any], kind: str, value: str) -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello", extra_body=body))
         request = await setup.answer("Hi")
         await asking
@@ -253,7 +253,7 @@ async def test_the_outputs_form_can_be_given_in_every_way(body: dict[str, Any], 
     ],
 )
 async def test_mistakes_are_named_as_they_were_sent(body: dict[str, Any], param: str) -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         with pytest.raises(openai.BadRequestError) as caught:
             await setup.client.completions.create(model="tiny", prompt="hello", extra_body=body)
     assert caught.value.param == param

@@ -9,7 +9,7 @@ import pytest
 
 from actors.checkpoint.pooling_facts import PoolingFacts
 from actors.core.requests.request import EngineCoreRequest, FinishReason
-from tests.cluster.api.http.gateway_setup import Setup, gateway_setup
+from tests.cluster.api.http.http_setup import Setup, http_setup
 from tests.cluster.serving_setup import assert_nothing_is_left
 
 EMBEDS = PoolingFacts(embedding_size=2)
@@ -37,7 +37,7 @@ async def _asked(
 
 
 async def test_classes_have_probabilities_and_a_name() -> None:
-    async with gateway_setup(pooling=CLASSIFIES) as setup:
+    async with http_setup(pooling=CLASSIFIES) as setup:
         body = {"model": "tiny", "input": ["one", "three"], "priority": 3, "request_id": "mine"}
         answer, requests = await _asked(setup, "/classify", body, [[0.25, 0.75], [0.5, 0.5]])
     assert answer == {
@@ -55,7 +55,7 @@ async def test_classes_have_probabilities_and_a_name() -> None:
 
 @pytest.mark.parametrize("name", ["activation", "use_activation"])
 async def test_classes_can_be_logits(name: str) -> None:
-    async with gateway_setup(pooling=CLASSIFIES) as setup:
+    async with http_setup(pooling=CLASSIFIES) as setup:
         answer, [request] = await _asked(setup, "/classify", {"input": "one", name: False}, [[-1.5, 2.0]])
     assert answer["data"][0]["probs"] == [-1.5, 2.0]
     assert request.pooling_params is not None
@@ -65,7 +65,7 @@ async def test_classes_can_be_logits(name: str) -> None:
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
 @pytest.mark.parametrize("text_1", ["what", ["what"]])
 async def test_a_query_is_scored_with_each_document(path: str, text_1: str | list[str]) -> None:
-    async with gateway_setup(pooling=SCORES) as setup:
+    async with http_setup(pooling=SCORES) as setup:
         body = {"model": "tiny", "text_1": text_1, "text_2": ["that", "this"]}
         answer, requests = await _asked(setup, path, body, [[0.25], [0.75]])
     assert answer == {
@@ -78,7 +78,7 @@ async def test_a_query_is_scored_with_each_document(path: str, text_1: str | lis
 
 
 async def test_as_many_queries_as_documents_are_pairs() -> None:
-    async with gateway_setup(pooling=SCORES) as setup:
+    async with http_setup(pooling=SCORES) as setup:
         body = {"text_1": ["one", "two"], "text_2": ["that", "this"]}
         answer, requests = await _asked(setup, "/score", body, [[0.25], [0.75]])
     asked = {bytes(request.prompt_token_ids): score for request, score in zip(requests, (0.25, 0.75), strict=True)}
@@ -97,7 +97,7 @@ async def test_as_many_queries_as_documents_are_pairs() -> None:
     ],
 )
 async def test_inputs_can_be_cut(facts: PoolingFacts, path: str, body: dict[str, Any], read: bytes) -> None:
-    async with gateway_setup(pooling=facts) as setup:
+    async with http_setup(pooling=facts) as setup:
         body |= {"truncate_prompt_tokens": 5}
         asking = asyncio.create_task(setup.http.post(path, json=body))
         request = await setup.pair.prefill.next_request()
@@ -109,7 +109,7 @@ async def test_inputs_can_be_cut(facts: PoolingFacts, path: str, body: dict[str,
 
 
 async def test_without_a_head_scores_are_cosines() -> None:
-    async with gateway_setup(pooling=EMBEDS) as setup:
+    async with http_setup(pooling=EMBEDS) as setup:
         body = {"text_1": "what", "text_2": "that"}
         answer, _ = await _asked(setup, "/score", body, [[1.0, 0.0], [0.6, 0.8]])
     assert [one["score"] for one in answer["data"]] == pytest.approx([0.6])
@@ -117,7 +117,7 @@ async def test_without_a_head_scores_are_cosines() -> None:
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 async def test_documents_are_ranked(path: str) -> None:
-    async with gateway_setup(pooling=SCORES) as setup:
+    async with http_setup(pooling=SCORES) as setup:
         body = {"model": "tiny", "query": "what", "documents": ["a", "b", "c"], "top_n": 2}
         answer, _ = await _asked(setup, path, body, [[0.25], [0.75], [0.5]])
     assert answer == {
@@ -132,7 +132,7 @@ async def test_documents_are_ranked(path: str) -> None:
 
 @pytest.mark.parametrize("top_n", [None, 0, 9])
 async def test_all_documents_are_ranked_unless_fewer_are_asked_for(top_n: int | None) -> None:
-    async with gateway_setup(pooling=SCORES) as setup:
+    async with http_setup(pooling=SCORES) as setup:
         body = {"query": "what", "documents": ["a", "b"], "top_n": top_n, "return_documents": False}
         answer, _ = await _asked(setup, "/rerank", body, [[0.5], [0.5]])
     assert answer["results"] == [{"index": 0, "relevance_score": 0.5}, {"index": 1, "relevance_score": 0.5}]
@@ -161,7 +161,7 @@ async def test_all_documents_are_ranked_unless_fewer_are_asked_for(top_n: int | 
 async def test_mistakes_are_named_as_they_were_sent(
     facts: PoolingFacts, path: str, body: dict[str, Any], param: str
 ) -> None:
-    async with gateway_setup(pooling=facts) as setup:
+    async with http_setup(pooling=facts) as setup:
         answer = await setup.http.post(path, json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
         for _ in range(100):
@@ -170,7 +170,7 @@ async def test_mistakes_are_named_as_they_were_sent(
 
 
 async def test_one_pair_that_fails_ends_the_others() -> None:
-    async with gateway_setup(pooling=SCORES) as setup:
+    async with http_setup(pooling=SCORES) as setup:
         asking = asyncio.create_task(setup.http.post("/score", json={"text_1": ["a", "b"], "text_2": ["c", "d"]}))
         first = await setup.pair.prefill.next_request()
         second = await setup.pair.prefill.next_request()

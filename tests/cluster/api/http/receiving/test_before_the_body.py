@@ -15,7 +15,7 @@ from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token
 from cluster.api.http.receiving.budget import FREE_BYTES, BodyBudget
 from cluster.settings.http import HttpConfig
-from tests.cluster.api.http.gateway_setup import Setup, gateway_setup
+from tests.cluster.api.http.http_setup import Setup, http_setup
 
 TOKEN = "authorization: Bearer secret"
 JSON = "content-type: application/json"
@@ -48,21 +48,21 @@ async def _answer_before_body(setup: Setup, path: str, headers: Sequence[str], m
     "path", ["/v1/completions", "/v1/nothing", "/v1/models", "/metrics", "/v1/models/", "/health/"]
 )
 async def test_without_a_token_nothing_is_received_or_told(path: str, tmp_path: Path) -> None:
-    async with gateway_setup(access=_access(tmp_path)) as setup:
+    async with http_setup(access=_access(tmp_path)) as setup:
         for headers in ([JSON], [JSON, "authorization: Bearer wrong"], [JSON, "authorization: Basic x"], []):
             assert await _answer_before_body(setup, path, headers) == (401, "close")
             assert await _answer_before_body(setup, path, headers, "DELETE") == (401, "close")
 
 
 async def test_with_a_token_paths_and_methods_are_told_of_before_the_body(tmp_path: Path) -> None:
-    async with gateway_setup(access=_access(tmp_path)) as setup:
+    async with http_setup(access=_access(tmp_path)) as setup:
         assert await _answer_before_body(setup, "/v1/nothing", [JSON, TOKEN]) == (404, "close")
         assert await _answer_before_body(setup, "/v1/completions", [JSON, TOKEN], "GET") == (405, "close")
         assert await _answer_before_body(setup, "/ping", []) == (200, "close")
 
 
 async def test_a_body_that_is_announced_as_too_large_is_not_received() -> None:
-    async with gateway_setup(HttpConfig(max_body_bytes=999_999)) as setup:
+    async with http_setup(HttpConfig(max_body_bytes=999_999)) as setup:
         assert await _answer_before_body(setup, "/v1/completions", [JSON]) == (413, "close")
 
 
@@ -82,7 +82,7 @@ async def test_a_body_that_is_announced_as_too_large_is_not_received() -> None:
     ],
 )
 async def test_bodies_say_that_they_are_json(kind: str, status: int) -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         answer = await setup.http.post("/v1/completions", content=b"{}", headers={"content-type": kind} if kind else {})
         assert answer.status_code == status
         if status == 415:
@@ -93,7 +93,7 @@ async def test_bodies_say_that_they_are_json(kind: str, status: int) -> None:
 
 
 async def test_whoever_has_spent_what_it_may_is_refused_before_the_body(tmp_path: Path) -> None:
-    async with gateway_setup(access=_access(tmp_path, requests_per_s=0.001, burst_s=2000)) as setup:
+    async with http_setup(access=_access(tmp_path, requests_per_s=0.001, burst_s=2000)) as setup:
         headers = {"authorization": "Bearer secret", "content-type": "application/json"}
         asking = asyncio.create_task(setup.http.post("/v1/completions", json={"prompt": "hello"}, headers=headers))
         producer, _ = await setup.pair.next_requests()
@@ -112,7 +112,7 @@ async def test_bodies_are_bounded_over_all_connections(monkeypatch: pytest.Monke
             is_here.set()
 
     monkeypatch.setattr(BodyBudget, "take", take_noted)
-    async with gateway_setup(HttpConfig(max_bodies_mib=1)) as setup:
+    async with http_setup(HttpConfig(max_bodies_mib=1)) as setup:
         reader, writer = await asyncio.open_connection("127.0.0.1", setup.port)
         head = f"POST /tokenize HTTP/1.1\r\nhost: localhost\r\n{JSON}\r\ncontent-length: %d\r\n\r\n"
         first = b'{"prompt": "' + b"a" * 900_000 + b'"}'

@@ -11,7 +11,7 @@ import yaml
 from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token
 from cluster.api.http.receiving.hosts import AllowedHosts
-from tests.cluster.api.http.gateway_setup import gateway_setup
+from tests.cluster.api.http.http_setup import http_setup
 
 OWN = AllowedHosts.of_server("127.0.0.1", None, asks_for_tokens=False)
 
@@ -70,7 +70,7 @@ def test_configured_hosts_are_allowed_and_no_others(host: str, is_allowed: bool)
 
 
 async def test_a_call_for_another_host_is_told_which_setting_allows_it() -> None:
-    async with gateway_setup() as setup:
+    async with http_setup() as setup:
         for path in ("/v1/models", "/nothing", "/docs"):
             answer = await setup.http.get(path, headers={"host": "evil.example.org"})
             assert (answer.status_code, answer.json()["error"]["code"]) == (421, "host_not_allowed")
@@ -80,7 +80,7 @@ async def test_a_call_for_another_host_is_told_which_setting_allows_it() -> None
 
 
 async def test_an_allowed_host_is_served() -> None:
-    async with gateway_setup(allowed_hosts=("chat.example.org",)) as setup:
+    async with http_setup(allowed_hosts=("chat.example.org",)) as setup:
         assert (await setup.http.get("/v1/models", headers={"host": "chat.example.org"})).status_code == 200
         assert (await setup.http.get("/v1/models")).status_code == 200, "an address"
 
@@ -89,7 +89,7 @@ async def test_with_tokens_a_page_that_rebinds_a_name_gets_nothing_without_one(t
     """Browsers add no token by themselves, as they do cookies; so calls for any host are answered alike."""
     file = tmp_path / "tokens.yaml"
     file.write_text(yaml.safe_dump({"tokens": [{"name": "alice", "sha256": hash_token("secret")}]}))
-    async with gateway_setup(access=AccessControl(Tokens(file))) as setup:
+    async with http_setup(access=AccessControl(Tokens(file))) as setup:
         for host in ("evil.example.org", f"127.0.0.1:{setup.port}"):
             for path in ("/v1/models", "/version", "/metrics", "/nothing"):
                 answer = await setup.http.get(path, headers={"host": host})

@@ -12,7 +12,7 @@ import pytest
 from actors.core.requests.request import FinishReason
 from cluster.api.http.receiving import protocol
 from cluster.settings.http import HttpConfig
-from tests.cluster.api.http.gateway_setup import Setup, gateway_setup
+from tests.cluster.api.http.http_setup import Setup, http_setup
 from tests.cluster.serving_setup import assert_nothing_is_left
 
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n%b\r\n"
@@ -80,7 +80,7 @@ async def _client(setup: Setup) -> AsyncIterator[Client]:
     ],
 )
 async def test_what_is_too_much_is_answered_and_ends_the_connection(sent: bytes, status: int, code: str) -> None:
-    async with gateway_setup() as setup, _client(setup) as client:
+    async with http_setup() as setup, _client(setup) as client:
         client.writer.write(sent)
         answered, headers, body = await client.answer()
         assert (answered, json.loads(body)["error"]["code"]) == (status, code)
@@ -89,7 +89,7 @@ async def test_what_is_too_much_is_answered_and_ends_the_connection(sent: bytes,
 
 
 async def test_headers_up_to_the_bound_are_read() -> None:
-    async with gateway_setup() as setup, _client(setup) as client:
+    async with http_setup() as setup, _client(setup) as client:
         for _ in range(2):
             assert await client.ask(GET % (b"abc: %b\r\n" % (b"b" * 4000) * 16)) == 200
         assert await client.ask(GET % (b"a: b\r\n" * 200)) == 200
@@ -97,7 +97,7 @@ async def test_headers_up_to_the_bound_are_read() -> None:
 
 
 async def test_headers_that_come_byte_by_byte_are_counted_too() -> None:
-    async with gateway_setup(HttpConfig(max_header_bytes=1024)) as setup, _client(setup) as client:
+    async with http_setup(HttpConfig(max_header_bytes=1024)) as setup, _client(setup) as client:
         client.writer.write(GET[:-4])
         for _ in range(200):
             client.writer.write(b"a: bcdef\r\n")
@@ -106,7 +106,7 @@ async def test_headers_that_come_byte_by_byte_are_counted_too() -> None:
 
 
 async def test_what_is_still_sent_after_a_refusal_does_not_take_the_answer_away() -> None:
-    async with gateway_setup() as setup, _client(setup) as client:
+    async with http_setup() as setup, _client(setup) as client:
         client.writer.write(GET[:-4])
         for _ in range(100):
             client.writer.write(b"a: %b\r\n" % (b"b" * 60_000))
@@ -116,14 +116,14 @@ async def test_what_is_still_sent_after_a_refusal_does_not_take_the_answer_away(
 
 
 async def test_requests_that_are_sent_ahead_are_answered_one_after_the_other() -> None:
-    async with gateway_setup() as setup, _client(setup) as client:
+    async with http_setup() as setup, _client(setup) as client:
         client.writer.write(GET % b"" * 5000)
         for _ in range(5000):
             assert (await client.answer())[0] == 200
 
 
 async def test_a_request_that_is_sent_ahead_waits_for_an_answer_that_takes_its_time() -> None:
-    async with gateway_setup() as setup, _client(setup) as client:
+    async with http_setup() as setup, _client(setup) as client:
         body = b'{"prompt": "hello"}'
         client.writer.write(POST + b"content-length: %d\r\n\r\n" % len(body) + body + GET % b"")
         producer, _ = await setup.pair.next_requests()
@@ -136,7 +136,7 @@ async def test_a_request_that_is_sent_ahead_waits_for_an_answer_that_takes_its_t
 
 
 async def test_trailers_are_no_headers() -> None:
-    async with gateway_setup() as setup, _client(setup) as client:
+    async with http_setup() as setup, _client(setup) as client:
         chunks = b'13\r\n{"prompt": "hello"}\r\n0\r\nx-request-timeout: nonsense\r\n\r\n'
         client.writer.write(POST + b"transfer-encoding: chunked\r\n\r\n" + chunks)
         producer, _ = await setup.pair.next_requests()
@@ -150,7 +150,7 @@ async def test_trailers_are_no_headers() -> None:
     ids=["ext", "tiny", "trail"],
 )
 async def test_what_chunks_have_beside_their_content_is_bounded(chunk: bytes) -> None:
-    async with gateway_setup() as setup, _client(setup) as client:
+    async with http_setup() as setup, _client(setup) as client:
         client.writer.write(POST + b"transfer-encoding: chunked\r\n\r\n")
         client.writer.write(chunk * 200_000 if len(chunk) < 10 else chunk * 400 if len(chunk) < 1000 else chunk)
         assert (await client.answer())[0] == 400
@@ -159,7 +159,7 @@ async def test_what_chunks_have_beside_their_content_is_bounded(chunk: bytes) ->
 
 
 async def test_small_chunks_within_the_bound_are_read() -> None:
-    async with gateway_setup() as setup, _client(setup) as client:
+    async with http_setup() as setup, _client(setup) as client:
         body = b'{"prompt": "hello", "user": "' + b"a" * 100_000 + b'"}'
         chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in _parts(body, 30)) + b"0\r\n\r\n"
         client.writer.write(POST + b"transfer-encoding: chunked\r\n\r\n" + chunks)
@@ -174,7 +174,7 @@ def _parts(data: bytes, size: int) -> list[bytes]:
 
 async def test_a_connection_too_many_ends_the_one_that_has_asked_nothing_for_longest() -> None:
     config = HttpConfig(max_connections=2)
-    async with gateway_setup(config) as setup, _client(setup) as first, _client(setup) as second:
+    async with http_setup(config) as setup, _client(setup) as first, _client(setup) as second:
         assert await first.ask(GET % b"") == 200
         assert await second.ask(GET % b"") == 200
         async with _client(setup) as third:
@@ -184,7 +184,7 @@ async def test_a_connection_too_many_ends_the_one_that_has_asked_nothing_for_lon
 
 
 async def test_a_connection_too_many_is_told_so_where_all_others_have_requests() -> None:
-    async with gateway_setup(HttpConfig(max_connections=1)) as setup, _client(setup) as busy:
+    async with http_setup(HttpConfig(max_connections=1)) as setup, _client(setup) as busy:
         busy.writer.write(POST + b'content-length: 19\r\n\r\n{"prompt": "hello"}')
         producer, _ = await setup.pair.next_requests()
         async with _client(setup) as refused:
@@ -195,7 +195,7 @@ async def test_a_connection_too_many_is_told_so_where_all_others_have_requests()
 
 
 async def test_empty_lines_without_end_are_not_read_for_long() -> None:
-    async with gateway_setup(HttpConfig(receive_timeout_s=0.3)) as setup, _client(setup) as client:
+    async with http_setup(HttpConfig(receive_timeout_s=0.3)) as setup, _client(setup) as client:
         assert await client.ask(GET % b"") == 200
         ended = asyncio.create_task(client.has_ended())
         async with asyncio.timeout(20):
@@ -214,7 +214,7 @@ async def test_a_turn_of_the_event_loop_reads_a_bounded_piece(monkeypatch: pytes
         sizes.append(before - len(self._waiting))
 
     monkeypatch.setattr(protocol.BoundedProtocol, "_read_a_turn", read_noted)
-    async with gateway_setup() as setup, _client(setup) as client:
+    async with http_setup() as setup, _client(setup) as client:
         body = b'{"prompt": "' + b"a" * 1_000_000 + b'"}'
         assert await client.ask(POST + b"content-length: %d\r\n\r\n" % len(body) + body) == 400
     assert max(sizes) <= protocol.BYTES_PER_TURN

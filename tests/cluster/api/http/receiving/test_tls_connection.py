@@ -13,10 +13,10 @@ import pytest
 
 from cluster.access.server_tls import ServerTls, TlsConfig
 from cluster.api.http.receiving.tls_connection import TlsConnection
-from cluster.api.http.server import GatewayServer
+from cluster.api.http.server import HttpServer
 from cluster.settings.http import HttpConfig
 from tests.cluster.access.certificates import Authority
-from tests.cluster.api.http.gateway_setup import chat_pair, view_of
+from tests.cluster.api.http.http_setup import chat_pair, view_of
 
 _CALL = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
 
@@ -28,7 +28,7 @@ async def served(directory: Path, **config: float) -> AsyncIterator[tuple[int, s
     files = authority.certify("server")
     tls = ServerTls(TlsConfig(certificate=files.certificate, key=files.key)).ssl_context()
     serving = chat_pair().serving
-    server = GatewayServer(serving, view_of(serving), HttpConfig.model_validate({"port": 0, **config}), tls=tls)
+    server = HttpServer(serving, view_of(serving), HttpConfig.model_validate({"port": 0, **config}), tls=tls)
     port = await server.start()
     try:
         yield port, ssl.create_default_context(cafile=authority.root)

@@ -1,4 +1,4 @@
-"""Who is inside while a server drains.
+"""The calls that a server works on, which a drain waits for.
 
 gRPC's own stop() cancels a call that arrives while it is under way, and its client sees CANCELLED, as if it had given
 up itself. So calls are refused here first, with a reason; server.py has the rest of how an ingress ends.
@@ -13,37 +13,37 @@ from typing import Self
 from cluster.errors import Draining
 
 
-class Gate:
-    """An async context manager that a call is inside of. Belongs to one event loop."""
+class CallsInProgress:
+    """An async context manager that every call is answered inside of. Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._num_inside = 0
+        self._num_calls = 0
         self._is_closed = False
         self._is_empty = asyncio.Event()
         self._is_empty.set()
 
     @property
     def is_closed(self) -> bool:
-        """Whether it lets nobody in any more."""
+        """Whether new calls are refused."""
         return self._is_closed
 
     async def __aenter__(self) -> Self:
-        """Go in. Raises Draining once the gate is closed."""
+        """Begin a call. Raises Draining after close()."""
         if self._is_closed:
             raise Draining
-        self._num_inside += 1
+        self._num_calls += 1
         self._is_empty.clear()
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._num_inside -= 1
-        if not self._num_inside:
+        self._num_calls -= 1
+        if not self._num_calls:
             self._is_empty.set()
 
     async def close(self, grace_s: float) -> bool:
-        """Let nobody in any more, and wait for those inside; returns whether all have left within grace_s."""
+        """Refuse new calls, and wait for those that have begun; returns whether all have ended within grace_s."""
         self._is_closed = True
         try:
             async with asyncio.timeout(grace_s):

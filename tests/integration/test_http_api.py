@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from actors.config import GrammarConfig
 from cluster.settings.http import HttpConfig
 from kv_transfer.config import KVTransferConfig
-from tests.cluster.api.http.gateway_setup import gateway
+from tests.cluster.api.http.http_setup import http_server
 from tests.engine_pair import engine_config
 from tests.integration.local_cluster import LocalCluster, local_cluster
 from tests.integration.test_leaks import until_idle
@@ -50,7 +50,7 @@ async def served(directory: Path) -> AsyncIterator[tuple[LocalCluster, openai.As
     config = config.model_copy(update={"scheduler": config.scheduler.model_copy(update={"grammar": grammar})})
     async with (
         local_cluster(config) as cluster,
-        gateway(cluster.serving, HttpConfig(tool_parser="hermes")) as (_, port),
+        http_server(cluster.serving, HttpConfig(tool_parser="hermes")) as (_, port),
         httpx2.AsyncClient(verify=False, timeout=60.0) as http,
     ):
         url = f"http://127.0.0.1:{port}/v1"

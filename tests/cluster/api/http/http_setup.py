@@ -1,4 +1,4 @@
-"""The HTTP door on loopback, on fake engines, and OpenAI's client at it."""
+"""The HTTP server on loopback, on fake engines, and OpenAI's client at it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import openai
 from actors.checkpoint.pooling_facts import PoolingFacts
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.access.access_control import AccessControl
-from cluster.api.http.server import GatewayServer
+from cluster.api.http.server import HttpServer
 from cluster.observability.status import ClusterView, ControllerView
 from cluster.parameters.json_types import JSON
 from cluster.requests.model_versions import ModelVersion, ModelVersions
@@ -32,7 +32,7 @@ class Setup:
     """client: OpenAI's; http: for what that cannot say"""
 
     pair: Pair
-    server: GatewayServer
+    server: HttpServer
     port: int
     client: openai.AsyncOpenAI
     http: httpx2.AsyncClient
@@ -76,17 +76,17 @@ def view_of(serving: Serving) -> Callable[[], Awaitable[ClusterView]]:
 
 
 @asynccontextmanager
-async def gateway(
+async def http_server(
     serving: Serving,
     config: HttpConfig | None = None,
     access: AccessControl | None = None,
     slow_reader_timeout_s: float = 60.0,
     allowed_hosts: Sequence[str] | None = None,
-) -> AsyncIterator[tuple[GatewayServer, int]]:
-    """A running door."""
+) -> AsyncIterator[tuple[HttpServer, int]]:
+    """A running server."""
     config = config or HttpConfig()
     config = config.model_copy(update={"port": 0})
-    server = GatewayServer(
+    server = HttpServer(
         serving,
         view_of(serving),
         config,
@@ -102,16 +102,16 @@ async def gateway(
 
 
 @asynccontextmanager
-async def gateway_setup(
+async def http_setup(
     config: HttpConfig | None = None,
     access: AccessControl | None = None,
     slow_reader_timeout_s: float = 60.0,
     pooling: PoolingFacts | None = None,
     allowed_hosts: Sequence[str] | None = None,
 ) -> AsyncIterator[Setup]:
-    """A running door and its clients."""
+    """A running server and its clients."""
     pair = chat_pair(pooling)
-    async with gateway(pair.serving, config, access, slow_reader_timeout_s, allowed_hosts) as (server, port):
+    async with http_server(pair.serving, config, access, slow_reader_timeout_s, allowed_hosts) as (server, port):
         url = f"http://127.0.0.1:{port}"
         # Looking for certificates takes longer than all the rest.
         async with httpx2.AsyncClient(base_url=url, verify=False) as http:

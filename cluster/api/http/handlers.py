@@ -1,4 +1,4 @@
-"""What the HTTP door answers: one method for each path. It knows Serving, and nothing of gRPC."""
+"""What the HTTP API answers: one method for each path. It knows Serving, and nothing of gRPC."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from cluster.access.access_control import AccessControl
 from cluster.access.caller import current_caller
-from cluster.api.http.app import Call, Door, Endpoint, Guards, Handler, make_app
+from cluster.api.http.app import Call, Endpoint, Guards, Handler, ServerState, make_app
 from cluster.api.http.errors import renamed
 from cluster.api.http.open_streams import OpenStreams, StreamTimes
 from cluster.api.http.openai.answers import Answer, AnswerHead, answer_id, chunks_of
@@ -68,7 +68,7 @@ from cluster.api.http.responses import (
 )
 from cluster.api.http.sampling import NAMES
 from cluster.api.http.streams import EventStream, events_of
-from cluster.api.shared.gate import Gate
+from cluster.api.shared.calls_in_progress import CallsInProgress
 from cluster.api.shared.version import server_version
 from cluster.errors import FieldViolation, InvalidRequest, NoEngineAvailable
 from cluster.observability.metrics import exposition
@@ -128,7 +128,7 @@ OPERATIONS: Final = (
 )
 
 
-class Gateway:
+class HttpHandlers:
     """The handlers of all paths."""
 
     def __init__(
@@ -151,12 +151,12 @@ class Gateway:
         _document(), _page()
         self._texts: WeakKeyDictionary[ModelTokenizer, TokenTexts] = WeakKeyDictionary()
 
-    def app(self, access: AccessControl, gate: Gate, hosts: AllowedHosts | None = None) -> Starlette:
+    def app(self, access: AccessControl, in_progress: CallsInProgress, hosts: AllowedHosts | None = None) -> Starlette:
         """The ASGI application. hosts: None allows any"""
-        door = Door(gate, self._config)
+        state = ServerState(in_progress, self._config)
 
         def route(operation: Operation, handler: Handler, *, is_work: bool = True) -> Route:
-            endpoint = Endpoint(handler, door, has_body=operation.body is not None, is_work=is_work)
+            endpoint = Endpoint(handler, state, has_body=operation.body is not None, is_work=is_work)
             path = operation.path.replace("{model}", "{model:path}")
             return Route(path, endpoint, methods=[operation.method])
 

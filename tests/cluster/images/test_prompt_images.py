@@ -1,4 +1,4 @@
-"""Requests with images at the door: what engines are given, and what is refused."""
+"""Requests with images: what engines are given, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import InvalidRequest
-from cluster.images.door import ImageDoor
-from cluster.images.opening import open_image_door
+from cluster.images.opening import open_prompt_images
+from cluster.images.prompt_images import PromptImages
 from cluster.parameters.generation import ChatMessage, ChatPrompt, GenerateRequest, ImageInput, TextPrompt, TokenPrompt
 from cluster.settings.images import ImageConfig
 from cluster.text.input_processor import InputProcessor, ModelDescription
@@ -44,7 +44,7 @@ def in_process() -> Iterator[None]:
 def processor_of(directory: Path, limits: ImageConfig = LIMITS) -> InputProcessor:
     description = ModelDescription("m", max_model_len=200, vocab_size=392, eos_token_ids=(0,))
     tokenizer = ModelTokenizer.from_directory(directory)
-    return InputProcessor(description, tokenizer, images=open_image_door(directory, limits))
+    return InputProcessor(description, tokenizer, images=open_prompt_images(directory, limits))
 
 
 @pytest.fixture
@@ -107,9 +107,9 @@ async def test_an_image_is_worked_on_once(qwen: InputProcessor) -> None:
 
 
 def num_processed(processor: InputProcessor) -> int:
-    door = processor.images
-    assert isinstance(door, ImageDoor)
-    processors: object = door._processors
+    images = processor.images
+    assert isinstance(images, PromptImages)
+    processors: object = images._processors
     assert isinstance(processors, ProcessorsInProcess)
     return processors.num_processed
 

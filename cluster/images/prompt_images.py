@@ -36,8 +36,8 @@ class PlacedImages:
     encoder_inputs: tuple[EncoderInput, ...] = ()
 
 
-class ImageDoor:
-    """Of one model version. Belongs to one event loop."""
+class PromptImages:
+    """Puts the images of requests into their prompts, for one model version. Belongs to one event loop."""
 
     def __init__(self, directory: Path, image_token_id: int, config: ImageConfig) -> None:
         """directory: the checkpoint's; image_token_id: stands for one image in a prompt"""
