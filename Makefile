@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 CODE := cluster actors kv_transfer tests benchmarks tools
 
-.PHONY: help demo test test-more test-all features settings check fmt proto slow soak chaos bench clean
+.PHONY: help demo test test-more test-all features settings client check fmt proto slow soak chaos bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -52,6 +52,9 @@ features: $(READY) ## Ask for every feature in every scenario, and write docs/fe
 settings: $(READY) ## Write docs/settings.md from the settings in the code
 	@$(BIN)/python -m tools.write_settings_page
 
+client: $(READY) ## Write the client's keywords from the declarations of the sampling parameters
+	@$(BIN)/python -m tools.write_client_sampling
+
 check: $(READY) ## Lint, types, import contracts, words, generated pages
 	@echo "== ruff"
 	@$(BIN)/ruff format --check $(CODE)
@@ -66,6 +69,8 @@ check: $(READY) ## Lint, types, import contracts, words, generated pages
 	@$(BIN)/python -m tools.check_protos
 	@echo "== settings page"
 	@$(BIN)/python -m tools.write_settings_page --check
+	@echo "== client's keywords"
+	@$(BIN)/python -m tools.write_client_sampling --check
 
 fmt: $(READY) ## Format the code and fix what can be fixed
 	@$(BIN)/ruff format $(CODE)

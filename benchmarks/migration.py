@@ -27,7 +27,8 @@ from rich.table import Table
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ModelFacts, ParallelConfig, SchedulerConfig
 from actors.core.stats import SchedulerStats
 from cluster.config import DEMO_MODEL
-from cluster.parameters.generation import GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateRequest, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.requests.serving import Serving

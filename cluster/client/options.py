@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 from cluster.api.protos.raypd.v1 import generate_pb2
+from cluster.client.sampling_keywords import SamplingKeywords
 
 Content = str | Sequence[str | bytes]
 """What one turn says: a text, or texts and images (their files' bytes) in their order."""
@@ -17,34 +18,14 @@ Prompt = str | Sequence[int] | Sequence[ChatTurn] | generate_pb2.PromptEmbeds
 """Text, token ids, a conversation, or embeddings."""
 
 
-class Sampling(TypedDict, total=False):
-    """The fields of raypd.v1.SamplingParams, which says what each of them means. What is absent has its default."""
+class Sampling(SamplingKeywords, total=False):
+    """The sampling parameters, and what the output has to be: at most one of the latter."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    seed: int
-    max_tokens: int
-    min_tokens: int
-    stop: str | Sequence[str]
-    stop_token_ids: Sequence[int]
-    include_stop_str_in_output: bool
-    ignore_eos: bool
-    logprobs: int
-    logit_bias: Mapping[int, float]
-    prompt_logprobs: int
-    skip_special_tokens: bool
     json_schema: str
     json_object: bool
     regex: str
     choice: Sequence[str] | generate_pb2.Choices
     grammar: str
-    allowed_token_ids: Sequence[int]
-    bad_words: str | Sequence[str]
 
 
 class BatchOptions(Sampling, total=False):
@@ -77,6 +58,11 @@ class Options(BatchOptions, total=False):
 
 
 _REQUEST_FIELDS: Final = frozenset(Options.__annotations__) - frozenset(Sampling.__annotations__)
+
+
+_LISTS_OF_TEXTS: Final = {"choice"} | {
+    name for name, hint in SamplingKeywords.__annotations__.items() if hint.__forward_arg__ == "str | Sequence[str]"
+}
 
 
 def make_request(prompt: Prompt, options: Options) -> generate_pb2.GenerateRequest:
@@ -112,7 +98,7 @@ def _make_each(options: BatchOptions) -> generate_pb2.GenerateRequest:
 def make_sampling_params(fields: Mapping[str, Any]) -> generate_pb2.SamplingParams:
     """The message. Raises ValueError for a field that does not exist, TypeError for one that cannot hold its value."""
     values = dict(fields)
-    for name in {"stop", "choice", "bad_words"} & values.keys():
+    for name in _LISTS_OF_TEXTS & values.keys():
         if isinstance(values[name], str):
             values[name] = [values[name]]  # A text is a sequence of texts too, but hardly meant as one.
     try:

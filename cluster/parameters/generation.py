@@ -1,4 +1,4 @@
-"""What a door asks of Serving, and what it gets: the same for gRPC and HTTP.
+"""What gRPC and HTTP ask of Serving, and what they get.
 
 Nothing here is validated: the input processor does that, and names the fields as they are named here.
 """
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from actors.core.outputs import RequestTimings, TokenLogprobs
 from actors.core.requests.request import FinishReason
-from actors.core.requests.sampling_params import StructuredOutputParams
 from cluster.access.caller import Caller, current_caller
 from cluster.parameters.json_types import JSON
+from cluster.parameters.sampling_options import NO_OPTIONS, SamplingOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,33 +83,6 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt | EmbedsPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingOptions:
-    """Sampling parameters as a client gave them; None is "not given". See raypd/v1/generate.proto for each."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    logit_bias: dict[int, float] = field(default_factory=dict)
-    allowed_token_ids: tuple[int, ...] | None = None
-    bad_words: tuple[str, ...] = ()
-    skip_special_tokens: bool = True
-    structured_output: StructuredOutputParams | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
     """One prompt and how to go on from it.
 
@@ -132,7 +105,7 @@ class GenerateRequest:
     model: str = ""
     lora_name: str = ""
     lora_digest: str = ""
-    sampling: SamplingOptions = SamplingOptions()
+    sampling: SamplingOptions = NO_OPTIONS
     priority: int = 0
     output_token_ids: tuple[int, ...] = ()
     model_version: int = 0

@@ -10,9 +10,9 @@ from typing import Final
 
 from actors.core.requests.sampling_params import StructuredOutputParams
 from cluster.errors import FieldViolation, InvalidRequest
-from cluster.parameters.generation import SamplingOptions
 from cluster.parameters.json_schema_rules import find_unsupported
 from cluster.parameters.json_types import JSON
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.parameters.sampling_rules import Violations
 from cluster.settings.input_limits import InputLimits
 

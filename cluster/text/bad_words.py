@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from cluster.parameters.generation import SamplingOptions
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.parameters.sampling_rules import Violations
 from cluster.text.model_tokenizer import ModelTokenizer
 

@@ -23,15 +23,8 @@ from cluster.access.caller import Caller
 from cluster.errors import AdapterNotFound, EngineFailed, ModelNotFound
 from cluster.images.prompt_images import PlacedImages, PromptImages
 from cluster.images.sources import check_images, images_of
-from cluster.parameters.generation import (
-    ChatPrompt,
-    EmbedsPrompt,
-    GenerateRequest,
-    Prompt,
-    SamplingOptions,
-    TextPrompt,
-    TokenPrompt,
-)
+from cluster.parameters.generation import ChatPrompt, EmbedsPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.parameters.sampling_rules import Violations, check_sampling, resolve_sampling
 from cluster.parameters.structured_output_rules import check_structured_output
 from cluster.settings.input_limits import InputLimits

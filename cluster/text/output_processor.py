@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from actors.core.outputs import EngineCoreOutput, TokenLogprobs
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import FieldViolation, InvalidRequest
-from cluster.parameters.generation import SamplingOptions
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.text.detokenizer import Detokenizer
 from cluster.text.stop_strings import StopStrings
 

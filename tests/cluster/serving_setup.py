@@ -20,7 +20,8 @@ from cluster.errors import (
     UnknownNode,
 )
 from cluster.observability.status import ClusterView, ControllerView
-from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TextPrompt
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, TextPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.requests.recovery_decisions import RecoveryPolicy

@@ -14,9 +14,9 @@ from cluster.parameters.generation import (
     GenerateChunk,
     GenerateRequest,
     ImageInput,
-    SamplingOptions,
     TokenPrompt,
 )
+from cluster.parameters.sampling_options import SamplingOptions
 from kv_transfer.config import KVTransferConfig
 from tests.engine_pair import engine_config
 from tests.features.feature import CheckpointOf, Generated, Group, Setup

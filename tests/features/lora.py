@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from actors.config import EngineConfig
 from actors.lora_config import LoraConfig
-from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.requests.samples import GenerateManyRequest
 from cluster.requests.serving import Serving
 from tests.adapters import adapted_tokens, make_adapter, merged_checkpoint

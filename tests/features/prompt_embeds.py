@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from cluster.parameters.generation import EmbedsPrompt, GenerateChunk, GenerateRequest, SamplingOptions
+from cluster.parameters.generation import EmbedsPrompt, GenerateChunk, GenerateRequest
+from cluster.parameters.sampling_options import SamplingOptions
 from tests.features.feature import Generated
 from tests.integration.promises import NUM_TOKENS, token_ids_of
 from tests.reference import greedy_tokens_after, random_embeds

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from cluster.api.protos.sample_seeds import sample_seed
-from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.requests.samples import GenerateManyRequest
 from cluster.requests.serving import Serving
 from tests.features.feature import EVERYWHERE, Scenario

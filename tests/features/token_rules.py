@@ -10,7 +10,8 @@ from typing import Final
 from transformers import SuppressTokensLogitsProcessor
 
 from actors.config import EngineConfig
-from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from tests.checkpoints import VOCAB_SIZE
 from tests.features.feature import Generated, Setup
 from tests.integration.promises import token_ids_of

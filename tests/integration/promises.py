@@ -12,7 +12,8 @@ import pytest
 
 from actors.config import EngineConfig
 from actors.core.outputs import TokenLogprobs
-from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from kv_transfer.config import KVTransferConfig
 from tests.engine_pair import engine_config
 from tests.integration.recovering_cluster import RecoveringCluster, collect, recovering_cluster

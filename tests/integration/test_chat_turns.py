@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.parameters.generation import GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateRequest, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from tests.engine_pair import engine_config
 from tests.integration.local_cluster import LocalCluster, local_cluster
 from tests.reference import greedy_tokens, random_prompt

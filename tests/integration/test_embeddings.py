@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from actors.config import EngineConfig
 from cluster.cli import app
 from cluster.errors import InvalidRequest
-from cluster.parameters.generation import GenerateRequest, SamplingOptions, TextPrompt, TokenPrompt
+from cluster.parameters.generation import GenerateRequest, TextPrompt, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.vectors.vector_requests import ClassifyRequest, EmbedRequest, ScoreRequest
 from kv_transfer.config import KVTransferConfig
 from tests.checkpoints import make_checkpoint

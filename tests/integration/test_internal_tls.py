@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import EngineLost
-from cluster.parameters.generation import GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateRequest, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from actors.core.stats import SchedulerStats
-from cluster.parameters.generation import GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateRequest, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from kv_transfer.config import KVTransferConfig
 from tests.engine_pair import engine_config
 from tests.integration.idle_engines import until_all_idle

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from actors.config import EngineConfig
-from cluster.parameters.generation import GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateRequest, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from kv_transfer.config import KVTransferConfig
 from tests.engine_pair import engine_config
 from tests.integration.local_cluster import LocalCluster, local_cluster

@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from actors.model.sampling.philox import uniforms
-from cluster.parameters.generation import GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateRequest, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.requests.samples import GenerateManyRequest
 from tests.actors.speculation import EAGER
 from tests.integration.promises import engines_config, token_ids_of

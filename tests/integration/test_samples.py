@@ -13,7 +13,8 @@ import pytest
 
 from actors.config import EngineConfig
 from cluster.errors import DeadlineExceeded
-from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.requests.samples import GenerateManyRequest, SampleChunk
 from cluster.requests.serving import Serving
 from tests.integration.promises import CUT, NUM_PROMPT_TOKENS, assert_same, engines_config

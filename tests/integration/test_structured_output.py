@@ -13,7 +13,8 @@ from actors.config import EngineConfig, GrammarConfig
 from actors.core.requests.request import FinishReason
 from actors.core.requests.sampling_params import StructuredOutputParams
 from cluster.errors import InvalidRequest
-from cluster.parameters.generation import GenerateChunk, GenerateRequest, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.requests.serving import Serving
 from kv_transfer.config import KVTransferConfig
 from tests.engine_pair import engine_config

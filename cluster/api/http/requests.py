@@ -7,10 +7,13 @@ of a list, so that its cost has a bound (cluster/api/http/receiving has the boun
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Optional, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SkipValidation
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, SkipValidation, create_model
 from pydantic_core import PydanticCustomError
+
+from cluster.parameters.sampling_options import PARAMETERS
 
 MAX_LENGTH: Final = 1 << 14
 """Entries of a list or an object, other than tokens."""
@@ -123,38 +126,39 @@ class StructuredOutputs(Body):
     grammar: str | None = None
 
 
+_BodyT = TypeVar("_BodyT", bound=Body)
+_HTTP_TYPES: Final[Mapping[object, object]] = {
+    tuple[str, ...]: Items[str],
+    tuple[int, ...]: TokenIds,
+    dict[int, float]: NumberedEntries[float],
+}
+"""The types of fields whose values are not of the parameter's own type before they are read."""
+
+
+def _with_sampling_parameters(model: type[_BodyT]) -> type[_BodyT]:
+    """Give a model a field for each sampling parameter that it does not declare itself."""
+    missing = [one for one in PARAMETERS.values() if not one.other_words.http and one.name not in model.model_fields]
+    added: dict[str, Any] = {one.name: (Optional[_HTTP_TYPES.get(one.kind, one.kind)], None) for one in missing}  # noqa: UP045  # a type of a value
+    return create_model(model.__name__, __base__=model, __module__=model.__module__, __doc__=model.__doc__, **added)
+
+
+@_with_sampling_parameters
 class GenerationBody(WorkBody):
-    """What completions and chat completions have in common.
+    """The fields that completions and chat completions have in common; those of sampling parameters are added.
 
     Some of OpenAI's and vLLM's parameters may have only the value that asks for what is done anyway.
     """
 
     n: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     max_tokens: int | None = None
     stop: Texts | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: NumberedEntries[float] | None = None
+    prompt_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: TokenIds | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
     spaces_between_special_tokens: Literal[True] | None = None
-    prompt_logprobs: int | None = None
     use_beam_search: Literal[False] | None = None
     length_penalty: float | None = None
-    bad_words: Items[str] | None = None
-    allowed_token_ids: TokenIds | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     truncation_side: Literal["left"] | None = None

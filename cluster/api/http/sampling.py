@@ -1,20 +1,22 @@
-"""From OpenAI's and vLLM's parameters to Serving's."""
+"""From OpenAI's and vLLM's parameters to Serving's, which declares them (cluster/parameters/sampling_options.py)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from actors.core.requests.sampling_params import StructuredOutputParams
 from cluster.api.http.requests import GenerationBody, JsonObjectFormat, JsonSchemaFormat, StructuredOutputs
 from cluster.errors import FieldViolation, InvalidRequest
-from cluster.parameters.generation import SamplingOptions
 from cluster.parameters.json_types import JSON
+from cluster.parameters.sampling_options import PARAMETERS, SamplingOptions
 
 NAMES: Final[Mapping[str, str]] = {"text": "prompt", "token_ids": "prompt", "chat": "messages"}
 """Fields that have another name over HTTP."""
+_BY_NAME: Final = sorted(PARAMETERS.keys() & GenerationBody.model_fields.keys() - {"max_tokens", "prompt_logprobs"})
+"""The parameters that are read by their names; those two mean something else in some kinds of calls."""
 _STRUCTURED_KINDS: Final = ("json_schema", "json_object", "regex", "choice", "grammar")
 
 
@@ -39,31 +41,14 @@ def sampling_of(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingOptions:
-    """Serving's options; it fills in what is not given, and checks the values."""
-    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    return SamplingOptions(
-        temperature=body.temperature,
-        top_k=body.top_k,
-        top_p=body.top_p,
-        min_p=body.min_p,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        repetition_penalty=body.repetition_penalty,
-        seed=body.seed,
-        max_tokens=max_tokens,
-        min_tokens=body.min_tokens,
-        stop=stop,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
-        include_stop_str_in_output=bool(body.include_stop_str_in_output),
-        ignore_eos=bool(body.ignore_eos),
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        logit_bias=body.logit_bias or {},
-        allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
-        bad_words=tuple(body.bad_words or ()),
-        skip_special_tokens=body.skip_special_tokens is not False,
-        structured_output=form.params if form is not None else None,
-    )
+    """Read Serving's options, which it checks. The numbers come from who knows what they mean in this kind of call."""
+    given: dict[str, Any] = {}
+    for name in _BY_NAME:
+        value = getattr(body, name)
+        if value is not None:
+            given[name] = tuple(value) if isinstance(value, list) else (value,) if isinstance(value, str) else value
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    return SamplingOptions(**given, structured_output=form.params if form is not None else None)
 
 
 def form_of(body: GenerationBody) -> OutputForm | None:

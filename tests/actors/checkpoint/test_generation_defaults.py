@@ -23,7 +23,7 @@ from actors.checkpoint.generation_defaults import (
 from actors.config import ModelConfig
 from actors.model.errors import CheckpointError
 from actors.model.loader import load_model
-from cluster.parameters.generation import SamplingOptions
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.parameters.sampling_rules import resolve_sampling
 from tests.actors.test_multi_rank_engine import running
 from tests.rank_threads import RankThreads

@@ -6,8 +6,8 @@ import pytest
 
 from actors.core.requests.sampling_params import StructuredOutputParams
 from cluster.errors import InvalidRequest
-from cluster.parameters.generation import SamplingOptions
 from cluster.parameters.json_types import JSON
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.parameters.sampling_rules import Violations
 from cluster.parameters.structured_output_rules import check_structured_output, refused_by_compiler
 from cluster.settings.input_limits import InputLimits

@@ -9,7 +9,8 @@ import pytest
 
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import EngineFailed, InvalidRequest, ModelVersionLeft, NoEngineAvailable
-from cluster.parameters.generation import GenerateChunk, SamplingOptions, TokenPrompt
+from cluster.parameters.generation import GenerateChunk, TokenPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.requests.model_versions import EnginesOfVersion, ModelVersions
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving

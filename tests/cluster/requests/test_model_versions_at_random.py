@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from actors.config import ModelFacts
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import ClusterError, EngineFailed, NoEngineAvailable
-from cluster.parameters.generation import GenerateChunk, SamplingOptions
+from cluster.parameters.generation import GenerateChunk
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.requests.model_versions import ModelVersions
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.routing.engine_connection import EngineKey, EngineRole

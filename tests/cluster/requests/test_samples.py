@@ -14,7 +14,8 @@ from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.api.protos.sample_seeds import sample_seed
 from cluster.api.protos.side_by_side import side_by_side
 from cluster.errors import InvalidRequest, Overloaded
-from cluster.parameters.generation import GenerateRequest, SamplingOptions, TextPrompt
+from cluster.parameters.generation import GenerateRequest, TextPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.requests.model_versions import ModelVersions
 from cluster.requests.samples import GenerateManyRequest, SampleChunk, split
 from cluster.requests.serving import Serving

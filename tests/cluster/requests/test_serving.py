@@ -15,15 +15,8 @@ from cluster.errors import (
     NoEngineAvailable,
     Overloaded,
 )
-from cluster.parameters.generation import (
-    EngineReport,
-    GenerateChunk,
-    GenerateEnd,
-    GenerateTimings,
-    SamplingOptions,
-    TextPrompt,
-    Usage,
-)
+from cluster.parameters.generation import EngineReport, GenerateChunk, GenerateEnd, GenerateTimings, TextPrompt, Usage
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.routing.engine_connection import EngineRole
 from cluster.text.model_tokenizer import ModelTokenizer
 from cluster.text.tokenizing import MAX_CHARS_ALONE

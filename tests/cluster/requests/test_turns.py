@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from actors.core.requests.request import EngineCoreRequest, FinishReason
-from cluster.parameters.generation import GenerateRequest, SamplingOptions, TextPrompt
+from cluster.parameters.generation import GenerateRequest, TextPrompt
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.requests.model_versions import ModelVersions
 from cluster.requests.samples import GenerateManyRequest
 from cluster.requests.turns import Turns

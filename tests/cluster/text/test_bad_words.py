@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import InvalidRequest
-from cluster.parameters.generation import SamplingOptions
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.text.bad_words import check_something_is_left, tokenize_bad_words
 from cluster.text.model_tokenizer import ModelTokenizer
 from tests.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE

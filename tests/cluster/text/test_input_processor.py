@@ -7,16 +7,9 @@ from tokenizers.processors import TemplateProcessing
 from actors.checkpoint.generation_defaults import GenerationDefaults
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.errors import InvalidRequest, ModelNotFound
-from cluster.parameters.generation import (
-    ChatMessage,
-    ChatPrompt,
-    GenerateRequest,
-    Prompt,
-    SamplingOptions,
-    TextPrompt,
-    TokenPrompt,
-)
+from cluster.parameters.generation import ChatMessage, ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from cluster.parameters.json_types import JSON
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.settings.input_limits import InputLimits
 from cluster.text.input_processor import InputProcessor, ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer

@@ -6,7 +6,7 @@ from actors.core.outputs import EngineCoreOutput
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.errors import InvalidRequest
-from cluster.parameters.generation import SamplingOptions
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.text.output_processor import OutputProcessor, ProcessedOutput
 from tests.fakes import EOS_TOKEN_ID, byte_tokenizer
 

@@ -10,7 +10,8 @@ import pytest
 from cluster.api.grpc.conversions.generation import request_from_proto
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.errors import InvalidRequest
-from cluster.parameters.generation import EmbedsPrompt, GenerateRequest, SamplingOptions
+from cluster.parameters.generation import EmbedsPrompt, GenerateRequest
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.settings.input_limits import InputLimits
 from cluster.text.input_processor import MAX_BYTES_ON_EVENT_LOOP, InputProcessor, ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from actors.core.outputs import TokenLogprobs
 from actors.core.requests.request import FinishReason
@@ -22,29 +22,18 @@ from cluster.parameters.generation import (
     GenerateTimings,
     ImageInput,
     Prompt,
-    SamplingOptions,
     TextPrompt,
     TokenPrompt,
 )
+from cluster.parameters.sampling_options import PARAMETERS, SamplingOptions
 from kv_transfer.transfer_stats import TransferTimings
 
-_OPTIONAL_FIELDS: Final = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "max_tokens",
-    "min_tokens",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "logprobs",
-    "prompt_logprobs",
-    "skip_special_tokens",
-)
+_READERS: Final[dict[str, Callable[[Any], Any]]] = {
+    one.name: tuple if one.is_list else dict if one.is_map else one.kind
+    for one in PARAMETERS.values()
+    if one.name in generate_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+}
+"""Makes a parameter of a field's value; structured_output is a oneof, and so has no field."""
 _EMBEDS_DTYPES: Final = {
     generate_pb2.EMBEDS_DTYPE_UNSPECIFIED: "unspecified",
     generate_pb2.EMBEDS_DTYPE_FLOAT32: "float32",
@@ -145,16 +134,12 @@ def _image(message: generate_pb2.Image) -> ImageInput:
 
 
 def _sampling(message: generate_pb2.SamplingParams) -> SamplingOptions:
-    given = {name: getattr(message, name) for name in _OPTIONAL_FIELDS if message.HasField(name)}
-    return SamplingOptions(
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(message.stop_token_ids),
-        logit_bias=dict(message.logit_bias),
-        allowed_token_ids=tuple(message.allowed_token_ids) or None,
-        bad_words=tuple(message.bad_words),
-        structured_output=_structured_output(message),
-        **given,
-    )
+    given: dict[str, Any] = {}
+    for field, value in message.ListFields():
+        read = _READERS.get(field.name)
+        if read is not None:
+            given[field.name] = read(value)
+    return SamplingOptions(structured_output=_structured_output(message), **given)
 
 
 def _structured_output(message: generate_pb2.SamplingParams) -> StructuredOutputParams | None:

@@ -14,7 +14,8 @@ from cluster.api.http.openai.token_text import TokenTexts
 from cluster.api.http.requests import GenerationBody, WorkBody
 from cluster.api.http.responses import PromptTokensDetails, Usage
 from cluster.errors import FieldViolation, InvalidRequest
-from cluster.parameters.generation import GenerateChunk, GenerateRequest, Prompt, SamplingOptions
+from cluster.parameters.generation import GenerateChunk, GenerateRequest, Prompt
+from cluster.parameters.sampling_options import SamplingOptions
 from cluster.requests.samples import GenerateManyRequest
 from cluster.requests.serving import Serving
 

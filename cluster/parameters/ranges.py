@@ -1,0 +1,133 @@
+"""The ranges that parameters are declared with (generation.py), each with the words for a client that left it.
+
+A range is asked about a value that was given, never about None. Every comparison is false for NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cluster.settings.input_limits import InputLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The model's and the configuration's numbers that ranges refer to."""
+
+    vocab_size: int
+    limits: InputLimits
+
+
+class Range(Protocol):
+    """Which values of a parameter are allowed."""
+
+    def allows(self, value: Any, bounds: Bounds) -> bool:
+        """Tell whether a value, of the type that the parameter has, is allowed."""
+
+    def allowed(self, bounds: Bounds) -> str:
+        """Say in words which values are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """Numbers from low to high. is_above: low itself is not allowed; words: in place of "low to high" """
+
+    low: float
+    high: float
+    words: str = ""
+    is_above: bool = False
+
+    def allows(self, value: float, bounds: Bounds) -> bool:
+        """Compare the value with both ends."""
+        del bounds
+        return self.low <= value <= self.high and not (self.is_above and value == self.low)
+
+    def allowed(self, bounds: Bounds) -> str:
+        """Name both ends."""
+        del bounds
+        return self.words or f"{self.low} to {self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class UpTo:
+    """Numbers from 0 to a limit. limit: the field of InputLimits"""
+
+    limit: str
+
+    def allows(self, value: int, bounds: Bounds) -> bool:
+        """Compare the value with 0 and the limit."""
+        return bool(0 <= value <= getattr(bounds.limits, self.limit))
+
+    def allowed(self, bounds: Bounds) -> str:
+        """Name both ends."""
+        return f"0 to {getattr(bounds.limits, self.limit)}"
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """Collections of a bounded length. limit: the field of InputLimits; noun: the name of the entries"""
+
+    limit: str
+    noun: str
+    at_least: int = 0
+
+    def allows(self, value: Collection[object], bounds: Bounds) -> bool:
+        """Count the entries."""
+        return bool(self.at_least <= len(value) <= getattr(bounds.limits, self.limit))
+
+    def allowed(self, bounds: Bounds) -> str:
+        """Name both numbers."""
+        most = getattr(bounds.limits, self.limit)
+        return f"{self.at_least} to {most} {self.noun}" if self.at_least else f"at most {most} {self.noun}"
+
+
+@dataclass(frozen=True, slots=True)
+class NumChars:
+    """Texts of 1 to so many characters each. limit: the field of InputLimits; may_be_blank: of spaces alone"""
+
+    limit: str
+    noun: str
+    may_be_blank: bool = True
+
+    def allows(self, value: Collection[str], bounds: Bounds) -> bool:
+        """Measure each text."""
+        most = getattr(bounds.limits, self.limit)
+        return all(1 <= len(text) <= most and (self.may_be_blank or text.strip()) for text in value)
+
+    def allowed(self, bounds: Bounds) -> str:
+        """Name both lengths."""
+        words = f"{self.noun} of 1 to {getattr(bounds.limits, self.limit)} characters"
+        return words if self.may_be_blank else f"{words}, not only of spaces"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTokens:
+    """Token ids of the model's vocabulary."""
+
+    def allows(self, value: Collection[int], bounds: Bounds) -> bool:
+        """Compare the smallest and the largest one with the vocabulary."""
+        return not value or (min(value) >= 0 and max(value) < bounds.vocab_size)
+
+    def allowed(self, bounds: Bounds) -> str:
+        """Name both ends."""
+        return f"token ids from 0 to {bounds.vocab_size - 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesBetween:
+    """Maps whose values are from low to high."""
+
+    low: float
+    high: float
+
+    def allows(self, value: Mapping[int, float], bounds: Bounds) -> bool:
+        """Compare each value with both ends."""
+        del bounds
+        return all(self.low <= one <= self.high for one in value.values())
+
+    def allowed(self, bounds: Bounds) -> str:
+        """Name both ends."""
+        del bounds
+        return f"values from {self.low} to {self.high}"
