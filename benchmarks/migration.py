@@ -36,7 +36,8 @@ from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
 from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session_pool import SessionPool
-from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.input_processor import InputProcessor
+from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial

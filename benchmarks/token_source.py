@@ -20,7 +20,8 @@ from cluster.routing.engine_connection import EngineConnection, EngineDescriptor
 from cluster.routing.prefix_aware import PrefixAwarePair
 from cluster.sessions.request_stream import RequestStream
 from cluster.text.detokenizer import Detokenizer
-from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.input_processor import InputProcessor
+from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
 
 TICK_S = 0.005

@@ -23,7 +23,8 @@ from cluster.routing.least_loaded import LeastLoadedPair
 from cluster.routing.prefix_aware import PrefixAwarePair
 from cluster.sessions.cluster_membership import ServedModel
 from cluster.text.adapters import AdapterDirectory
-from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.input_processor import InputProcessor
+from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,9 @@ from cluster.errors import InvalidRequest
 from cluster.parameters.generation import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from cluster.parameters.sampling_rules import Violations
 from cluster.settings.input_limits import InputLimits
-from cluster.text.input_processor import WHATEVER_FITS, InputProcessor, draw_engine_request_id
+from cluster.text.input_processor import InputProcessor, draw_engine_request_id
 from cluster.text.model_tokenizer import share_room
+from cluster.text.request_rules import WHATEVER_FITS
 from cluster.vectors.vector_requests import ClassifyRequest, EmbedRequest, ScoreRequest
 
 AnyVectorRequest = EmbedRequest | ClassifyRequest | ScoreRequest
@@ -50,7 +51,7 @@ async def process_vectors(
     arrival_time_s = clock()
     adapter = await processor.find_adapter(request.model, "", request.caller)
     violations = Violations()
-    processor.check_envelope(request.request_id, request.cache_salt, request.priority, violations)
+    processor.rules.check_envelope(request.request_id, request.cache_salt, request.priority, violations)
     facts = processor.model.pooling or PoolingFacts(why_no_embeddings="its hidden states cannot be had")
     params = _params(request, facts, processor.model.name, violations)
     inputs = _inputs(request, params)

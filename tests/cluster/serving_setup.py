@@ -29,7 +29,8 @@ from cluster.requests.serving import Serving
 from cluster.routing.base import EngineT, Route, Router
 from cluster.routing.engine_connection import EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
-from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.input_processor import InputProcessor
+from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
 from kv_transfer.transfer_stats import TransferTimings
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, FakeEngine, FakePool, byte_tokenizer

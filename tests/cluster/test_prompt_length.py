@@ -19,7 +19,8 @@ from cluster.parameters.generation import (
 )
 from cluster.parameters.json_types import JSON
 from cluster.parameters.sampling_options import SamplingOptions
-from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.input_processor import InputProcessor
+from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, bos_tokenizer
 

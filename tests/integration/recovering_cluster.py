@@ -33,7 +33,8 @@ from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session_pool import SessionPool
 from cluster.settings.images import ImageConfig
 from cluster.text.adapters import AdapterDirectory
-from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.input_processor import InputProcessor
+from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
 from tests.integration.idle_engines import until_all_idle
 from tests.trusted import TRUST, member

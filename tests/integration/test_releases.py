@@ -21,7 +21,8 @@ from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
 from cluster.sessions.request_stream import RequestStream
-from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.input_processor import InputProcessor
+from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.links.loopback_control import LoopbackHub

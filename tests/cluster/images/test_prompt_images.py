@@ -18,7 +18,8 @@ from cluster.images.opening import open_prompt_images
 from cluster.images.prompt_images import PromptImages
 from cluster.parameters.generation import ChatMessage, ChatPrompt, GenerateRequest, ImageInput, TextPrompt, TokenPrompt
 from cluster.settings.images import ImageConfig
-from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.input_processor import InputProcessor
+from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
 from tests.vision import (
     IMAGE_TOKEN_ID,

@@ -11,7 +11,8 @@ from cluster.parameters.generation import ChatMessage, ChatPrompt, GenerateReque
 from cluster.parameters.json_types import JSON
 from cluster.parameters.sampling_options import SamplingOptions
 from cluster.settings.input_limits import InputLimits
-from cluster.text.input_processor import InputProcessor, ModelDescription
+from cluster.text.input_processor import InputProcessor
+from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
 from cluster.text.tokenizing import MAX_CHARS_ON_EVENT_LOOP
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, byte_tokenizer

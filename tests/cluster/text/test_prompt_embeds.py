@@ -13,7 +13,8 @@ from cluster.errors import InvalidRequest
 from cluster.parameters.generation import EmbedsPrompt, GenerateRequest
 from cluster.parameters.sampling_options import SamplingOptions
 from cluster.settings.input_limits import InputLimits
-from cluster.text.input_processor import MAX_BYTES_ON_EVENT_LOOP, InputProcessor, ModelDescription
+from cluster.text.input_processor import MAX_BYTES_ON_EVENT_LOOP, InputProcessor
+from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
 from cluster.text.prompt_embeds import _TOO_LARGE, read_embeds
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, byte_tokenizer

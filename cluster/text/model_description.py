@@ -1,0 +1,49 @@
+"""The facts of a served model, as an ingress needs them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from actors.checkpoint.generation_defaults import NO_DEFAULTS, GenerationDefaults
+from actors.checkpoint.pooling_facts import PoolingFacts
+from actors.config import ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """The facts of the served model that an ingress works with.
+
+    max_model_len: most tokens of prompt and output together, such that the KV cache of every engine holds them
+    vocab_size:    the model's, which can be larger than the tokenizer's
+    generates:     whether it gives tokens; if not, only vectors
+    pooling:       what vectors it gives; None if it gives none
+    prompt_embeds_size: of one token's embedding; 0 if prompts cannot be embeddings
+    dtype:         what a prompt's embeddings are cast to
+    defaults:      sampling parameters of requests that do not give them
+    """
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    generates: bool = True
+    pooling: PoolingFacts | None = None
+    prompt_embeds_size: int = 0
+    dtype: str = "float32"
+    defaults: GenerationDefaults = NO_DEFAULTS
+
+    @classmethod
+    def of(cls, name: str, facts: ModelFacts, defaults: GenerationDefaults = NO_DEFAULTS) -> Self:
+        """What an engine says of the model that it has loaded, and the checkpoint's files of requests."""
+        return cls(
+            name,
+            facts.max_model_len,
+            facts.vocab_size,
+            facts.eos_token_ids,
+            facts.generates,
+            facts.pooling,
+            facts.prompt_embeds_size,
+            facts.dtype,
+            defaults,
+        )
