@@ -90,3 +90,13 @@ class TransferStats:
     """Unix time at which the oldest transfer that holds blocks began: READY at a producer, reserved at a consumer."""
     dropped_messages: Annotated[dict[Word, Total], Meta(max_length=MAX_KINDS)] = field(default_factory=dict)
     """Messages that were dropped, by reason (old incarnation, old attempt, unknown transfer, duplicate)."""
+
+    @property
+    def mean_transfer_s(self) -> float:
+        """How long a timed transfer took; 0 before the first."""
+        return self.transfer_s / max(1, self.num_timed_transfers)
+
+    @property
+    def mean_exposed_s(self) -> float:
+        """How much of that was not hidden behind prefill."""
+        return self.exposed_s / max(1, self.num_timed_transfers)

@@ -141,7 +141,7 @@ class PromptImages:
 
 
 def _digest_settings(directory: Path) -> bytes:
-    """Of what decides what the processor makes of an image."""
+    """Return a digest of the files that decide what the processor makes of an image."""
     digest = hashlib.blake2b(digest_size=32)
     for name in _PROCESSOR_FILES:
         file = directory / name

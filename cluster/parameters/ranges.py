@@ -21,7 +21,7 @@ class Bounds:
 
 
 class Range(Protocol):
-    """Which values of a parameter are allowed."""
+    """A rule for the values of a parameter."""
 
     def allows(self, value: Any, bounds: Bounds) -> bool:
         """Tell whether a value, of the type that the parameter has, is allowed."""

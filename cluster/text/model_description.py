@@ -35,7 +35,7 @@ class ModelDescription:
 
     @classmethod
     def of(cls, name: str, facts: ModelFacts, defaults: GenerationDefaults = NO_DEFAULTS) -> Self:
-        """What an engine says of the model that it has loaded, and the checkpoint's files of requests."""
+        """Put together an engine's report of the model that it has loaded, and the checkpoint's defaults."""
         return cls(
             name,
             facts.max_model_len,

@@ -23,7 +23,7 @@ from cluster.text.model_description import ModelDescription
 from cluster.text.prompt_embeds import check_shape
 
 WHATEVER_FITS: Final = -1
-"""As truncate_prompt_tokens: as many tokens as the output leaves room for."""
+"""This value of truncate_prompt_tokens asks for as many tokens as the output leaves room for."""
 _PROMPT_FIELDS: Final = {
     TextPrompt: "text",
     TokenPrompt: "token_ids",

@@ -1,4 +1,4 @@
-"""OpenAI's client at a running cluster: what P begins D completes, whichever door it came through."""
+"""OpenAI's client at a running cluster: what P begins D completes, whichever API it came by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the HTTP API answers: one method for each path. It knows Serving, and nothing of gRPC."""
+"""The handlers of the HTTP API: one method for each path. It knows Serving, and nothing of gRPC."""
 
 from __future__ import annotations
 

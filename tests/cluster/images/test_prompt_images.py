@@ -128,7 +128,7 @@ def gif() -> bytes:
 
 
 def bomb() -> bytes:
-    """What says that it has 900 million pixels, in a hundred bytes."""
+    """Return an image of a hundred bytes that claims to have 900 million pixels."""
     pieces = [(b"IHDR", struct.pack(">IIBBBBB", 30_000, 30_000, 8, 2, 0, 0, 0)), (b"IDAT", b""), (b"IEND", b"")]
     chunks = (
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in pieces

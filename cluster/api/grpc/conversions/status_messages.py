@@ -1,203 +1,141 @@
-"""raypd.v1's messages about a cluster's status, made from what is known of it."""
+"""raypd.v1's messages about a cluster's status, made from the views of it by the names of their fields.
+
+A message's field is filled from the view's field of the same name, or from one that differs as the names of messages
+and of views do: `running` from num_running_reqs, `busy_seconds` from busy_s. _OTHER_NAMES has all the others.
+"""
 
 from __future__ import annotations
 
-from actors.core.requests.adapter import AdapterStats
-from actors.core.stats import EmbeddingStats, SchedulerStats, SpecDecodingStats
+import enum
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from actors.core.stats import EmbeddingStats
 from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.api.shared.version import server_version
-from cluster.observability.status import ClusterView, EngineView, IngressView, ModelView, RequestView
-from kv_transfer.connector.store_steps import StoreStats
-from kv_transfer.transfer_stats import LinkStats, TransferStats
+from cluster.observability.status import ClusterView
+
+_OTHER_NAMES: Final[Mapping[str, str]] = {
+    "GetStatusResponse.decisions": "controller.decisions",
+    "GetStatusResponse.controller_error": "controller.error",
+    "GetStatusResponse.update": "controller.update",
+    "GetStatusResponse.ingresses": "controller.ingresses",
+    "RefusedPair.prefill_engine": "prefill",
+    "RefusedPair.decode_engine": "decode",
+    "Decision.age_seconds": "at_s",
+    "EngineStatus.load": "stats",
+    "EngineStatus.transfers": "stats.transfer_stats",
+    "EngineStatus.links": "stats.transfer_stats.links",
+    "EngineStatus.stores": "stats.store_stats",
+    "EngineStatus.guesses": "stats.spec_decoding_stats",
+    "EngineStatus.adapters": "stats.adapter_stats",
+    "EngineStatus.embeddings": "stats.embedding_stats",
+    "EngineStatus.age_seconds": "stats_at_s",
+    "EngineLoad.prompt_tokens": "num_prompt_tokens_computed",
+    "EngineLoad.prefix_queried_tokens": "prefix_cache_stats.queries",
+    "EngineLoad.prefix_cached_tokens": "prefix_cache_stats.hits",
+    "EngineLoad.prefix_loaded_tokens": "prefix_cache_stats.loaded",
+    "TransferStatus.completed": "num_transfers_completed",
+    "TransferStatus.failed": "num_transfers_failed",
+    "TransferStatus.cancelled": "num_transfers_cancelled",
+    "TransferStatus.active": "num_active_transfers",
+    "TransferStatus.mean_transfer_seconds": "mean_transfer_s",
+    "TransferStatus.mean_exposed_seconds": "mean_exposed_s",
+    "LinkStatus.end": "role",
+    "LinkStatus.age_seconds": "opened_at_s",
+    "LinkStatus.idle_seconds": "last_active_at_s",
+    "GuessStatus.guessed_tokens": "num_draft_tokens",
+    "GuessStatus.accepted_by_place": "num_accepted_tokens_per_pos",
+    "RequestInFlight.age_seconds": "arrived_at_s",
+}
+
+_NO_EMBEDDINGS: Final = EmbeddingStats()
+"""An engine without images says this, which is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """How one field of a message is filled.
+
+    path:  the view's fields that lead to the value
+    inner: the class of the messages inside of the field; None if it has plain values
+    """
+
+    name: str
+    path: tuple[str, ...]
+    is_time: bool
+    is_repeated: bool
+    inner: type[Message] | None
 
 
 def status_to_proto(view: ClusterView) -> admin_pb2.GetStatusResponse:
-    """The whole answer."""
-    return admin_pb2.GetStatusResponse(
-        model=view.model,
-        server_version=server_version(),
-        membership_version=view.membership_version,
-        engines=[_engine(engine, view.now_s) for engine in view.engines],
-        requests=[_request(request, view.now_s) for request in view.requests],
-        decisions=[
-            admin_pb2.Decision(age_seconds=_age(decision.at_s, view.now_s), text=decision.text)
-            for decision in view.controller.decisions
-        ],
-        controller_error=view.controller.error,
-        update=view.controller.update,
-        moves=view.num_moves,
-        models=[_model(model) for model in view.models],
-        ingresses=[_ingress(ingress) for ingress in view.controller.ingresses],
-        refused_pairs=[
-            admin_pb2.RefusedPair(prefill_engine=pair.prefill, decode_engine=pair.decode, reason=pair.reason)
-            for pair in view.refused_pairs
-        ],
-    )
-
-
-def _model(model: ModelView) -> admin_pb2.ModelVersionStatus:
-    return admin_pb2.ModelVersionStatus(
-        version=model.version,
-        directory=model.directory,
-        engines=model.num_engines,
-        requests=model.num_requests,
-        last_error=model.last_error,
-    )
-
-
-def _ingress(ingress: IngressView) -> admin_pb2.IngressStatus:
-    return admin_pb2.IngressStatus(
-        number=ingress.number,
-        incarnation=ingress.incarnation,
-        state=ingress.state,
-        address=ingress.address,
-        node=ingress.node,
-        last_error=ingress.last_error,
-        requests=ingress.num_requests,
-        http_address=ingress.http_address,
-        busy_seconds=ingress.busy_s,
-    )
-
-
-def _engine(engine: EngineView, now_s: float) -> admin_pb2.EngineStatus:
-    message = admin_pb2.EngineStatus(
-        engine_id=engine.engine_id,
-        incarnation=engine.incarnation,
-        role=engine.role,
-        state=engine.state,
-        address=engine.address,
-        last_error=engine.last_error,
-        kv_transport=engine.kv_transport,
-        node=engine.node,
-        model_version=engine.model_version,
-    )
-    stats = engine.stats
-    if stats is None:
-        return message
-    message.age_seconds = _age(engine.stats_at_s, now_s)
-    message.load.CopyFrom(_load(stats))
-    if stats.transfer_stats is not None:
-        message.transfers.CopyFrom(_transfers(stats.transfer_stats, now_s))
-        message.links.extend(_link(link, now_s) for link in stats.transfer_stats.links)
-    if stats.store_stats is not None:
-        message.stores.CopyFrom(_stores(stats.store_stats))
-    if stats.spec_decoding_stats is not None:
-        message.guesses.CopyFrom(_guesses(stats.spec_decoding_stats))
-    if stats.adapter_stats is not None:
-        message.adapters.CopyFrom(_adapters(stats.adapter_stats))
-    embeddings = stats.embedding_stats
-    if embeddings is not None and embeddings != EmbeddingStats():
-        message.embeddings.CopyFrom(_embeddings(embeddings))
+    """Return the whole answer."""
+    message = _message(admin_pb2.GetStatusResponse, view, view.now_s)
+    assert isinstance(message, admin_pb2.GetStatusResponse), "it was asked for"
+    message.server_version = server_version()
     return message
 
 
-def _embeddings(stats: EmbeddingStats) -> admin_pb2.EmbeddingStatus:
-    return admin_pb2.EmbeddingStatus(
-        received=stats.num_received, failed=stats.num_failed, sent=stats.num_sent, not_sent=stats.num_not_sent
-    )
+def _message(kind: type[Message], view: object, now_s: float) -> Message:
+    values: dict[str, Any] = {}
+    for step in _steps(kind, type(view)):  # type: ignore[arg-type]  # a class can be hashed
+        value = _read(view, step.path)
+        if value is None or value == _NO_EMBEDDINGS:
+            continue
+        if step.inner is not None:
+            inner = step.inner
+            value = (
+                [_message(inner, one, now_s) for one in value] if step.is_repeated else _message(inner, value, now_s)
+            )
+        elif step.is_time:
+            value = _age(value, now_s)
+        elif isinstance(value, enum.Enum):
+            value = value.name.lower()
+        values[step.name] = value
+    return kind(**values)
 
 
-def _adapters(stats: AdapterStats) -> admin_pb2.AdapterStatus:
-    return admin_pb2.AdapterStatus(
-        loaded=stats.loaded,
-        waiting=stats.num_waiting_reqs,
-        loads=stats.num_loads,
-        failed_loads=stats.num_failed_loads,
-        evictions=stats.num_evictions,
-    )
+def _read(view: object, path: tuple[str, ...]) -> Any:
+    """Follow a path; None where one of its fields is None."""
+    for name in path:
+        view = getattr(view, name)
+        if view is None:
+            return None
+    return view
 
 
-def _load(stats: SchedulerStats) -> admin_pb2.EngineLoad:
-    prefix = stats.prefix_cache_stats
-    return admin_pb2.EngineLoad(
-        running=stats.num_running_reqs,
-        waiting=stats.num_waiting_reqs,
-        waiting_for_remote_kvs=stats.num_waiting_for_remote_kvs,
-        held=stats.num_held_reqs,
-        blocks=stats.num_blocks,
-        free_blocks=stats.num_free_blocks,
-        preemptions=stats.num_preemptions,
-        prompt_tokens=stats.num_prompt_tokens_computed,
-        output_tokens=stats.num_output_tokens,
-        steps=stats.num_steps,
-        prefix_queried_tokens=prefix.queries,
-        prefix_cached_tokens=prefix.hits,
-        prefix_loaded_tokens=prefix.loaded,
-        late_completions=stats.num_late_completions,
-    )
+@functools.cache
+def _steps(kind: type[Message], view: type[Any]) -> list[_Step]:
+    steps = []
+    for field in kind.DESCRIPTOR.fields:
+        source = source_of(kind.DESCRIPTOR.name, field.name, view)
+        if source is None:
+            continue
+        inner = field.message_type
+        if inner is not None and inner.GetOptions().map_entry:
+            inner = None
+        inner_kind = None if inner is None else GetMessageClass(inner)  # type: ignore[arg-type]  # upb has a class of its own
+        path, is_time = tuple(source.split(".")), source.endswith("at_s")
+        steps.append(_Step(field.name, path, is_time, field.is_repeated, inner_kind))
+    return steps
 
 
-def _transfers(stats: TransferStats, now_s: float) -> admin_pb2.TransferStatus:
-    num_timed = max(1, stats.num_timed_transfers)
-    return admin_pb2.TransferStatus(
-        sent_bytes=stats.num_sent_bytes,
-        received_bytes=stats.num_received_bytes,
-        sent_chunks=stats.num_sent_chunks,
-        received_chunks=stats.num_received_chunks,
-        completed=stats.num_transfers_completed,
-        failed=stats.num_transfers_failed,
-        cancelled=stats.num_transfers_cancelled,
-        retries=stats.num_retries,
-        stalls=stats.num_stalls,
-        corrupt_chunks=stats.num_corrupt_chunks,
-        links_lost=stats.num_links_lost,
-        mean_transfer_seconds=stats.transfer_s / num_timed,
-        mean_exposed_seconds=stats.exposed_s / num_timed,
-        active=stats.num_active_transfers,
-        pinned_blocks=stats.num_pinned_blocks,
-        oldest_pin_seconds=0.0 if stats.oldest_pin_at_s is None else _age(stats.oldest_pin_at_s, now_s),
-        dropped_messages=stats.dropped_messages,
-    )
+def source_of(message: str, name: str, view: type[Any]) -> str | None:
+    """Return the path of the view's fields that a field is filled from; None if there is none.
 
-
-def _link(link: LinkStats, now_s: float) -> admin_pb2.LinkStatus:
-    return admin_pb2.LinkStatus(
-        peer_engine_id=link.peer_engine_id,
-        peer_incarnation=link.peer_incarnation,
-        end=link.role.value,
-        state=link.state.name.lower(),
-        active_transfers=link.num_active_transfers,
-        bytes=link.num_bytes,
-        age_seconds=_age(link.opened_at_s, now_s),
-        idle_seconds=_age(link.last_active_at_s, now_s),
-        last_error=link.last_error,
-    )
-
-
-def _stores(stats: StoreStats) -> admin_pb2.StoreStatus:
-    return admin_pb2.StoreStatus(
-        saved_blocks=stats.num_saved_blocks,
-        unsaved_blocks=stats.num_unsaved_blocks,
-        loaded_blocks=stats.num_loaded_blocks,
-        missing_blocks=stats.num_missing_blocks,
-    )
-
-
-def _guesses(stats: SpecDecodingStats) -> admin_pb2.GuessStatus:
-    return admin_pb2.GuessStatus(
-        drafts=stats.num_drafts,
-        guessed_tokens=stats.num_draft_tokens,
-        accepted_tokens=stats.num_accepted_tokens,
-        accepted_by_place=stats.num_accepted_tokens_per_pos,
-    )
-
-
-def _request(request: RequestView, now_s: float) -> admin_pb2.RequestInFlight:
-    return admin_pb2.RequestInFlight(
-        request_id=request.request_id,
-        age_seconds=_age(request.arrived_at_s, now_s),
-        phase=request.phase,
-        prefill_engine=request.prefill_engine,
-        decode_engine=request.decode_engine,
-        prompt_tokens=request.num_prompt_tokens,
-        output_tokens=request.num_output_tokens,
-        model_version=request.model_version,
-        attempt=request.attempt,
-        moves=request.num_moves,
-        tenant=request.tenant,
-    )
+    message: its name; name: the field's; view: a class that has its fields in slots
+    """
+    seconds = name.removesuffix("_seconds")
+    names = [name, f"num_{name}", f"num_{name}_reqs", f"{seconds}_at_s", f"{seconds}_s"]
+    other = _OTHER_NAMES.get(f"{message}.{name}")
+    return other or next((one for one in names if hasattr(view, one)), None)
 
 
 def _age(at_s: float, now_s: float) -> float:
-    """Clocks of two hosts may differ a little; nothing is from the future."""
-    return max(0.0, now_s - at_s)
+    """Clocks of two hosts may differ a little: nothing is from the future. 0 is no time, and has no age."""
+    return max(0.0, now_s - at_s) if at_s else 0.0

@@ -66,7 +66,7 @@ def chat_pair(pooling: PoolingFacts | None = None) -> Pair:
 
 
 def view_of(serving: Serving) -> Callable[[], Awaitable[ClusterView]]:
-    """Of a cluster without a controller."""
+    """Return a function that views a cluster without a controller."""
 
     async def view() -> ClusterView:
         requests = serving.requests_in_flight()
