@@ -52,10 +52,14 @@ features: $(READY) ## Ask for every feature in every scenario, and write docs/fe
 settings: $(READY) ## Write docs/settings.md from the settings in the code
 	@$(BIN)/python -m tools.write_settings_page
 
+<<<<<<< HEAD
 client: $(READY) ## Write the client's keywords from the declarations of the sampling parameters
 	@$(BIN)/python -m tools.write_client_sampling
 
 check: $(READY) ## Lint, types, import contracts, words, generated pages
+=======
+check: $(READY) ## Lint, types, import contracts, words, tests of every module, generated pages
+>>>>>>> 83d4a47 (Name in each test file the modules that it tests)
 	@echo "== ruff"
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/ruff check $(CODE)
@@ -65,6 +69,8 @@ check: $(READY) ## Lint, types, import contracts, words, generated pages
 	@$(BIN)/lint-imports
 	@echo "== words"
 	@$(BIN)/python -m tools.check_words
+	@echo "== tests of every module"
+	@$(BIN)/python -m tools.check_tests
 	@echo "== protos"
 	@$(BIN)/python -m tools.check_protos
 	@echo "== settings page"

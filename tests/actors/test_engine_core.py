@@ -1,4 +1,7 @@
-"""The life of a step: what comes in while one runs, what goes out, and when the engine may sleep."""
+"""The life of a step: what comes in while one runs, what goes out, and when the engine may sleep.
+
+Tests of actors/executor.py, actors/worker.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""An operator's calls to a running engine, beside requests."""
+"""An operator's calls to a running engine, beside requests.
+
+Tests of actors/engine_profile.py, actors/errors.py, actors/process/profiling.py.
+"""
 
 from __future__ import annotations
 

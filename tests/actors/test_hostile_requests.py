@@ -1,4 +1,7 @@
-"""A request that an engine's model cannot be given is refused alone. The engine, and what else runs there, goes on."""
+"""A request that an engine's model cannot be given is refused alone. The engine, and what else runs there, goes on.
+
+Tests of actors/core/requests/request_limits.py.
+"""
 
 from __future__ import annotations
 

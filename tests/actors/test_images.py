@@ -1,4 +1,8 @@
-"""Requests with images in engines: equal to transformers' generate(), whatever happens to their blocks."""
+"""Requests with images in engines: equal to transformers' generate(), whatever happens to their blocks.
+
+Tests of actors/model/multimodal/families.py, actors/model/multimodal/image_batch.py,
+actors/model/multimodal/positions.py, actors/model/multimodal/processing.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Log-probabilities, of the prompt as well, are those of transformers' own logits, wherever a request was."""
+"""Log-probabilities, of the prompt as well, are those of transformers' own logits, wherever a request was.
+
+Tests of actors/model/sampling/prompt_logprobs.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Requests with LoRA adapters say what generate() says after PEFT has merged theirs, whoever shares their batch."""
+"""Requests with LoRA adapters say what generate() says after PEFT has merged theirs, whoever shares their batch.
+
+Tests of actors/model/lora/store.py.
+"""
 
 from __future__ import annotations
 

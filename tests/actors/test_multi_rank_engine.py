@@ -1,4 +1,9 @@
-"""An engine of several ranks: what it does when one of them is gone, stalls, fails or disagrees."""
+"""An engine of several ranks: what it does when one of them is gone, stalls, fails or disagrees.
+
+Tests of actors/engine_builder.py, actors/ranks/multi_rank_executor.py, actors/ranks/process_ranks.py,
+actors/ranks/rank_control.py, actors/ranks/rank_group.py, actors/ranks/rank_launcher.py, actors/ranks/rank_loop.py,
+actors/ranks/rank_refusals.py, actors/worker_builder.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Vectors are those of transformers' own model, however a prompt is cut, batched, cached and preempted."""
+"""Vectors are those of transformers' own model, however a prompt is cut, batched, cached and preempted.
+
+Tests of actors/model/pooling/head.py, actors/model/pooling/loading.py, actors/model/pooling/pooler.py.
+"""
 
 from __future__ import annotations
 

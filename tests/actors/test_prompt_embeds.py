@@ -1,4 +1,7 @@
-"""Prompts of embeddings equal generate(inputs_embeds=...), however they are cut and with whomever they are batched."""
+"""Prompts of embeddings equal generate(inputs_embeds=...), however they are cut and with whomever they are batched.
+
+Tests of actors/model/prompt_embeds.py.
+"""
 
 from __future__ import annotations
 

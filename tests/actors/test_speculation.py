@@ -1,4 +1,7 @@
-"""With guesses or without, a request's tokens are the same: greedy and sampled, whatever is guessed."""
+"""With guesses or without, a request's tokens are the same: greedy and sampled, whatever is guessed.
+
+Tests of actors/model/spec_decode/choice.py, actors/model/spec_decode/proposer.py.
+"""
 
 from __future__ import annotations
 

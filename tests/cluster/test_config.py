@@ -1,3 +1,5 @@
+"""Tests of actors/config.py."""
+
 from pathlib import Path
 
 import pytest

@@ -1,4 +1,7 @@
-"""Imports that the documents of raypd 0.1 named go on working."""
+"""Imports that the documents of raypd 0.1 named go on working.
+
+Tests of cluster/ingress/__init__.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rules and dashboard ask for metrics that there are, with labels that they have, in valid PromQL."""
+"""Rules and dashboard ask for metrics that there are, with labels that they have, in valid PromQL.
+
+Tests of cluster/observability/metrics.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Vectors through a running cluster: prefill engines give them, beside answers, also when one of them dies."""
+"""Vectors through a running cluster: prefill engines give them, beside answers, also when one of them dies.
+
+Tests of cluster/commands/print_vectors.py.
+"""
 
 from __future__ import annotations
 

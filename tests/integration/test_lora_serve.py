@@ -1,4 +1,7 @@
-"""Adapters of a running cluster: configured, found, loaded by an operator, replaced, and taken away."""
+"""Adapters of a running cluster: configured, found, loaded by an operator, replaced, and taken away.
+
+Tests of cluster/pool/adapter_registry.py.
+"""
 
 from __future__ import annotations
 

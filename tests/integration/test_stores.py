@@ -1,4 +1,7 @@
-"""Evicted prefixes come back from host memory and from the disk store of docs/kv_connector.md, and change no token."""
+"""Evicted prefixes come back from host memory and from the disk store of docs/kv_connector.md, and change no token.
+
+Tests of kv_transfer/sides/storing_side.py, kv_transfer/stores/configured_stores.py.
+"""
 
 from __future__ import annotations
 

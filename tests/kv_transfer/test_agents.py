@@ -1,4 +1,7 @@
-"""Two transfer agents hand KV over for real, in one process: over loopback, and over gRPC and each CPU transport."""
+"""Two transfer agents hand KV over for real, in one process: over loopback, and over gRPC and each CPU transport.
+
+Tests of kv_transfer/links/loopback_control.py.
+"""
 
 from __future__ import annotations
 

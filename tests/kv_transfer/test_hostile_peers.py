@@ -1,4 +1,8 @@
-"""A peer that knows the protocol and breaks it loses its stream. The engine lives, and other links go on."""
+"""A peer that knows the protocol and breaks it loses its stream. The engine lives, and other links go on.
+
+Tests of kv_transfer/links/control_streams.py, kv_transfer/links/grpc_control.py,
+kv_transfer/links/refused_messages.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Transfers between ranks that differ in their heads or in their block size, over loopback and over a CPU transport."""
+"""Transfers between ranks that differ in their heads or in their block size, over loopback and over a CPU transport.
+
+Tests of kv_transfer/block_pieces.py.
+"""
 
 from __future__ import annotations
 

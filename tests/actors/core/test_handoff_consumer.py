@@ -1,4 +1,8 @@
-"""The consumer's end of a handoff, as the scheduler drives it."""
+"""The consumer's end of a handoff, as the scheduler drives it.
+
+Tests of actors/core/admission.py, actors/core/loads/handoff_loads.py, actors/core/loads/load_room.py,
+actors/core/loads/loading_requests.py, actors/core/loads/remote_kv.py.
+"""
 
 from __future__ import annotations
 

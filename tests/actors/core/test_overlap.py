@@ -1,4 +1,7 @@
-"""A step is scheduled while another one runs: same tokens, one token too many at most, no block given away early."""
+"""A step is scheduled while another one runs: same tokens, one token too many at most, no block given away early.
+
+Tests of actors/core/batch.py.
+"""
 
 from __future__ import annotations
 

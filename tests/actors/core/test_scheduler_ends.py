@@ -1,4 +1,7 @@
-"""How requests end, and what their clients are told."""
+"""How requests end, and what their clients are told.
+
+Tests of actors/core/door.py, actors/core/intake.py, actors/core/requests/stop.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""When blocks are short: who loses them, and that nobody's tokens change by it."""
+"""When blocks are short: who loses them, and that nobody's tokens change by it.
+
+Tests of actors/core/requests/running_rows.py, actors/core/step.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The invariants hold after every rule, and everything ends, whatever comes in whatever order."""
+"""The invariants hold after every rule, and everything ends, whatever comes in whatever order.
+
+Tests of actors/core/integrity.py.
+"""
 
 from __future__ import annotations
 

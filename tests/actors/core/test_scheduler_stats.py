@@ -1,3 +1,5 @@
+"""Tests of actors/core/stats.py."""
+
 from __future__ import annotations
 
 from pathlib import Path

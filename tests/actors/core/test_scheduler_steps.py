@@ -1,4 +1,7 @@
-"""The contents of a step: budget, chunks, order of admission, prefix hits."""
+"""The contents of a step: budget, chunks, order of admission, prefix hits.
+
+Tests of actors/core/outbox.py, actors/core/outputs.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A checkpoint that is not what its config says is refused with the names of what is wrong."""
+"""A checkpoint that is not what its config says is refused with the names of what is wrong.
+
+Tests of actors/model/checks/weight_checks.py.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,7 @@
+"""Tests of actors/model/attention/probe.py, actors/model/checks/fingerprint.py, actors/model/config/limits.py,
+actors/model/errors.py.
+"""
+
 from __future__ import annotations
 
 import json

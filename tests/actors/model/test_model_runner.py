@@ -1,4 +1,7 @@
-"""Greedy float32 tokens equal transformers' generate(), whatever the chunks, the blocks and the neighbours."""
+"""Greedy float32 tokens equal transformers' generate(), whatever the chunks, the blocks and the neighbours.
+
+Tests of actors/model/forward.py.
+"""
 
 from __future__ import annotations
 

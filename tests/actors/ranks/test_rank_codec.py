@@ -1,4 +1,7 @@
-"""Messages between ranks arrive as they were, or are refused: by their kind, their fields' ranges, their arrays."""
+"""Messages between ranks arrive as they were, or are refused: by their kind, their fields' ranges, their arrays.
+
+Tests of actors/ranks/rank_messages.py, kv_transfer/ranges.py.
+"""
 
 from __future__ import annotations
 

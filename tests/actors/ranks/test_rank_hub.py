@@ -1,4 +1,7 @@
-"""Rank 0's hub and the connections of further ranks, without any engine behind them."""
+"""Rank 0's hub and the connections of further ranks, without any engine behind them.
+
+Tests of actors/ranks/rank_stream.py.
+"""
 
 from __future__ import annotations
 

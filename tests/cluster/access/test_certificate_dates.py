@@ -1,3 +1,5 @@
+"""Tests of cluster/access/server_tls.py."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta

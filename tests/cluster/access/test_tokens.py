@@ -1,3 +1,5 @@
+"""Tests of cluster/access/access_control.py, cluster/access/caller.py."""
+
 from __future__ import annotations
 
 import os

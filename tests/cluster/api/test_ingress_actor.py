@@ -1,3 +1,5 @@
+"""Tests of cluster/api/shared/ports.py."""
+
 from __future__ import annotations
 
 import gc

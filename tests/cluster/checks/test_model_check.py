@@ -1,4 +1,7 @@
-"""Checks of a model's files before anything starts: every mistake is a line, and nothing is imported for it twice."""
+"""Checks of a model's files before anything starts: every mistake is a line, and nothing is imported for it twice.
+
+Tests of cluster/checks/model_probe.py, cluster/text/torch_free.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Anything that would stop a start is reported before anything is loaded, with the file, the port or the figures."""
+"""Anything that would stop a start is reported before anything is loaded, with the file, the port or the figures.
+
+Tests of cluster/cli.py, cluster/commands/serve.py, cluster/settings/ingress.py.
+"""
 
 from __future__ import annotations
 

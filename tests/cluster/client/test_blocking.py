@@ -1,4 +1,7 @@
-"""The client for programs without an event loop: waits that end, whoever ends them."""
+"""The client for programs without an event loop: waits that end, whoever ends them.
+
+Tests of cluster/client/loop_thread.py.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Tests of cluster/client/whole_answers.py."""
+
 import asyncio
 import gc
 

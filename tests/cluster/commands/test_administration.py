@@ -1,4 +1,7 @@
-"""`raypd drain --node --wait`, as a pod's preStop hook calls it: it returns once everything on the node has ended."""
+"""`raypd drain --node --wait`, as a pod's preStop hook calls it: it returns once everything on the node has ended.
+
+Tests of cluster/commands/update_progress.py.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Tests of cluster/commands/access.py, cluster/commands/command_line.py."""
+
 from __future__ import annotations
 
 import io

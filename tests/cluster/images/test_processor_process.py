@@ -1,4 +1,7 @@
-"""The process that works on images may do what it likes: its ingress goes on."""
+"""The process that works on images may do what it likes: its ingress goes on.
+
+Tests of cluster/images/errors.py, cluster/images/processor_child.py, cluster/settings/images.py.
+"""
 
 from __future__ import annotations
 

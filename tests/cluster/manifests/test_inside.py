@@ -1,4 +1,7 @@
-"""Secrets and certificates of the inside: every pod has them as files, no manifest shows them, and they fit."""
+"""Secrets and certificates of the inside: every pod has them as files, no manifest shows them, and they fit.
+
+Tests of cluster/manifests/secret_files.py.
+"""
 
 from __future__ import annotations
 

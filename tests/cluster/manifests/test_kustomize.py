@@ -1,4 +1,7 @@
-"""deploy/kuberay/ is what `raypd manifests` gives, and kustomize makes of it what the renderer does."""
+"""deploy/kuberay/ is what `raypd manifests` gives, and kustomize makes of it what the renderer does.
+
+Tests of cluster/commands/manifests.py.
+"""
 
 from __future__ import annotations
 

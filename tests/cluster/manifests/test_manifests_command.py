@@ -1,4 +1,7 @@
-"""`raypd manifests` as it is typed."""
+"""`raypd manifests` as it is typed.
+
+Tests of cluster/manifests/trial.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The manifests start pods that hold what raypd's placement asks for, and ports that only clients find open."""
+"""The manifests start pods that hold what raypd's placement asks for, and ports that only clients find open.
+
+Tests of cluster/manifests/job.py, cluster/manifests/objects.py, cluster/manifests/pod_groups.py,
+cluster/manifests/pods.py, cluster/manifests/ray_cluster.py, cluster/manifests/redis.py,
+cluster/manifests/services.py, cluster/settings/kubernetes.py.
+"""
 
 from __future__ import annotations
 

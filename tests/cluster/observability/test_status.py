@@ -1,4 +1,7 @@
-"""The status as an operator is shown it."""
+"""The status as an operator is shown it.
+
+Tests of cluster/api/grpc/conversions/status_messages.py, cluster/commands/status_screen.py.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,7 @@
+"""Tests of cluster/parameters/json_schema_overlap.py, cluster/parameters/json_schema_rules.py,
+cluster/parameters/json_types.py.
+"""
+
 from __future__ import annotations
 
 import json

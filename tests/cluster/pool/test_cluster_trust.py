@@ -1,4 +1,7 @@
-"""The cluster's secret as the controller keeps it: from the start, over its own death, through a replacement."""
+"""The cluster's secret as the controller keeps it: from the start, over its own death, through a replacement.
+
+Tests of cluster/pool/trust_calls.py.
+"""
 
 from __future__ import annotations
 

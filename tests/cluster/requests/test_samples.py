@@ -1,4 +1,7 @@
-"""Several prompts and several samples of each: who waits for whom, what is refused, and which are the best."""
+"""Several prompts and several samples of each: who waits for whom, what is refused, and which are the best.
+
+Tests of cluster/api/protos/sample_seeds.py.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Tests of cluster/observability/stopwatch.py, cluster/requests/in_flight.py, cluster/requests/prepared_request.py."""
+
 import asyncio
 import threading
 from dataclasses import replace

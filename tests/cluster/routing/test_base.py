@@ -1,4 +1,7 @@
-"""Engines that may be chosen together, whatever the policy."""
+"""Engines that may be chosen together, whatever the policy.
+
+Tests of cluster/routing/pairing.py.
+"""
 
 from __future__ import annotations
 

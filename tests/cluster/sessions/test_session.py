@@ -1,4 +1,7 @@
-"""Both ends of a session over real gRPC, with an engine that only remembers what it was told."""
+"""Both ends of a session over real gRPC, with an engine that only remembers what it was told.
+
+Tests of actors/sessions/session_messages.py, actors/sessions/session_server.py.
+"""
 
 from __future__ import annotations
 

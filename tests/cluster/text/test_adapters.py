@@ -1,4 +1,7 @@
-"""The adapters that an ingress knows: those that are registered, and those that it finds."""
+"""The adapters that an ingress knows: those that are registered, and those that it finds.
+
+Tests of actors/checkpoint/adapter_files.py, actors/lora_config.py.
+"""
 
 from __future__ import annotations
 

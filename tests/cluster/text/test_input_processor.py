@@ -1,3 +1,5 @@
+"""Tests of cluster/parameters/generation.py, cluster/parameters/sampling_rules.py, cluster/settings/input_limits.py."""
+
 import math
 from dataclasses import replace
 

@@ -1,4 +1,7 @@
-"""Mistakes in a request for vectors are reported before any engine hears of it."""
+"""Mistakes in a request for vectors are reported before any engine hears of it.
+
+Tests of cluster/vectors/vector_requests.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Serving.embed() and its like on fake engines: who is asked, what is retried, what is left behind."""
+"""Serving.embed() and its like on fake engines: who is asked, what is retried, what is left behind.
+
+Tests of cluster/requests/vector_computing.py, cluster/vectors/vector_engines.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The whole cluster, as `raypd serve` starts it: Ray actors, gRPC in, text out."""
+"""The whole cluster, as `raypd serve` starts it: Ray actors, gRPC in, text out.
+
+Tests of cluster/__main__.py.
+"""
 
 from __future__ import annotations
 

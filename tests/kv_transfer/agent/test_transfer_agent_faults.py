@@ -1,4 +1,7 @@
-"""Agents beside a peer that stalls, that names another incarnation, or that is not like them."""
+"""Agents beside a peer that stalls, that names another incarnation, or that is not like them.
+
+Tests of kv_transfer/agent/transfer_reports.py.
+"""
 
 from __future__ import annotations
 

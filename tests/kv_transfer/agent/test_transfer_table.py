@@ -1,4 +1,7 @@
-"""The table of transfers by itself: turns on a link, deadlines of loads whose producer says nothing."""
+"""The table of transfers by itself: turns on a link, deadlines of loads whose producer says nothing.
+
+Tests of kv_transfer/agent/consumer_transfers.py, kv_transfer/agent/producer_transfers.py.
+"""
 
 from __future__ import annotations
 

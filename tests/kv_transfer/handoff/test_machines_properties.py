@@ -3,6 +3,8 @@
 The link is ordered and may die; a chunk waits for its turn for as long as others need, and its bytes leave the producer
 (its block may then be reused) some time before they arrive. What a machine says is carried out as the table of
 transfers does it.
+
+Tests of kv_transfer/handoff/control_messages.py.
 """
 
 from __future__ import annotations

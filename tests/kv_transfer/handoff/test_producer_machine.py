@@ -1,4 +1,7 @@
-"""Every event in every state of a producer's transfer, with all that it answers."""
+"""Every event in every state of a producer's transfer, with all that it answers.
+
+Tests of kv_transfer/handoff/instructions.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reports of parts become reports of whole requests."""
+"""Reports of parts become reports of whole requests.
+
+Tests of kv_transfer/connector/keys.py.
+"""
 
 from __future__ import annotations
 

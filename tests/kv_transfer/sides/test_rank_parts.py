@@ -1,4 +1,7 @@
-"""One rank cuts requests into transfers with the peer's ranks, and reports whole requests."""
+"""One rank cuts requests into transfers with the peer's ranks, and reports whole requests.
+
+Tests of kv_transfer/connector/reports.py, kv_transfer/connector/steps.py, kv_transfer/params.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Bytes that are no KV go over every kind of link, through blocks that are clean before and after."""
+"""Bytes that are no KV go over every kind of link, through blocks that are clean before and after.
+
+Tests of kv_transfer/connector/interface.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The worker side on real threads."""
+"""The worker side on real threads.
+
+Tests of kv_transfer/connector/store_steps.py, kv_transfer/stores/base.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""When an engine takes the NCCL transport, and what its connector does beside it: events, and links that are wedged."""
+"""When an engine takes the NCCL transport, and what its connector does beside it: events, and links that are wedged.
+
+Tests of kv_transfer/sides/worker_side.py, kv_transfer/transports/loopback.py, kv_transfer/transports/nccl_device.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""NCCL links when a peer, a call or NCCL itself fails, and when the abort does."""
+"""NCCL links when a peer, a call or NCCL itself fails, and when the abort does.
+
+Tests of kv_transfer/errors.py, kv_transfer/transports/nccl_communicator.py.
+"""
 
 from __future__ import annotations
 

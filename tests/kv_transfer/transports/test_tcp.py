@@ -1,4 +1,8 @@
-"""Links over TCP and over a shared pool, end against end, and what a broken or late end can do."""
+"""Links over TCP and over a shared pool, end against end, and what a broken or late end can do.
+
+Tests of kv_transfer/transports/base.py, kv_transfer/transports/byte_stream.py,
+kv_transfer/transports/shared_memory.py, kv_transfer/transports/tcp_link.py.
+"""
 
 from __future__ import annotations
 

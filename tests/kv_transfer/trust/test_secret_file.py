@@ -1,4 +1,7 @@
-"""Files of secrets: who may read them, what is in them, and what happens when they change."""
+"""Files of secrets: who may read them, what is in them, and what happens when they change.
+
+Tests of kv_transfer/trust/watched_file.py.
+"""
 
 from __future__ import annotations
 

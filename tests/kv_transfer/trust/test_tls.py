@@ -1,4 +1,7 @@
-"""TLS between processes of a cluster, over real sockets and gRPC."""
+"""TLS between processes of a cluster, over real sockets and gRPC.
+
+Tests of kv_transfer/trust/authority.py, kv_transfer/trust/tls_socket.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Blocks that embeddings take while they travel: taken when there is room, back at every end, in nobody's way."""
+"""Blocks that embeddings take while they travel: taken when there is room, back at every end, in nobody's way.
+
+Tests of actors/core/loads/kept_embeddings.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Evicted blocks come back from a store, and whatever the store does, answers are right and no block is lost."""
+"""Evicted blocks come back from a store, and whatever the store does, answers are right and no block is lost.
+
+Tests of kv_transfer/connector/fetches.py, kv_transfer/prefix/prefix_sources.py.
+"""
 
 from __future__ import annotations
 

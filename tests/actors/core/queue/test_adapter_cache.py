@@ -1,4 +1,7 @@
-"""Adapters are loaded for those that need them, and dropped when nobody does and there is no room."""
+"""Adapters are loaded for those that need them, and dropped when nobody does and there is no room.
+
+Tests of actors/core/requests/adapter.py.
+"""
 
 from __future__ import annotations
 

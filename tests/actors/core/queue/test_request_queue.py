@@ -1,3 +1,5 @@
+"""Tests of actors/core/queue/fair_queue.py."""
+
 from __future__ import annotations
 
 import hypothesis.strategies as st

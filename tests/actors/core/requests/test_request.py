@@ -1,3 +1,5 @@
+"""Tests of actors/core/requests/status.py."""
+
 from __future__ import annotations
 
 import itertools

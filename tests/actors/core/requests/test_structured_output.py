@@ -1,4 +1,7 @@
-"""WAITING_FOR_FSM: a request waits for its grammar and for nothing else; the grammar sees every token once."""
+"""WAITING_FOR_FSM: a request waits for its grammar and for nothing else; the grammar sees every token once.
+
+Tests of actors/core/preparation.py, actors/core/queue/grammar_wait.py.
+"""
 
 from __future__ import annotations
 

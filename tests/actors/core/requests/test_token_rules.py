@@ -1,4 +1,7 @@
-"""Tokens that an output must not have, judged against transformers' own processor."""
+"""Tokens that an output must not have, judged against transformers' own processor.
+
+Tests of actors/core/requests/sampling_params.py.
+"""
 
 from __future__ import annotations
 

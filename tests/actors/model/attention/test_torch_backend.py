@@ -1,4 +1,7 @@
-"""The paged backend against attention written out, over random batches."""
+"""The paged backend against attention written out, over random batches.
+
+Tests of actors/model/attention/base.py, actors/model/attention/batch_plan.py.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Tests of actors/model/cache/host_memory.py, actors/model/cache/kv_cache_size.py, actors/model/cache/memory.py."""
+
 from __future__ import annotations
 
 import errno

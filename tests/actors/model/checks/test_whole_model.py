@@ -1,4 +1,7 @@
-"""A model split over ranks is compared with the whole one, which is read a layer at a time."""
+"""A model split over ranks is compared with the whole one, which is read a layer at a time.
+
+Tests of actors/model/checks/self_check.py, actors/model/tensor_parallel/weights.py.
+"""
 
 from __future__ import annotations
 

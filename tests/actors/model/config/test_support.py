@@ -1,4 +1,7 @@
-"""A model that cannot be served is refused at start, with the architecture's name and the reason."""
+"""A model that cannot be served is refused at start, with the architecture's name and the reason.
+
+Tests of actors/model/config/config_rules.py.
+"""
 
 from __future__ import annotations
 

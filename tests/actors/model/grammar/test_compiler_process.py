@@ -1,4 +1,8 @@
-"""The process that compiles may do what it likes: its engine goes on."""
+"""The process that compiles may do what it likes: its engine goes on.
+
+Tests of actors/model/grammar/compiler_child.py, actors/model/grammar/errors.py, actors/process/bounded_child.py,
+actors/process/bounded_process.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Grammars as the scheduler sees them: compiled once, elsewhere; followed by each request for itself."""
+"""Grammars as the scheduler sees them: compiled once, elsewhere; followed by each request for itself.
+
+Tests of actors/model/grammar/cache.py.
+"""
 
 from __future__ import annotations
 

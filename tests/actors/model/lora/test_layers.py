@@ -1,4 +1,8 @@
-"""Each token gets what its own adapter adds, and nothing of anybody else's."""
+"""Each token gets what its own adapter adds, and nothing of anybody else's.
+
+Tests of actors/model/lora/slots.py, actors/model/lora/step.py, actors/model/lora/targets.py,
+actors/model/lora/weights.py.
+"""
 
 from __future__ import annotations
 

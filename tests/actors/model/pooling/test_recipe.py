@@ -1,4 +1,7 @@
-"""The recipe for vectors, from a checkpoint's own files."""
+"""The recipe for vectors, from a checkpoint's own files.
+
+Tests of actors/checkpoint/pooling_facts.py, actors/model/config/model_kind.py.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,7 @@
+"""Tests of actors/model/sampling/filters.py, actors/model/sampling/logprobs.py, actors/model/sampling/penalties.py,
+actors/model/sampling/sampling_batch.py.
+"""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,4 +1,7 @@
-"""A grammar allows after guesses what it allows after the same tokens, and guessing leaves no trace."""
+"""A grammar allows after guesses what it allows after the same tokens, and guessing leaves no trace.
+
+Tests of actors/model/grammar/matching.py, actors/model/grammar/vocabulary.py.
+"""
 
 from __future__ import annotations
 

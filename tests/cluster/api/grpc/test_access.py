@@ -1,4 +1,7 @@
-"""Callers that are let in, and as whom: over real connections."""
+"""Callers that are let in, and as whom: over real connections.
+
+Tests of cluster/api/grpc/interceptor.py, cluster/client/client_credentials.py.
+"""
 
 from __future__ import annotations
 

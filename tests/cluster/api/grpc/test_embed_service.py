@@ -1,4 +1,7 @@
-"""EmbedService as its client sees it, on fake engines."""
+"""EmbedService as its client sees it, on fake engines.
+
+Tests of cluster/api/grpc/conversions/embed.py, cluster/client/vector_options.py.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,7 @@
+"""Tests of cluster/api/grpc/conversions/statuses.py, cluster/api/grpc/generate_service.py,
+cluster/api/protos/shared_errors.py.
+"""
+
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager

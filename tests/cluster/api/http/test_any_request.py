@@ -1,4 +1,7 @@
-"""Answers to random requests are as the OpenAPI document says, none is a server's error, and nothing is left."""
+"""Answers to random requests are as the OpenAPI document says, none is a server's error, and nothing is left.
+
+Tests of cluster/api/http/openapi.py.
+"""
 
 from __future__ import annotations
 

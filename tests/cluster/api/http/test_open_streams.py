@@ -1,4 +1,7 @@
-"""Comments and events of a stream take turns, and whoever takes neither is cut off."""
+"""Comments and events of a stream take turns, and whoever takes neither is cut off.
+
+Tests of cluster/api/http/streams.py.
+"""
 
 from __future__ import annotations
 

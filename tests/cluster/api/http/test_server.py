@@ -1,4 +1,8 @@
-"""The steps that every call goes through: errors, clients that leave, bounds, credentials, the end."""
+"""The steps that every call goes through: errors, clients that leave, bounds, credentials, the end.
+
+Tests of cluster/api/http/app.py, cluster/api/http/errors.py, cluster/api/http/gateway.py,
+cluster/api/shared/version.py.
+"""
 
 from __future__ import annotations
 

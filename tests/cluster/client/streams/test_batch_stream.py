@@ -1,4 +1,7 @@
-"""Batches outlive the ingress that they come from, and their reader does not notice."""
+"""Batches outlive the ingress that they come from, and their reader does not notice.
+
+Tests of cluster/client/streams/batch_progress.py.
+"""
 
 from __future__ import annotations
 

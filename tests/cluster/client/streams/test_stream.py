@@ -1,4 +1,8 @@
-"""A stream outlives the ingress that it comes from, and its reader does not notice."""
+"""A stream outlives the ingress that it comes from, and its reader does not notice.
+
+Tests of cluster/client/channel.py, cluster/client/known_ingresses.py, cluster/client/streams/attempts.py,
+cluster/client/streams/calls.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How one stream is put together from several calls."""
+"""How one stream is put together from several calls.
+
+Tests of cluster/client/errors.py.
+"""
 
 from __future__ import annotations
 

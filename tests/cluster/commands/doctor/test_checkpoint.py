@@ -1,4 +1,7 @@
-"""A checkpoint is judged by its headers: what is not whole is found, and nothing of it is loaded."""
+"""A checkpoint is judged by its headers: what is not whole is found, and nothing of it is loaded.
+
+Tests of cluster/checks/checkpoint_files.py.
+"""
 
 from __future__ import annotations
 

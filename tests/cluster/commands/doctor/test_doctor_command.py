@@ -1,4 +1,7 @@
-"""`raypd doctor` as it is typed."""
+"""`raypd doctor` as it is typed.
+
+Tests of cluster/commands/deploy.py, cluster/commands/doctor/examination.py.
+"""
 
 from __future__ import annotations
 

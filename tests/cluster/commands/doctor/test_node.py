@@ -1,4 +1,7 @@
-"""Each trouble of a node is named, with what to change; a node without troubles has none."""
+"""Each trouble of a node is named, with what to change; a node without troubles has none.
+
+Tests of cluster/commands/doctor/cluster.py, cluster/commands/doctor/findings.py, actors/process/device_probe.py.
+"""
 
 from __future__ import annotations
 

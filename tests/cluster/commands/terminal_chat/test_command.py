@@ -1,4 +1,7 @@
-"""`raypd chat` and `raypd generate`, as whoever types at them sees them."""
+"""`raypd chat` and `raypd generate`, as whoever types at them sees them.
+
+Tests of cluster/commands/ask.py, cluster/commands/print_answer.py, cluster/commands/terminal_chat/keyboard.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A bug in one round is shown and followed by a pause; only one that stays ends the process."""
+"""A bug in one round is shown and followed by a pause; only one that stays ends the process.
+
+Tests of cluster/pool/journal.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Engines come up, are proven, serve, leave and die; and a later controller goes on with them."""
+"""Engines come up, are proven, serve, leave and die; and a later controller goes on with them.
+
+Tests of cluster/pool/engines/engine_incarnation.py, cluster/pool/engines/engine_views.py,
+cluster/pool/engines/role_change.py, cluster/pool/engines/start_progress.py, cluster/pool/models.py,
+cluster/pool/owned_tasks.py, cluster/pool/ray_objects/heartbeat.py, cluster/pool/ray_objects/ray_actors.py.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Tests of cluster/pool/engine_slots.py."""
+
 from __future__ import annotations
 
 import copy

@@ -1,4 +1,8 @@
-"""Ingresses die, hang and fall behind, and the others, and the controller, do not wait for them."""
+"""Ingresses die, hang and fall behind, and the others, and the controller, do not wait for them.
+
+Tests of cluster/pool/ingresses/ingress_incarnation.py, cluster/pool/ingresses/ingress_starter.py,
+cluster/pool/ingresses/ingress_table.py.
+"""
 
 from __future__ import annotations
 

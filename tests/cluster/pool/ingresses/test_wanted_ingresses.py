@@ -1,4 +1,7 @@
-"""The nodes on which ingresses are wanted, as nodes come and go."""
+"""The nodes on which ingresses are wanted, as nodes come and go.
+
+Tests of cluster/pool/ray_objects/ray_nodes.py.
+"""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Tests of cluster/api/grpc/conversions/batch.py."""
+
 from __future__ import annotations
 
 import pytest

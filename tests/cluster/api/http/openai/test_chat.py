@@ -1,4 +1,7 @@
-"""/v1/chat/completions as OpenAI's client sees it."""
+"""/v1/chat/completions as OpenAI's client sees it.
+
+Tests of cluster/api/http/openai/chat_prompt.py, cluster/api/http/openai/tools.py.
+"""
 
 from __future__ import annotations
 

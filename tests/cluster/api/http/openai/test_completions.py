@@ -1,4 +1,8 @@
-"""/v1/completions as OpenAI's client sees it."""
+"""/v1/completions as OpenAI's client sees it.
+
+Tests of cluster/api/http/openai/answers.py, cluster/api/http/openai/logprobs.py,
+cluster/api/http/openai/token_text.py, cluster/api/http/responses.py, cluster/api/http/sampling.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""/classify, /score and /rerank as vLLM has them."""
+"""/classify, /score and /rerank as vLLM has them.
+
+Tests of cluster/api/http/openai/embeddings.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Tool calls and reasoning, read from text: the same in whatever pieces the text comes."""
+"""Tool calls and reasoning, read from text: the same in whatever pieces the text comes.
+
+Tests of cluster/api/http/parsing/json_calls.py, cluster/api/http/parsing/message_parser.py,
+cluster/api/http/parsing/pieces.py, cluster/api/http/parsing/qwen3_coder.py, cluster/api/http/parsing/reasoning.py.
+"""
 
 from __future__ import annotations
 

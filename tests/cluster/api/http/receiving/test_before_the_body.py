@@ -1,4 +1,7 @@
-"""A call's headers are checked before its body is received."""
+"""A call's headers are checked before its body is received.
+
+Tests of cluster/api/http/receiving/authentication.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A body with too many entries is refused by their count, with the field that has them."""
+"""A body with too many entries is refused by their count, with the field that has them.
+
+Tests of cluster/api/http/receiving/reading.py, cluster/api/http/requests.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Calls are for hosts by which this server is known."""
+"""Calls are for hosts by which this server is known.
+
+Tests of cluster/api/protos/loopback_addresses.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Data on a connection has bounds before anybody looks at it."""
+"""Data on a connection has bounds before anybody looks at it.
+
+Tests of cluster/settings/http.py.
+"""
 
 from __future__ import annotations
 
