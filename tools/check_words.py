@@ -103,8 +103,8 @@ _INCARNATION: Final = re.compile(
     r"|\b(?:life|lives)\sof\s(?:(?:an?|one|the|this|each)\s)?(?:engine|ingress|controller|consumer|producer|rank)\b",
     re.IGNORECASE,
 )
-_PLAIN: Final = re.compile(r"gate_(?:up_)?proj|feature[ _]gates?", re.IGNORECASE)
-"""Names of weights, and Kubernetes' feature gates, which are the field's own words."""
+_PLAIN: Final = re.compile(r"gate_(?:up_)?proj|feature[\s_]gates?|[\w/]+\.py\b", re.IGNORECASE)
+"""Names of weights and Kubernetes' feature gates, which are the field's own words; paths, which count at their files."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

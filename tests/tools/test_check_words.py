@@ -89,7 +89,14 @@ def test_the_name_of_a_test_is_read_as_a_sentence() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["The life of a request.", "It lives on.", "gate_proj, gate_up_proj", "a feature gate", "a surrogate, silent"],
+    [
+        "The life of a request.",
+        "It lives on.",
+        "gate_proj, gate_up_proj",
+        "a feature gate",
+        "Tests of actors/door.py.",
+        "a surrogate, silent",
+    ],
 )
 def test_plain_english_and_the_fields_own_words_pass(text: str) -> None:
     assert words_in(f'"""{text}"""') == []
