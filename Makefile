@@ -52,14 +52,10 @@ features: $(READY) ## Ask for every feature in every scenario, and write docs/fe
 settings: $(READY) ## Write docs/settings.md from the settings in the code
 	@$(BIN)/python -m tools.write_settings_page
 
-<<<<<<< HEAD
 client: $(READY) ## Write the client's keywords from the declarations of the sampling parameters
 	@$(BIN)/python -m tools.write_client_sampling
 
 check: $(READY) ## Lint, types, import contracts, words, generated pages
-=======
-check: $(READY) ## Lint, types, import contracts, words, tests of every module, generated pages
->>>>>>> 83d4a47 (Name in each test file the modules that it tests)
 	@echo "== ruff"
 	@$(BIN)/ruff format --check $(CODE)
 	@$(BIN)/ruff check $(CODE)

@@ -104,7 +104,7 @@ _INCARNATION: Final = re.compile(
     re.IGNORECASE,
 )
 _PLAIN: Final = re.compile(r"gate_(?:up_)?proj|feature[\s_]gates?|[\w/]+\.py\b", re.IGNORECASE)
-"""Names of weights and Kubernetes' feature gates, which are the field's own words; paths, which count at their files."""
+"""Names of weights and Kubernetes' feature gates, which are the field's own words; and paths."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,4 +1,7 @@
-"""Options that can be asked for, and those that are refused."""
+"""Options that can be asked for, and those that are refused.
+
+Tests of cluster/client/sampling_keywords.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Requests with images: what engines are given, and what is refused."""
+"""Requests with images: what engines are given, and what is refused.
+
+Tests of cluster/images/opening.py, cluster/images/sources.py, actors/process/sized_cache.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every declared sampling parameter comes to Serving, and to engines, by each API, and is refused alike by each."""
+"""Every declared sampling parameter comes to Serving, and to engines, by each API, and is refused alike by each.
+
+Tests of cluster/parameters/ranges.py.
+"""
 
 from __future__ import annotations
 

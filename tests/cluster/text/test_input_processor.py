@@ -1,4 +1,6 @@
-"""Tests of cluster/parameters/generation.py, cluster/parameters/sampling_rules.py, cluster/settings/input_limits.py."""
+"""Tests of cluster/parameters/generation.py, cluster/parameters/sampling_rules.py, cluster/settings/input_limits.py,
+cluster/text/model_description.py, cluster/text/request_rules.py.
+"""
 
 import math
 from dataclasses import replace

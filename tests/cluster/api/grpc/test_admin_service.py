@@ -1,11 +1,7 @@
-<<<<<<< HEAD
-"""What an operator may ask for, and what is refused."""
-=======
-"""What an operator may ask for, and what is refused at the door.
+"""What an operator may ask for, and what is refused.
 
 Tests of cluster/api/shared/admin.py.
 """
->>>>>>> 83d4a47 (Name in each test file the modules that it tests)
 
 from __future__ import annotations
 
