@@ -1,6 +1,6 @@
 """Anything that would stop a start is reported before anything is loaded, with the file, the port or the figures.
 
-Tests of cluster/cli.py, cluster/commands/serve.py, cluster/settings/ingress.py.
+Tests of cluster/cli.py, cluster/commands/serve.py, cluster/settings/ingress.py, cluster/commands/command_line.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The client for programs without an event loop: waits that end, whoever ends them.
 
-Tests of cluster/client/loop_thread.py.
+Tests of cluster/client/loop_thread.py, cluster/client/whole_answers.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-"""Tests of cluster/client/whole_answers.py."""
-
 import asyncio
 import gc
 

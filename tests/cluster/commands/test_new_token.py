@@ -1,5 +1,3 @@
-"""Tests of cluster/commands/access.py, cluster/commands/command_line.py."""
-
 from __future__ import annotations
 
 import io

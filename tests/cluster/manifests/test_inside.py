@@ -1,6 +1,6 @@
 """Secrets and certificates of the inside: every pod has them as files, no manifest shows them, and they fit.
 
-Tests of cluster/manifests/secret_files.py.
+Tests of cluster/manifests/secret_files.py, cluster/commands/access.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Nothing of a call is received before its token was looked at, and no message without a bound.
 
-Tests of cluster/api/grpc/counts.py, cluster/api/grpc/wire.py.
+Tests of cluster/api/grpc/wire.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The steps that every call goes through: errors, clients that leave, bounds, credentials, the end.
 
 Tests of cluster/api/http/app.py, cluster/api/http/errors.py, cluster/api/http/handlers.py,
-cluster/api/shared/version.py, cluster/api/http/handlers.py.
+cluster/api/shared/version.py.
 """
 
 from __future__ import annotations
