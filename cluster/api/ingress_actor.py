@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import ray
 
@@ -15,6 +15,7 @@ from actors.process.allocator import give_back_large_blocks, give_back_regularly
 from actors.process.garbage_collection import collect_seldom, leave_out_what_is_loaded, no_collection
 from actors.process.log_lines import write_log_lines
 from actors.process.ray_calls import RayCallFailed, ask_head, call
+from cluster.api.shared.admin import OperatorVerbs
 from cluster.api.shared.ports import IngressPorts
 from cluster.checks.startup_checks import refuse_bad_node
 from cluster.config import ClusterConfig
@@ -28,6 +29,10 @@ from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 
 _CONTROLLER_TIMEOUT_S = 30.0
 _LOCAL = "127.0.0.1"
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_Verb: TypeAlias = Callable[Concatenate[OperatorVerbs, _P], Coroutine[Any, Any, _T]]
 
 
 class RemoteController:
@@ -43,55 +48,55 @@ class RemoteController:
 
     async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
         """Want so many engines of these roles from now on."""
-        engine_ids: list[str] = await self._operate("scale", dict(counts))
-        return engine_ids
+        return await self._operate(OperatorVerbs.scale, dict(counts))
 
     async def drain(self, engine_id: str, *, for_good: bool) -> None:
         """Take an engine out of service once its work is done."""
-        await self._operate("drain", engine_id, for_good=for_good)
+        await self._operate(OperatorVerbs.drain, engine_id, for_good=for_good)
 
     async def set_role(self, engine_id: str, role: EngineRole) -> None:
         """Let an engine serve in another role from now on."""
-        await self._operate("set_role", engine_id, role)
+        await self._operate(OperatorVerbs.set_role, engine_id, role)
 
     async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
         """Let this engine, or every one if it is "", forget its cached blocks."""
-        answers: dict[str, bool] = await self._operate("reset_prefix_cache", engine_id, preempt=preempt)
-        return answers
+        return await self._operate(OperatorVerbs.reset_prefix_cache, engine_id, preempt=preempt)
 
     async def profile(self, engine_id: str, duration_s: float, *, with_trace: bool) -> EngineProfile:
         """Profile an engine for so long."""
-        profile: EngineProfile = await self._operate(
-            "profile", engine_id, duration_s, timeout_s=duration_s + _CONTROLLER_TIMEOUT_S, with_trace=with_trace
+        timeout_s = duration_s + _CONTROLLER_TIMEOUT_S
+        return await self._operate_within(
+            timeout_s, OperatorVerbs.profile, engine_id, duration_s, with_trace=with_trace
         )
-        return profile
 
     async def rotate_secret(self) -> bool:
         """Replace the cluster's secret."""
-        is_old_refused: bool = await self._operate("rotate_secret")
-        return is_old_refused
+        return await self._operate(OperatorVerbs.rotate_secret)
 
-    async def drain_node(self, node: str) -> list[str]:
+    async def drain_node(self, name: str) -> list[str]:
         """Take everything on a node out of service."""
-        engine_ids: list[str] = await self._operate("drain_node", node)
-        return engine_ids
+        return await self._operate(OperatorVerbs.drain_node, name)
 
     async def update(self, directory: str) -> int:
         """Replace the engines by ones that serve another checkpoint."""
-        version: int = await self._operate("update", directory)
-        return version
+        return await self._operate(OperatorVerbs.update, directory)
 
     async def load_adapter(self, name: str, directory: str) -> str:
         """Let requests name an adapter."""
-        digest: str = await self._operate("load_adapter", name, directory)
-        return digest
+        return await self._operate(OperatorVerbs.load_adapter, name, directory)
 
     async def unload_adapter(self, name: str) -> None:
         """Let no new request name an adapter."""
-        await self._operate("unload_adapter", name)
+        await self._operate(OperatorVerbs.unload_adapter, name)
 
-    async def _operate(self, verb: str, *arguments: Any, **options: Any) -> Any:
-        return await self._call("operate", verb, *arguments, **options)
+    async def _operate(self, verb: _Verb[_P, _T], *arguments: _P.args, **options: _P.kwargs) -> _T:
+        return await self._operate_within(_CONTROLLER_TIMEOUT_S, verb, *arguments, **options)
+
+    async def _operate_within(
+        self, timeout_s: float, verb: _Verb[_P, _T], *arguments: _P.args, **options: _P.kwargs
+    ) -> _T:
+        answer: _T = await self._call("operate", verb.__name__, *arguments, timeout_s=timeout_s, **options)
+        return answer
 
     async def _call(
         self, method: str, *arguments: Any, timeout_s: float = _CONTROLLER_TIMEOUT_S, **options: Any

@@ -187,10 +187,10 @@ class FakeAdmin:
         self.asked.append(("profile", engine_id, duration_s))
         return EngineProfile("a table", b"a trace" if with_trace else b"")
 
-    async def drain_node(self, node: str) -> list[str]:
-        if node != "host-0":
-            raise UnknownNode(node, ["host-0"])
-        self.asked.append(("drain_node", node))
+    async def drain_node(self, name: str) -> list[str]:
+        if name != "host-0":
+            raise UnknownNode(name, ["host-0"])
+        self.asked.append(("drain_node", name))
         return ["d0"]
 
     async def update(self, directory: str) -> int:

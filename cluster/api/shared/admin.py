@@ -10,11 +10,11 @@ from cluster.observability.status import ControllerView
 from cluster.routing.engine_connection import EngineRole
 
 
-class ClusterAdmin(Protocol):
-    """The controller, wherever it is. Every call raises ControllerUnavailable if it does not answer."""
+class OperatorVerbs(Protocol):
+    """The verbs by which an operator changes a running cluster. The controller's Operations carries them out.
 
-    async def status(self) -> ControllerView:
-        """What the controller knows."""
+    From another process every verb raises ControllerUnavailable if the controller does not answer.
+    """
 
     async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
         """Want so many engines of these roles from now on; returns the ids of all that are wanted then."""
@@ -37,10 +37,10 @@ class ClusterAdmin(Protocol):
     async def rotate_secret(self) -> bool:
         """Replace the cluster's secret; returns whether the older one is refused by now. Raises SecretIsInFile."""
 
-    async def drain_node(self, node: str) -> list[str]:
+    async def drain_node(self, name: str) -> list[str]:
         """Take everything on a node out of service, and start nothing there any more; returns the engines' ids.
 
-        node: its address, hostname or id. Raises UnknownNode.
+        name: the node's address, hostname or id. Raises UnknownNode.
         """
 
     async def update(self, directory: str) -> int:
@@ -57,3 +57,10 @@ class ClusterAdmin(Protocol):
 
     async def unload_adapter(self, name: str) -> None:
         """Let no new request name an adapter that was loaded. Raises AdapterNotFound."""
+
+
+class ClusterAdmin(OperatorVerbs, Protocol):
+    """The controller, wherever it is: what an operator can ask it for."""
+
+    async def status(self) -> ControllerView:
+        """Return what the controller knows. Raises ControllerUnavailable if it does not answer."""

@@ -219,7 +219,7 @@ class Controller:
         )
 
     async def operate(self, verb: str, *arguments: Any, **options: Any) -> Any:
-        """Do what an operator asks for: `verb` names a method of Operations, which has these arguments."""
+        """Do what an operator asks for: `verb` names a method of OperatorVerbs, which has these arguments."""
         await self._settle()
         return await getattr(self._operations, verb)(*arguments, **options)
 

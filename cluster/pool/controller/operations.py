@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from actors.engine_profile import EngineProfile
+from cluster.api.shared.admin import OperatorVerbs
 from cluster.checks.model_check import find_model_mistakes
 from cluster.config import ClusterConfig
 from cluster.errors import InvalidConfig, UnknownNode
@@ -26,7 +27,7 @@ from cluster.pool.trust_calls import spread_trust
 from cluster.routing.engine_connection import EngineRole
 
 
-class Operations:
+class Operations(OperatorVerbs):
     """Changes what is wanted. The controller's rounds bring it about; journal entries say that it was asked for."""
 
     def __init__(
