@@ -1,7 +1,8 @@
-"""A rank's cache as one link sees it: the heads that both ends hold, cut into the pieces that both ends can name.
+"""The part of a rank's KV cache that one link moves: the heads that both ends hold, cut into pieces.
 
-See layout.py for the arithmetic. Where a block is one piece, its bytes are sent and received in place. Where it holds
-several, a chunk goes through a buffer of its own: gathered before it is sent, scattered once it has been received.
+layout.py has the arithmetic. Where a block is one piece, its bytes are sent and received in place. Where a block holds
+several pieces, a chunk goes through a buffer of its own: it is gathered into the buffer before it is sent, and
+scattered into the cache once it has been received.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from kv_transfer.layout import KVCacheLayout, piece_ids, piece_runs, piece_size
 
 @dataclass(frozen=True, slots=True)
 class StagedChunk:
-    """A chunk's way through a buffer. Both calls belong to the link's data thread.
+    """A chunk and the buffer that it travels through. The link's data thread calls both methods.
 
-    rows:   [n, run bytes] uint8, the whole cache
-    index:  [m] int64, the chunk's rows in the order of the wire
-    buffer: [m, run bytes] uint8
-    unused: [u] int64, rows of the chunk's last block behind it
+    rows:   [n, run bytes] uint8, the whole cache on this rank
+    index:  [m] int64, the chunk's rows, in the order in which they travel
+    buffer: [m, run bytes] uint8, the chunk's bytes, in the same order
+    unused: [u] int64, the rows of the chunk's last block that come after the chunk
     """
 
     rows: Tensor
@@ -31,24 +32,30 @@ class StagedChunk:
     unused: Tensor
 
     def gather(self) -> None:
-        """Before it is sent: copy it out of the cache."""
+        """Copy the chunk out of the cache, before it is sent."""
         torch.index_select(self.rows, 0, self.index, out=self.buffer)
 
     def scatter(self) -> None:
-        """After it was received: copy it into the cache.
+        """Copy the chunk into the cache, after it was received, and zero the rest of its last block.
 
-        What is behind it in its last block becomes zero, or is overwritten by the next chunk. Invariant: a slot that
-        was not written holds finite numbers, as masked scores are multiplied by what it holds.
+        The next chunk may overwrite the zeros. Invariant: a slot that was not written holds finite numbers, because
+        attention multiplies weights of zero with what a masked slot holds.
         """
         self.rows.index_copy_(0, self.index, self.buffer)
         self.rows.index_fill_(0, self.unused, 0)
 
 
 class PieceMap:
-    """What travels on one link, at one of its ends."""
+    """Maps blocks of one link's end to the pieces that travel on the link, and pieces to memory.
+
+    piece_tokens:          tokens of a piece
+    pieces_per_block:      pieces in a block of this end; peer_pieces_per_block: in a block of the peer
+    piece_size_bytes:      bytes of a piece, of the heads that both ranks hold
+    peer_tp_size:          the peer's number of ranks
+    """
 
     def __init__(self, layout: KVCacheLayout, peer: KVCacheLayout, kv_cache: Tensor) -> None:
-        """The two must have passed the handshake; kv_cache is the one that layout describes."""
+        """layout: of kv_cache, this end's cache; peer: the other end's layout. Both have passed the handshake."""
         self.piece_tokens = piece_size(layout.block_size, peer.block_size)
         self.pieces_per_block = layout.block_size // self.piece_tokens
         self.peer_tp_size = peer.tp_size
@@ -61,13 +68,14 @@ class PieceMap:
         self._kv_cache = kv_cache
 
     def ids(self, block_ids: Sequence[int]) -> tuple[int, ...]:
-        """The pieces of these blocks."""
+        """Return the pieces of these blocks, in order."""
         return piece_ids(block_ids, self.pieces_per_block)
 
     def messages(self, pieces: Sequence[int]) -> tuple[Sequence[Tensor], StagedChunk | None]:
-        """One contiguous tensor for each piece, and what has to be done with them if they are not the cache itself.
+        """Return one contiguous tensor for each piece, and the staged chunk if the tensors are not the cache itself.
 
-        Each is [heads, num_layers, 2, piece_tokens, head_dim], at both ends.
+        Each tensor is [shared heads, num_layers, 2, piece_tokens, head_dim], of the cache's dtype; all have this shape
+        at both ends.
         """
         if self.pieces_per_block == 1:
             return [self._kv_cache[piece, self._heads] for piece in pieces], None
@@ -86,6 +94,6 @@ class PieceMap:
 
 
 def shared_kv_heads(layout: KVCacheLayout, peer: KVCacheLayout) -> range:
-    """The model's KV heads that both ranks hold."""
+    """Return the range of the model's KV heads that both ranks hold; it is empty if they share none."""
     ours, theirs = layout.kv_heads, peer.kv_heads
     return range(max(ours.start, theirs.start), min(ours.stop, theirs.stop))

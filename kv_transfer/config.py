@@ -1,4 +1,4 @@
-"""The settings of this floor."""
+"""The settings of KV transfers."""
 
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ class StoreConfig(BaseModel):
 
 
 class KVTransferConfig(BaseModel):
-    """How engines hand KV blocks to each other. Times are in seconds."""
+    """How engines send KV blocks to each other, and which stores keep blocks. Times are in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -33,49 +33,60 @@ class KVTransferConfig(BaseModel):
         120.0, gt=0, description="How long a producer waits for its consumer's READY before it gives the request up."
     )
     handoff_timeout_s: float = Field(
-        120.0, gt=0, description="How long a request may stay in WAITING_FOR_REMOTE_KVS before the recovery policy."
+        120.0,
+        gt=0,
+        description="How long a handoff's load may take at the consumer. After that it is cancelled, and "
+        "load_failure_policy decides.",
     )
     chunk_timeout_s: float = Field(
         10.0,
         gt=0,
-        description="How long an announced chunk may take, and a data connection be without a sign of the peer's host; "
-        "past it the link is closed.",
+        description="How long an announced chunk may take to move, and how long a data connection may be without a "
+        "sign of the peer's host. After that the link is closed.",
     )
     link_timeout_s: float = Field(
         5.0,
         gt=0,
-        description="How long the peer of a link may say nothing; it is asked four times as often. Past it the link is "
-        "closed, and rebuilt on its next use.",
+        description="How long the peer of a link may send nothing; links are checked four times in this time, and a "
+        "quiet peer is pinged. After that the link is closed, and opened again on its next use.",
     )
     max_chunk_bytes: int = Field(
         8 * 2**20,
         ge=1,
-        description="Transfers of a link take turns, each with a chunk of no more bytes than this, or of one block.",
+        description="The transfers of a link take turns, each with a chunk of at most this many bytes, or of one block "
+        "if a block is larger.",
     )
     checksum: bool = Field(
-        False, description="Check every chunk after it has travelled; both ends of a link must have the same."
+        False,
+        description="Compare checksums of every chunk after it has been received. Both ends of a link must have the "
+        "same setting.",
     )
     max_links: int = Field(
         64,
         ge=1,
-        description="Idle links to producers beyond so many are closed, least recently used first. Links that others "
-        "have dialled are theirs to close.",
+        description="Idle links to producers beyond this number are closed, the least recently used first. Links that "
+        "other engines have opened are closed by those.",
     )
     load_failure_policy: Literal["recompute", "fail"] = Field(
-        "recompute", description="Policy of a consumer when a load fails: prefill locally, or fail the request."
+        "recompute",
+        description="The consumer's reaction when a load fails: compute the prompt itself, or fail the request.",
     )
     max_reserved_requests: int = Field(
-        64, ge=1, description="How many requests a consumer holds blocks for at once while they are in transfer."
+        64,
+        ge=1,
+        description="The most requests for which a consumer holds blocks at once while their KV is in transfer.",
     )
     prefix_fetch: bool = Field(
         True,
-        description="Fetch a prefix from another engine's cache where that is quicker than to compute it, by what both "
-        "have taken so far.",
+        description="Fetch a prefix from another engine's cache when that is quicker than computing it, judged by the "
+        "times that both have taken so far.",
     )
     cpu_cache_gib: float = Field(
-        0.0, ge=0, description="Host memory, per engine, for blocks that the KV cache evicts; 0: none."
+        0.0, ge=0, description="Host memory of each engine, in GiB, for blocks that the KV cache evicts; 0: none."
     )
     stores: tuple[StoreConfig, ...] = Field((), description="Further KV stores, the nearest one first.")
     prefix_load_timeout_s: float = Field(
-        10.0, gt=0, description="How long a request waits for the part of its prefix that is elsewhere."
+        10.0,
+        gt=0,
+        description="How long a request waits for the part of its prefix that a store or another engine has.",
     )

@@ -1,43 +1,43 @@
-"""Everything that can go wrong on this floor.
+"""The errors of kv_transfer.
 
 KVTransferError
-|-- HandshakeRefused   the two ends do not agree (model, dtype, layout, block size, protocol version)
+|-- HandshakeRefused   the two ends of a link do not agree (model, dtype, layout, block size, protocol version)
 |-- LinkLost           the link's data or control stream is gone; every transfer on it fails
 |   `-- ChunkTimeout   an announced chunk did not arrive, or leave, before its deadline
-|-- ProtocolViolation  a peer said something that its state does not allow; its link is closed
+|-- ProtocolViolation  a peer sent something that the state of its transfer or link does not allow; the link is closed
 |-- TlsUnusable        the certificates of internal_tls cannot be used
 |-- TransportUnavailable  the configured transport cannot run here (no GPU, missing package)
 |-- Untrusted          the other end has not proven that it belongs to this cluster
-|   |-- WrongSecret    it does not know the cluster's secret
-|   |-- OtherParty     it does, but it is another engine, or incarnation, than the one that was meant
-|   |-- OtherUser      it runs on this host as another user than this process
-|   |-- OtherProtocol  it speaks another version of the handshake
-|   `-- NotRaypd       what it says is no handshake, or it said nothing in time
-|       `-- HungUp     it ended the connection before it was proven: strangers may have taken its callers' places
+|   |-- WrongSecret    the other end does not know the cluster's secret
+|   |-- OtherParty     the other end knows it, but is another engine, or incarnation, than the one that was meant
+|   |-- OtherUser      the other end runs on this host as another user than this process
+|   |-- OtherProtocol  the other end has another version of the handshake
+|   `-- NotRaypd       the other end sent something that is no handshake, or sent nothing in time
+|       `-- HungUp     the other end closed the connection before the proof: it may have too many callers
 |-- SecretUnusable     the file of the cluster's secrets cannot be used
-|-- StoreUnavailable  a configured KV store is not installed, does not load, or refuses its options
+|-- StoreUnavailable   a configured KV store is not installed, does not load, or refuses its options
 `-- TransportWedged    a transport cannot say whether it still touches blocks: the engine has to end
 """
 
 
 class KVTransferError(Exception):
-    """The root of this floor's errors."""
+    """The root of kv_transfer's errors."""
 
 
 class HandshakeRefused(KVTransferError):
-    """Both ends of a link must agree on what a block is; these two do not."""
+    """The two ends of a link do not agree on what a block is."""
 
 
 class LinkLost(KVTransferError):
-    """The link is gone. Its transfers fail into recovery; the link is rebuilt on next use."""
+    """A link is gone. Its transfers fail, and their requests are recovered; the link's next use opens it again."""
 
 
 class ChunkTimeout(LinkLost):
-    """A chunk that was announced stalled past its deadline, which kills the link."""
+    """An announced chunk did not move before its deadline, so the link is closed."""
 
 
 class ProtocolViolation(KVTransferError):
-    """A peer's message does not fit the state of its transfer."""
+    """A peer's message does not fit the state of its transfer or link."""
 
 
 class TransportUnavailable(KVTransferError):
@@ -45,7 +45,7 @@ class TransportUnavailable(KVTransferError):
 
 
 class Untrusted(KVTransferError):
-    """A connection's other end has not proven that it belongs to this cluster. Nothing was told or taken."""
+    """A connection's other end has not proven that it belongs to this cluster. Nothing but the handshake was read."""
 
 
 class WrongSecret(Untrusted):
@@ -53,27 +53,27 @@ class WrongSecret(Untrusted):
 
 
 class OtherParty(Untrusted):
-    """The other end belongs to the cluster, but is another one than was meant, or another incarnation of it."""
+    """The other end belongs to the cluster, but is another process or incarnation than the one that was meant."""
 
 
 class OtherUser(Untrusted):
-    """The other end is a process of this host that another user has started."""
+    """The other end is a process of this host that runs as another user."""
 
 
 class OtherProtocol(Untrusted):
-    """The other end speaks another version of the handshake: an older or a newer raypd."""
+    """The other end has another version of the handshake: it is an older or a newer raypd."""
 
 
 class NotRaypd(Untrusted):
-    """What the other end says is no handshake, or it said nothing in time."""
+    """The other end sent something that is no handshake, or sent nothing in time."""
 
 
 class HungUp(NotRaypd):
-    """The other end has closed the connection before both ends were proven. Calling again may help."""
+    """The other end closed the connection before both ends were proven. Another attempt to connect may succeed."""
 
 
 class SecretUnusable(KVTransferError):
-    """The file of the cluster's secrets cannot be read, others may read it, or it holds no secret."""
+    """The file of the cluster's secrets cannot be read, is open to other users, or holds no valid secret."""
 
 
 class TlsUnusable(KVTransferError):

@@ -1,14 +1,15 @@
-"""What a block is, byte for byte, and which bytes go where when the two ends of a transfer differ.
+"""A KV block, byte for byte, and the arithmetic of transfers between ends with different layouts.
 
-The ends may differ in two ways, and both come down to arithmetic on one memory order:
+The two ends of a transfer may differ in two ways, and both come down to arithmetic on one memory order:
 
 - Tensor-parallel sizes. Each rank holds a range of the model's KV heads, or one head together with other ranks (its
-  replicas) when there are fewer heads than ranks. plan_transfer() says which producer rank sends which heads to which
-  consumer rank.
-- Block sizes, one a multiple of the other. What travels are pieces: the smaller size's tokens, for a range of heads
-  and all layers. Piece p of a cache is the (p % k)-th part of block p // k, with k pieces in a block. On the wire a
-  piece is [heads, num_layers, 2, piece tokens, head_dim]. Where a block is one piece, that is one contiguous run of
-  memory; where it holds several, it is one run per head, layer and key or value, and piece_runs() names them.
+  replicas) when there are fewer heads than ranks. plan_transfer() decides which producer rank sends which heads to
+  which consumer rank.
+- Block sizes, one a multiple of the other. Pieces travel: a piece is the KV of as many tokens as the smaller block
+  has, for a range of heads and all layers. Piece p of a cache is the (p % k)-th part of block p // k, with k pieces in
+  a block. On the wire a piece is [heads, num_layers, 2, piece tokens, head_dim]. Where a block is one piece, the piece
+  is one contiguous run of memory; where a block holds several, a piece is one run for each head, layer, and key or
+  value. piece_runs() lists the runs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class KVCacheLayout:
     num_kv_heads: on this rank
     dtype: the torch dtype's name, such as "float32"
     model_fingerprint: digest of the model's config and weights; KV of another model is never accepted
-    num_replicas: so many neighbouring ranks hold the same KV head; 1 unless there are fewer heads than ranks
+    num_replicas: how many neighbouring ranks hold the same KV head; 1 unless there are fewer heads than ranks
     """
 
     num_blocks: PositiveCount
@@ -52,7 +53,7 @@ class KVCacheLayout:
     num_replicas: PositiveCount = 1
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what no rank's cache can be: a layout may come from a peer."""
+        """Raise ValueError for a layout that no rank's cache can have: a layout may come from a peer."""
         limits = {
             "num_blocks": (self.num_blocks, 1, 2**31 - 1),
             "num_kv_heads": (self.num_kv_heads, 1, _MAX_DIMENSION),
@@ -76,7 +77,7 @@ class KVCacheLayout:
         if num_left or len(rank_kv_heads(num_rank_heads, self.tp_size, self.tp_rank)) != self.num_kv_heads:
             raise ValueError(
                 f"a KV cache layout with num_kv_heads {self.num_kv_heads} on each of {self.tp_size} ranks, "
-                f"num_replicas {self.num_replicas}: no number of heads is shared so"
+                f"num_replicas {self.num_replicas}: no number of heads is divided like that"
             )
 
     @property
@@ -91,17 +92,17 @@ class KVCacheLayout:
 
     @property
     def shape(self) -> tuple[int, int, int, int, int, int]:
-        """The tensor's shape."""
+        """The shape of the rank's KV cache tensor."""
         return (self.num_blocks, self.num_kv_heads, self.num_layers, 2, self.block_size, self.head_dim)
 
     @property
     def total_num_kv_heads(self) -> int:
-        """KV heads of the model, over all ranks."""
+        """The number of the model's KV heads, over all ranks."""
         return self.num_kv_heads * self.tp_size // self.num_replicas
 
     @property
     def content_key(self) -> str:
-        """What a block's bytes mean, as 32 hex digits: with equal keys, blocks of equal hashes have equal bytes."""
+        """A digest of what a block's bytes mean, 32 hex digits: with equal ones, equal hashes mean equal bytes."""
         heads = self.kv_heads
         parts = (self.model_fingerprint, self.dtype, self.total_num_kv_heads, heads.start, heads.stop)
         shape = (self.num_layers, self.block_size, self.head_dim)
@@ -109,13 +110,13 @@ class KVCacheLayout:
 
     @property
     def kv_heads(self) -> range:
-        """Which of the model's KV heads this rank holds."""
+        """The range of the model's KV heads that this rank holds."""
         return rank_kv_heads(self.total_num_kv_heads, self.tp_size, self.tp_rank)
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRoute:
-    """One producer rank sends these of the model's KV heads to one consumer rank, of every block."""
+    """A part of a transfer: one producer rank sends these of the model's KV heads to one consumer rank."""
 
     producer_rank: int
     consumer_rank: int
@@ -123,7 +124,7 @@ class HeadRoute:
 
 
 def rank_kv_heads(total_num_kv_heads: int, tp_size: int, tp_rank: int) -> range:
-    """Which KV heads a rank holds: an equal share, or one head that it shares with its replicas.
+    """Return the KV heads that a rank holds: an equal share, or one head that the rank shares with its replicas.
 
     Raises ValueError if neither of total_num_kv_heads and tp_size divides the other.
     """
@@ -139,11 +140,11 @@ def rank_kv_heads(total_num_kv_heads: int, tp_size: int, tp_rank: int) -> range:
 
 
 def plan_transfer(total_num_kv_heads: int, producer_tp_size: int, consumer_tp_size: int) -> tuple[HeadRoute, ...]:
-    """Who sends which heads to whom, by consumer rank and then by head.
+    """Return which producer rank sends which heads to which consumer rank, by consumer rank and then by head.
 
-    Every consumer rank gets each of its heads exactly once. Of several producer ranks that hold the same head, the
-    consumer ranks that want it take different ones as far as there are any.
-    Raises ValueError if either side cannot share the heads.
+    Every consumer rank gets each of its heads exactly once. If several producer ranks hold the same head, the consumer
+    ranks that need it get it from different ones, as far as there are enough.
+    Raises ValueError if the heads cannot be divided among either side's ranks.
     """
     producer_replicas = max(1, producer_tp_size // total_num_kv_heads)
     consumer_replicas = max(1, consumer_tp_size // total_num_kv_heads)
@@ -164,7 +165,7 @@ def plan_transfer(total_num_kv_heads: int, producer_tp_size: int, consumer_tp_si
 
 
 def piece_size(block_size: int, other_block_size: int) -> int:
-    """Tokens of a piece: the smaller block size. Raises ValueError unless it divides the other."""
+    """Return the tokens of a piece: the smaller block size. Raises ValueError unless it divides the other one."""
     small, large = sorted((block_size, other_block_size))
     if large % small:
         raise ValueError(f"block sizes {block_size} and {other_block_size}: one must be a multiple of the other")
@@ -172,7 +173,7 @@ def piece_size(block_size: int, other_block_size: int) -> int:
 
 
 def piece_ids(block_ids: Sequence[int], pieces_per_block: int) -> tuple[int, ...]:
-    """The pieces of these blocks, in order."""
+    """Return the pieces of these blocks, in order."""
     if pieces_per_block == 1:
         return tuple(block_ids)
     return tuple(block_id * pieces_per_block + index for block_id in block_ids for index in range(pieces_per_block))
@@ -180,9 +181,9 @@ def piece_ids(block_ids: Sequence[int], pieces_per_block: int) -> tuple[int, ...
 
 @dataclass(frozen=True, slots=True)
 class ByteRuns:
-    """Runs of equal size in a rank's cache, in the order in which their bytes travel.
+    """Runs of bytes of equal size in a rank's cache, in the order in which they travel.
 
-    starts: [n] int64, bytes from the cache's first; multiples of size_bytes if a block is cut into pieces
+    starts: [n] int64, byte offsets in the cache; multiples of size_bytes if a block is cut into pieces
     """
 
     starts: np.ndarray
@@ -190,10 +191,11 @@ class ByteRuns:
 
 
 def piece_runs(layout: KVCacheLayout, kv_heads: range, piece_tokens: int, pieces: Sequence[int]) -> ByteRuns:
-    """Where these pieces of some of the model's KV heads, all on this rank, are in its cache.
+    """Return where pieces are in a rank's cache, for some of the model's KV heads, all of which the rank holds.
 
-    pieces: see piece_ids. Returns len(pieces) runs if a block is one piece, else one run per piece, head, layer, and
-    key or value: no fewer are possible, since a block keeps the tokens of one head and layer together.
+    pieces: as piece_ids() returns them
+    Returns len(pieces) runs if a block is one piece, otherwise one run for each piece, head, layer, and key or value:
+    fewer are not possible, because a block keeps the tokens of one head and layer together.
     """
     ids = np.asarray(pieces, dtype=np.int64)
     first_head = kv_heads.start - layout.kv_heads.start

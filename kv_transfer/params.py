@@ -1,4 +1,4 @@
-"""The ticket that a request carries into an engine when it takes part in a handoff."""
+"""Tickets: the part of a submission that tells an engine its side of a handoff, and its peer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kv_transfer.ranges import Address, Count, Incarnation, Name, ShortBytes, Wi
 
 
 class TransferRole(StrEnum):
-    """Which end of the handoff the engine that holds this ticket is."""
+    """The end of a transfer that an engine is."""
 
     PRODUCER = "producer"
     CONSUMER = "consumer"
@@ -21,31 +21,38 @@ class TransferRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where an engine is, and which life of it: messages of an older incarnation are dropped.
+    """An engine's name, its incarnation, and where its control streams are. Messages of older incarnations are dropped.
 
-    further_rank_addresses: of its tensor-parallel ranks 1, 2, … in order; control_address is rank 0's
+    control_address:        host:port of the gRPC server that carries the engine's control streams; with several ranks,
+                            rank 0's
+    further_rank_addresses: of the tensor-parallel ranks 1, 2, … in order
     """
 
     engine_id: Name
     incarnation: Incarnation
     control_address: Address
-    """host:port of the gRPC server that carries the engine's control streams."""
     further_rank_addresses: Annotated[tuple[Address, ...], Meta(max_length=MAX_TP_SIZE - 1)] = ()
 
     @property
     def tp_size(self) -> int:
-        """Its number of ranks."""
+        """The engine's number of tensor-parallel ranks."""
         return 1 + len(self.further_rank_addresses)
 
     def of_rank(self, tp_rank: int) -> EngineAddress:
-        """One rank's own address, to whom it is an engine of its own; the only rank's is the engine's."""
+        """Return the address of one rank, under a name of its own: to each other, ranks are engines.
+
+        An engine with one rank has one address, which is returned unchanged.
+        """
         if not self.further_rank_addresses:
             return self
         address = self.further_rank_addresses[tp_rank - 1] if tp_rank else self.control_address
         return EngineAddress(f"{self.engine_id}/{tp_rank}", self.incarnation, address)
 
     def of_all_ranks(self) -> EngineAddress:
-        """The engine's address again, of one that names one of its ranks, but of_rank(0)'s address is this one's."""
+        """Return the engine's address, given one that names a rank of the engine and still lists the further ranks.
+
+        control_address stays that of the rank.
+        """
         if not self.further_rank_addresses:
             return self
         engine_id, _, _ = self.engine_id.rpartition("/")
@@ -54,7 +61,7 @@ class EngineAddress:
 
 @dataclass(frozen=True, slots=True)
 class PrefixSource:
-    """An engine whose cache is thought to hold the first so many tokens of a request."""
+    """An engine whose prefix cache probably holds the first num_tokens tokens of a request."""
 
     peer: EngineAddress
     num_tokens: Count
@@ -62,7 +69,10 @@ class PrefixSource:
 
 @dataclass(frozen=True, slots=True)
 class HandoffRanks:
-    """The ranks of a handoff's two engines; it goes from a lower to a higher one, or not at all."""
+    """The handoff ranks of a handoff's two engines. A handoff goes from a lower to a higher rank, or not at all.
+
+    docs/states.md says why.
+    """
 
     producer: Count
     consumer: Count
@@ -72,12 +82,13 @@ class HandoffRanks:
 class KVTransferParams:
     """One end's ticket for one transfer.
 
-    transfer_id:  the same at both ends, unique per handoff
-    attempt:      new each time the request is submitted again; older attempts' messages are dropped
+    transfer_id:  the same at both ends, unique for each handoff
+    attempt:      the number of the request's submission; messages of another attempt are dropped
     peer:         the engine at the other end
-    content_hash: names what the KV is of: tokens, adapter, images, salt. The engine fills it in by what it has got, so
-                  that two ends which differ never hand over; empty: not compared
-    ranks:        of both engines, the same at both ends; None: not compared, for transfers that no blocks wait for
+    content_hash: digest of what the KV is computed from: tokens, adapter, images, salt. Each engine fills it in for the
+                  request that it has, so that two ends with different requests never hand over; empty: not compared
+    ranks:        handoff ranks of both engines, the same at both ends; None: not compared, for transfers whose end no
+                  request's blocks wait for
     """
 
     transfer_id: WireName

@@ -1,4 +1,4 @@
-"""What a connector counts."""
+"""The counters of a connector, and the times of a transfer."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from kv_transfer.ranges import MAX_KINDS, Clock, Count, Incarnation, LongText, S
 
 
 class LinkState(enum.Enum):
-    """Where a link is."""
+    """The states of a link; links/peer_link.py has the transitions."""
 
     CONNECTING = enum.auto()
+    """The handshake on the control stream is under way."""
     OPEN = enum.auto()
+    """The handshake has succeeded, and the data thread runs."""
     CLOSING = enum.auto()
+    """The link is given up; its data thread has still to end."""
     DEAD = enum.auto()
+    """The data thread has ended, or was never started."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransferTimings:
-    """One transfer as its consumer saw it, on the consumer's monotonic clock.
+    """Sizes and times of one transfer, as its consumer measured them on its monotonic clock.
 
-    transfer_s: from the first chunk's announcement to the last block's arrival
-    exposed_s:  from the producer's word that prefill is over to the last block's arrival: what the client waited for
+    num_blocks: blocks, or pieces (layout.py), that were received intact; num_bytes: their bytes
+    transfer_s: from the first chunk's announcement to the last block's arrival; 0 without chunks
+    exposed_s:  from the arrival of FINISHED, when prefill is over, to the last block's arrival: the time that the
+                client waits because of the transfer; 0 without chunks
     """
 
     num_blocks: Count
@@ -38,11 +44,11 @@ class TransferTimings:
 
 @dataclass(frozen=True, slots=True)
 class LinkStats:
-    """One link; DEAD: one that was lost, and that nothing has taken the place of.
+    """The counters of one link. A DEAD one was lost, and no link with the same peer and role has replaced it.
 
-    Times are Unix times in seconds, so that whoever reads this later knows the ages.
-    role:       our end's
-    last_error: what this link, or the last one before it with the same peer and role, was lost for; empty if none was
+    Times are Unix times in seconds, so that ages are right whenever the counters are read.
+    role:       of this engine on the link
+    last_error: why this link, or the last one before it with the same peer and role, was lost; empty if none was
     """
 
     peer_engine_id: WireName
@@ -58,7 +64,7 @@ class LinkStats:
 
 @dataclass(slots=True)
 class TransferStats:
-    """Counters of one connector since it started; links, transfers and pinned blocks are as of now."""
+    """The counters of one connector since it started; links, active transfers and pinned blocks are as of now."""
 
     num_sent_bytes: Total = 0
     num_received_bytes: Total = 0
@@ -72,13 +78,15 @@ class TransferStats:
     num_retries: Total = 0
     """Transfers that were begun for a request that had been submitted before."""
     num_stalls: Total = 0
-    """Chunks that did not move before their deadline; each took its link with it."""
+    """Chunks that did not move before their deadline; each has ended its link."""
     num_corrupt_chunks: Total = 0
-    """Received chunks whose checksum was another than the producer's."""
+    """Received chunks whose checksum differs from the producer's."""
     num_timed_transfers: Total = 0
-    """Loads that transfer_s and exposed_s, as in TransferTimings, are the sums of: those that were handed over."""
+    """Handoffs that were loaded, whose times are summed up in transfer_s and exposed_s."""
     transfer_s: Clock = 0.0
+    """The sum of TransferTimings.transfer_s."""
     exposed_s: Clock = 0.0
+    """The sum of TransferTimings.exposed_s."""
     num_links_lost: Total = 0
     """Links that ended with transfers on them."""
     num_links: Total = 0
@@ -89,14 +97,14 @@ class TransferStats:
     oldest_pin_at_s: Clock | None = None
     """Unix time at which the oldest transfer that holds blocks began: READY at a producer, reserved at a consumer."""
     dropped_messages: Annotated[dict[Word, Total], Meta(max_length=MAX_KINDS)] = field(default_factory=dict)
-    """Messages that were dropped, by reason (old incarnation, old attempt, unknown transfer, duplicate)."""
+    """How many messages were dropped or refused, by reason, such as "duplicate" or "unknown transfer"."""
 
     @property
     def mean_transfer_s(self) -> float:
-        """How long a timed transfer took; 0 before the first."""
+        """The mean time of a timed transfer, in seconds; 0 before the first one."""
         return self.transfer_s / max(1, self.num_timed_transfers)
 
     @property
     def mean_exposed_s(self) -> float:
-        """How much of that was not hidden behind prefill."""
+        """The mean time of a timed transfer that prefill did not hide, in seconds; 0 before the first one."""
         return self.exposed_s / max(1, self.num_timed_transfers)

@@ -1,1 +1,1 @@
-"""The thread that carries transfers out, and its tables of transfers."""
+"""The agent: the thread that carries transfers out, and its tables of transfers."""

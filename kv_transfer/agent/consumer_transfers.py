@@ -1,4 +1,4 @@
-"""The consumer's end of every transfer of this rank: machines by transfer id, and what they say carried out."""
+"""The consumer's end of every transfer of this rank: holds a machine for each, and carries its instructions out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ from kv_transfer.transports.base import ComputeEvent
 
 @dataclass(slots=True)
 class _Consuming:
-    """vacated: on a device, where the last use of its blocks by those who had them before is over."""
+    """A load under way.
+
+    vacated: the point on the device's compute stream after the last use of the load's blocks by the requests that had
+             them before; None on the CPU
+    """
 
     key: TransferKey
     machine: ConsumerMachine
@@ -33,7 +37,11 @@ class _Consuming:
 
 
 class ConsumerTransfers:
-    """Belongs to the agent's thread."""
+    """The loads of this rank, by transfer id. The object belongs to the agent's thread.
+
+    Invariants: a load is here from begin() until its one report; it pins its blocks and counts in its link's
+    num_transfers for just as long. A chunk for a load that is not here breaks the protocol.
+    """
 
     def __init__(self, config: KVTransferConfig, layout: KVCacheLayout, reports: TransferReports) -> None:
         self._config = config
@@ -42,7 +50,7 @@ class ConsumerTransfers:
         self._consuming: dict[str, _Consuming] = {}
         self._transfer_of_key: dict[TransferKey, str] = {}
         self._compared: dict[PeerLink, ComparedChunks] = {}
-        """Of links with checksums."""
+        """The chunks whose checksums are to be compared, of links with checksums."""
         self.pins = PinnedBlocks()
 
     def __len__(self) -> int:
@@ -51,7 +59,10 @@ class ConsumerTransfers:
     # -- what the scheduler asks for -----------------------------------------------------------------------------
 
     def begin(self, reservation: Reservation, link: PeerLink, now_s: float, vacated: ComputeEvent | None) -> None:
-        """The blocks are reserved: say READY."""
+        """Begin a load whose blocks are reserved: send READY, once the link is open.
+
+        vacated: see _Consuming. If another load has the same transfer id, this one fails at once.
+        """
         params = reservation.params
         transfer_id = params.transfer_id
         if transfer_id in self._consuming:
@@ -85,20 +96,24 @@ class ConsumerTransfers:
         self._follow(consuming, machine.start())
 
     def on_cancel(self, key: TransferKey, now_s: float) -> None:
-        """A load is not wanted any more."""
+        """Cancel a load. Unknown keys are ignored: the load's report may be on its way."""
         consuming = self._consuming.get(self._transfer_of_key.get(key, ""))
         if consuming is None:
             return
         instructions = consuming.machine.on_cancel(now_s)
         if consuming.link.withdraw(consuming.machine.transfer_id):
-            # The link is not up yet, so READY was not said: nothing will ever come, and nobody has to be told.
-            instructions = consuming.machine.on_link_lost("cancelled before it was asked for")
+            # The link is not open yet, so READY was not sent: no byte will come, and the producer knows of nothing.
+            instructions = consuming.machine.on_link_lost("the load was cancelled before READY was sent")
         self._follow(consuming, instructions)
 
-    # -- what producers say --------------------------------------------------------------------------------------
+    # -- what producers send -------------------------------------------------------------------------------------
 
     def on_message(self, link: PeerLink, message: Chunk | ChunkSum | Finished, now_s: float) -> None:
-        """Raises ProtocolViolation for a chunk of no transfer: its bytes would have nowhere to go."""
+        """Give a producer's message to the load that it is about.
+
+        Raises ProtocolViolation if the load's state does not allow the message, or if no such load is here: the bytes
+        of a chunk could be received nowhere. A FINISHED for a load that is not here is only counted.
+        """
         consuming = self._consuming.get(message.transfer_id)
         is_ours = consuming is not None and consuming.link is link and consuming.machine.attempt == message.attempt
         if consuming is None or not is_ours:
@@ -122,7 +137,10 @@ class ConsumerTransfers:
     # -- what links and clocks do --------------------------------------------------------------------------------
 
     def on_chunk_received(self, link: PeerLink, job: ChunkJob, now_s: float) -> None:
-        """A data thread has received a chunk, which counts when it has been compared. Raises ProtocolViolation."""
+        """Count a chunk that a data thread has received, on a link with checksums once the checksums are compared.
+
+        Raises ProtocolViolation.
+        """
         if job.checksum is None:
             self._count_chunk(job, now_s, is_intact=True)
             return
@@ -130,26 +148,29 @@ class ConsumerTransfers:
         self._compare(link, now_s)
 
     def on_link_dead(self, link: PeerLink, reason: str) -> None:
-        """The link's data thread has ended: its transfers fail."""
+        """Fail the link's loads; its data thread has ended. Chunks whose checksum was not confirmed are zeroed."""
         for job in self._compared.pop(link, ComparedChunks()).take_unsure():
             job.wipe()
         for consuming in [c for c in self._consuming.values() if c.link is link]:
             self._follow(consuming, consuming.machine.on_link_lost(reason))
 
     def stories_on(self, link: PeerLink) -> list[str]:
-        """What has happened to each transfer of a link."""
+        """Return the story of each of a link's loads."""
         return [c.machine.tell() for c in self._consuming.values() if c.link is link]
 
     def overdue(self, now_s: float) -> list[PeerLink]:
-        """The links that are stuck: a cancel was not answered in time."""
+        """Return the links on which a cancel was not answered in time."""
         return [consuming.link for consuming in self._draining() if consuming.machine.is_overdue(now_s)]
 
     def deadlines(self) -> Iterable[float]:
-        """Monotonic times by which overdue() is to be called."""
+        """Return the monotonic times at which overdue() has to be called."""
         return (c.machine.deadline_s for c in self._draining() if c.machine.deadline_s is not None)
 
     def _draining(self) -> list[_Consuming]:
-        """Cancelled loads. On a closing link the end of its data thread is awaited, which no deadline brings nearer."""
+        """Return the cancelled loads that wait for an answer.
+
+        Loads on a closing link are left out: they wait for the end of its data thread, which no deadline hastens.
+        """
         return [c for c in self._consuming.values() if c.machine.deadline_s is not None and c.link.is_usable]
 
     def _compared_on(self, link: PeerLink) -> ComparedChunks:
@@ -169,7 +190,7 @@ class ConsumerTransfers:
             machine = consuming.machine
             self._follow(consuming, machine.on_chunk_received(len(job.blocks), now_s, is_intact=is_intact))
 
-    # -- what machines say ---------------------------------------------------------------------------------------
+    # -- what machines instruct ----------------------------------------------------------------------------------
 
     def _follow(self, consuming: _Consuming, instructions: Sequence[Instruction]) -> None:
         machine, link = consuming.machine, consuming.link
@@ -187,7 +208,7 @@ class ConsumerTransfers:
                     self._reports.add(FinishedReceiving(consuming.key, received))
                     self._forget(consuming)
                 case _:
-                    raise AssertionError(f"not a consumer's: {instruction}")
+                    raise AssertionError(f"this is no instruction of a consumer: {instruction}")
 
     def _forget(self, consuming: _Consuming) -> None:
         transfer_id = consuming.machine.transfer_id

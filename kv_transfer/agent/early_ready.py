@@ -1,6 +1,8 @@
-"""READY messages that came before their requests: the way to the producer may be longer than that to the consumer.
+"""READY messages that came to a producer before their requests, and requests that ended before their READY came.
 
-Also the other way round: transfers that ended here before their READY came. Both are kept for so long, and so many.
+A request goes to both of its engines at once, and the consumer may get its part first. So a READY is kept until the
+producer has the request, for a limited time. The other way round, the id of a transfer that has ended without a READY
+is kept, so that its READY is refused at once when it comes.
 """
 
 from __future__ import annotations
@@ -15,21 +17,27 @@ _MAX_KEPT: Final = 4096
 
 
 class EarlyReadies:
-    """Bounded in number and in time."""
+    """The READY messages that were kept, and the ids of the transfers that ended. It belongs to the agent's thread.
+
+    Invariants: at most 4096 of each are kept; no transfer is in both; kept messages are in the order of deadlines.
+    """
 
     def __init__(self, timeout_s: float) -> None:
+        """timeout_s: how long a READY is kept."""
         self._timeout_s = timeout_s
         self._kept: OrderedDict[str, tuple[float, PeerLink, Ready]] = OrderedDict()
         self._ended: OrderedDict[str, None] = OrderedDict()
 
     def put(self, link: PeerLink, message: Ready, now_s: float) -> bool:
-        """Keep a READY; False if it is to be refused now: its request has ended, or too many are kept, or a later
-        attempt is kept already. A later attempt takes an earlier one's place.
+        """Keep a READY, in place of an earlier one of the same transfer. now_s: monotonic.
+
+        Returns False if the READY has to be refused now: its request has ended, too many are kept, or one of a later
+        attempt is kept already.
         """
         earlier = self._kept.get(message.transfer_id)
         if earlier is not None and message.attempt < earlier[2].attempt:
             return False
-        # Invariant: in the order of their deadlines.
+        # A message that replaces another one goes to the end, where its deadline belongs.
         self._kept.pop(message.transfer_id, None)
         if message.transfer_id in self._ended or len(self._kept) >= _MAX_KEPT:
             self._ended.pop(message.transfer_id, None)
@@ -38,7 +46,10 @@ class EarlyReadies:
         return True
 
     def take(self, transfer_id: str, link: PeerLink | None = None) -> tuple[PeerLink, Ready] | None:
-        """The READY of a transfer, once; with a link, only if it came on that one."""
+        """Remove and return a transfer's READY and the link on which it came; None if there is none.
+
+        link: return a READY that came on this link only
+        """
         found = self._kept.get(transfer_id)
         if found is None or (link is not None and found[1] is not link):
             return None
@@ -46,13 +57,13 @@ class EarlyReadies:
         return found[1], found[2]
 
     def refuse_later(self, transfer_id: str) -> None:
-        """The transfer has ended here without READY: refuse it when it comes."""
+        """Refuse the transfer's READY when it comes: the transfer has ended here without it."""
         self._ended[transfer_id] = None
         if len(self._ended) > _MAX_KEPT:
             self._ended.popitem(last=False)
 
     def expire(self, now_s: float) -> list[tuple[PeerLink, Ready]]:
-        """Those whose time is up, removed; those of dead links go silently."""
+        """Remove the messages whose time is up, and return those whose links can still carry an answer."""
         expired = []
         while self._kept and (first := next(iter(self._kept.values())))[0] <= now_s:
             self._kept.popitem(last=False)
@@ -60,5 +71,5 @@ class EarlyReadies:
         return [(link, message) for link, message in expired if link.is_usable]
 
     def next_deadline(self) -> float | None:
-        """Monotonic time of the first one."""
+        """Return the monotonic time at which the first message expires; None if none is kept."""
         return next(iter(self._kept.values()))[0] if self._kept else None

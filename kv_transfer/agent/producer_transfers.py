@@ -1,4 +1,4 @@
-"""The producer's end of every transfer of this rank: machines by transfer id, and what they say carried out."""
+"""The producer's end of every transfer of this rank: holds a machine for each, and carries its instructions out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,12 @@ from kv_transfer.transports.base import ComputeEvent
 
 @dataclass(slots=True)
 class _Producing:
-    """computed: on a device, where its latest progress is done."""
+    """A transfer under way.
+
+    peer:     (engine_id, incarnation) of the consumer that the ticket names
+    link:     the link on which READY came; None before
+    computed: the point on the device's compute stream at which the latest progress is computed; None on the CPU
+    """
 
     key: TransferKey
     peer: tuple[str, int]
@@ -46,19 +51,24 @@ class _Producing:
 
 
 class ProducerTransfers:
-    """Belongs to the agent's thread."""
+    """The transfers that this rank sends, by transfer id. The object belongs to the agent's thread.
+
+    Invariants: a transfer is here from begin() until its FinishedSending is reported; from READY on it counts in its
+    link's num_transfers and pins its blocks. The transfer of every queued chunk is here.
+    """
 
     def __init__(self, config: KVTransferConfig, block_size: int, reports: TransferReports) -> None:
+        """block_size: tokens of a block of this engine."""
         self._config = config
         self._block_size = block_size
         self._reports = reports
         self._producing: dict[str, _Producing] = {}
         self._transfer_of_key: dict[TransferKey, str] = {}
         self._queues: dict[PeerLink, ChunkQueue] = {}
-        """Of links on which chunks have been queued. A queued chunk's transfer is in _producing."""
+        """The queues of the links on which chunks have been queued."""
         self._early = EarlyReadies(config.ready_timeout_s)
         self._duplicates: set[TransferKey] = set()
-        """Requests whose ticket was another one's: they have failed, and have not ended in the scheduler yet."""
+        """Requests whose ticket names another request's transfer: they have failed, and have not ended yet."""
         self._breaches: list[tuple[PeerLink, ProtocolViolation]] = []
         self.pins = PinnedBlocks()
 
@@ -68,7 +78,10 @@ class ProducerTransfers:
     # -- what the scheduler asks for -----------------------------------------------------------------------------
 
     def begin(self, key: TransferKey, params: KVTransferParams, num_prompt_tokens: int, now_s: float) -> None:
-        """Expect READY, which may be here already."""
+        """Begin to wait for READY, which may have come already.
+
+        If another request has the same transfer id, this one fails at once.
+        """
         transfer_id = params.transfer_id
         if transfer_id in self._producing:
             self._duplicates.add(key)
@@ -95,12 +108,12 @@ class ProducerTransfers:
                 self._breaches.append((early[0], error))
 
     def take_breaches(self) -> list[tuple[PeerLink, ProtocolViolation]]:
-        """Return the links whose early READY turned out to break the protocol when their request came, once."""
+        """Remove and return the links whose early READY turned out to break the protocol when its request came."""
         breaches, self._breaches = self._breaches, []
         return breaches
 
     def on_finish(self, finish: ProducerFinish) -> None:
-        """A request has ended in the scheduler."""
+        """Note that a request has ended in the scheduler. Its blocks stay in use until FinishedSending is reported."""
         producing = self._of_key(finish.key)
         if finish.key in self._duplicates:
             self._duplicates.remove(finish.key)
@@ -111,13 +124,16 @@ class ProducerTransfers:
     def on_progress(
         self, progress: Iterable[tuple[TransferKey, tuple[int, ...], int]], after: ComputeEvent | None
     ) -> None:
-        """(key, block_ids, num_computed_tokens), once the device has passed `after`."""
+        """Queue the blocks that are computed once the device has passed `after`; None: they are computed now.
+
+        progress: (key, block_ids, num_computed_tokens) of each request; unknown keys are ignored
+        """
         for key, block_ids, num_computed_tokens in progress:
             producing = self._of_key(key)
             if producing is not None:
                 producing.computed = after
                 if producing.link is None or producing.link.pieces is None:
-                    continue  # Before READY nothing leaves, and nothing is to be remembered.
+                    continue  # Before READY nothing leaves; the next progress names all blocks again.
                 self.pins.hold(producing.machine.transfer_id, len(block_ids))
                 pieces = producing.link.pieces.ids(block_ids)
                 self._follow(producing, producing.machine.on_computed(pieces, num_computed_tokens))
@@ -125,10 +141,13 @@ class ProducerTransfers:
     def _of_key(self, key: TransferKey) -> _Producing | None:
         return self._producing.get(self._transfer_of_key.get(key, ""))
 
-    # -- what consumers say --------------------------------------------------------------------------------------
+    # -- what consumers send -------------------------------------------------------------------------------------
 
     def on_message(self, link: PeerLink, message: Ready | Cancel, now_s: float) -> None:
-        """READY may come before our own request does: it is kept until then. Raises ProtocolViolation."""
+        """Give a consumer's message to the transfer that it is about. Raises ProtocolViolation.
+
+        A READY that comes before its request is kept until then; one that asks for a fetch is reported as well.
+        """
         producing = self._producing.get(message.transfer_id)
         if producing is not None and producing.machine.attempt != message.attempt:
             self._reports.count_dropped("another attempt")
@@ -141,7 +160,7 @@ class ProducerTransfers:
                 self._reports.add(FetchWanted(_describe_want(link, message, message.fetch)))
         elif producing is not None:
             if producing.link is link:
-                self._follow(producing, producing.machine.on_cancel("the consumer let the request go"))
+                self._follow(producing, producing.machine.on_cancel("the consumer cancelled the transfer"))
             else:
                 self._reports.count_dropped("cancel of another link's transfer")
         elif self._early.take(message.transfer_id, link) is not None:
@@ -173,7 +192,7 @@ class ProducerTransfers:
     # -- what links and clocks do --------------------------------------------------------------------------------
 
     def on_chunk_sent(self, link: PeerLink, job: ChunkJob) -> None:
-        """A data thread has sent a chunk."""
+        """Count a chunk that a data thread has sent, and announce the next ones."""
         if job.checksum is not None:
             link.send(ChunkSum(job.transfer_id, job.attempt, job.index, job.checksum))
         producing = self._producing.get(job.transfer_id)
@@ -183,37 +202,37 @@ class ProducerTransfers:
         self._announce(link)
 
     def on_link_dead(self, link: PeerLink, reason: str) -> None:
-        """The link's data thread has ended: its transfers fail."""
+        """Fail the link's transfers; its data thread has ended."""
         self._queues.pop(link, None)
         for producing in [p for p in self._producing.values() if p.link is link]:
             self._follow(producing, producing.machine.on_link_lost(reason))
 
     def stories_on(self, link: PeerLink) -> list[str]:
-        """What has happened to each transfer of a link."""
+        """Return the story of each of a link's transfers."""
         return [p.machine.tell() for p in self._producing.values() if p.link is link]
 
     def on_time(self, now_s: float) -> None:
-        """READY has its deadline, on either side."""
+        """Give up what has waited too long: requests without their READY, and READY messages without their request."""
         for producing in list(self._producing.values()):
             self._follow(producing, producing.machine.on_time(now_s))
         for link, message in self._early.expire(now_s):
             self._refuse(link, message)
 
     def deadlines(self) -> Iterable[float]:
-        """Monotonic times by which on_time is to be called."""
+        """Yield the monotonic times at which on_time() has to be called."""
         yield from (p.machine.deadline_s for p in self._producing.values() if p.machine.is_awaiting_ready)
         early = self._early.next_deadline()
         if early is not None:
             yield early
 
-    # -- what machines say ---------------------------------------------------------------------------------------
+    # -- what machines instruct ----------------------------------------------------------------------------------
 
     def _follow(self, producing: _Producing, instructions: Sequence[Instruction]) -> None:
         machine, link, key = producing.machine, producing.link, producing.key
         for instruction in instructions:
             match instruction:
                 case Send(message):
-                    assert link is not None, "nothing is said before READY"
+                    assert link is not None, "nothing is sent before READY"
                     link.send(message)
                 case SendBlocks(first_block, block_ids):
                     self._queue_blocks(producing, first_block, block_ids)
@@ -229,7 +248,7 @@ class ProducerTransfers:
                     self._reports.add(FinishedSending(key))
                     self._forget(producing)
                 case _:
-                    raise AssertionError(f"not a producer's: {instruction}")
+                    raise AssertionError(f"this is no instruction of a producer: {instruction}")
 
     def _forget(self, producing: _Producing) -> None:
         transfer_id = producing.machine.transfer_id
@@ -252,7 +271,7 @@ class ProducerTransfers:
         self._announce(link)
 
     def _announce(self, link: PeerLink) -> None:
-        """Announce what it is time for, and give it to the data thread. A closing link announces nothing more."""
+        """Announce the chunks whose turn has come and give them to the data thread; none on a closing link."""
         assert link.data is not None, "a producer's link is open from the start"
         while link.is_usable and (chunk := self._queues[link].take()) is not None:
             machine = self._producing[chunk.transfer_id].machine
@@ -263,7 +282,7 @@ class ProducerTransfers:
 
 
 def _describe_want(link: PeerLink, message: Ready, fetch: Fetch) -> WantedFetch:
-    # Its addresses are not known here, and nobody dials a consumer.
+    # A producer does not know its consumer's addresses, and needs none: consumers dial.
     assert link.pieces is not None, "a producer's link is open from the start"
     further = ("",) * (link.pieces.peer_tp_size - 1)
     peer = EngineAddress(link.peer[0], link.peer[1], "", further)

@@ -1,11 +1,12 @@
 """The transfer agent: one thread that owns every link and every transfer of this engine's rank.
 
 Everything that happens is an event on one queue: what the engine's steps ask for, messages, the ends of streams, chunks
-that moved. The agent feeds them to the transfers' machines and does what they say. What the scheduler has to know is
-collected until take_output(). The engine thread is never waited for and never waits.
+that moved. The agent feeds the events to the transfers' machines and carries their instructions out. Reports for the
+scheduler are collected until take_output(). The agent never waits for the engine thread, nor the engine thread for the
+agent, except in stop().
 
-Invariant: a transfer on a link is failed only when that link's data thread has ended, so that no block is reported as
-free while a transport may still touch it.
+Invariant: a transfer on a link is failed only when that link's data thread has ended, or was never started, so that no
+block is reported as free while a transport may still touch it.
 """
 
 from __future__ import annotations
@@ -102,7 +103,11 @@ _Event = _Step | _Computed | _Message | _Malformed | _StreamClosed | _ChunkMoved
 
 
 class TransferAgent:
-    """start_step(), finish_step(), take_output() and stop() come from the engine thread."""
+    """The agent of one rank. The engine thread calls start_step(), finish_step(), take_output() and stop().
+
+    Streams and data threads call the on_ methods from their own threads. The links, the transfers and everything else
+    belong to the agent's thread, but for the output and the error.
+    """
 
     def __init__(
         self,
@@ -114,6 +119,7 @@ class TransferAgent:
         control: Control,
         on_progress: Callable[[], None],
     ) -> None:
+        """on_progress: called on the agent's thread when take_output() has something new."""
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._on_progress = on_progress
         self._links = LinkTable(config, identity, layout, kv_cache, transport, control, self)
@@ -131,15 +137,15 @@ class TransferAgent:
     # -- from the engine thread ----------------------------------------------------------------------------------
 
     def start_step(self, metadata: KVConnectorMetadata, after: ComputeEvent | None = None) -> None:
-        """Queue what a step asks for. after: what was computed before the step."""
+        """Queue what a step asks for. after: see TransferTable.on_step()."""
         self._events.put(_Step(metadata, after))
 
     def finish_step(self, progress: tuple[ProducerProgress, ...], after: ComputeEvent | None = None) -> None:
-        """Queue that these requests' KV is computed, once the device has passed `after`."""
+        """Queue what a step's forward pass computes; it is computed once the device has passed `after`."""
         self._events.put(_Computed(progress, after))
 
     def take_output(self) -> KVConnectorOutput:
-        """What happened since the last call. Raises what the agent died of, if it did."""
+        """Return the reports since the last call. Raises KVTransferError if the agent has died."""
         if self._error is not None:
             raise KVTransferError(f"the transfer agent died: {self._error}") from self._error
         with self._output_lock:
@@ -147,30 +153,30 @@ class TransferAgent:
         return output
 
     def stop(self) -> None:
-        """Close every link and end the thread."""
+        """Close every link and end the thread; wait a few seconds for it at most."""
         self._events.put(_Stop())
         self._thread.join(_STOP_TIMEOUT_S)
 
     # -- from streams and data threads ---------------------------------------------------------------------------
 
     def on_message(self, stream: ControlStream, message: ControlMessage) -> None:
-        """StreamEvents."""
+        """Queue a message; see StreamEvents."""
         self._events.put(_Message(stream, message))
 
     def on_malformed(self, stream: ControlStream, reason: str) -> None:
-        """StreamEvents."""
+        """Queue that something came which is no message; see StreamEvents."""
         self._events.put(_Malformed(stream, reason))
 
     def on_closed(self, stream: ControlStream, reason: str) -> None:
-        """StreamEvents."""
+        """Queue the end of a stream; see StreamEvents."""
         self._events.put(_StreamClosed(stream, reason))
 
     def on_chunk_moved(self, link: PeerLink, job: ChunkJob) -> None:
-        """A data thread moved a chunk."""
+        """Queue that a data thread has moved a chunk."""
         self._events.put(_ChunkMoved(link, job))
 
     def on_data_dead(self, link: PeerLink, reason: str) -> None:
-        """A data thread has ended."""
+        """Queue that a data thread has ended."""
         self._events.put(_DataDead(link, reason))
 
     # -- the agent's own thread ----------------------------------------------------------------------------------
@@ -179,7 +185,7 @@ class TransferAgent:
         try:
             self._handle_until_stopped()
         except BaseException as error:
-            # A broken invariant kills the engine: its thread finds the error in take_output().
+            # A broken invariant ends the engine: its thread finds the error in take_output().
             logger.exception("the transfer agent died")
             self._error = error
             self._on_progress()
@@ -187,7 +193,7 @@ class TransferAgent:
             self._links.close_all(_STOP_TIMEOUT_S)
 
     def _publish(self, now_s: float) -> None:
-        """Hand what the transfers reported to the engine thread, which waits for nothing else of this thread."""
+        """Hand the transfers' reports to the engine thread, and wake it if there is anything new."""
         epoch_s = time.time() - now_s
         news = self._transfers.take_output(self._links.num_open, epoch_s)
         have_links_changed = self._link_stats.update(now_s, epoch_s, is_due=not news.is_empty())
@@ -212,7 +218,7 @@ class TransferAgent:
             self._publish(now_s)
 
     def _next_event(self) -> _Event | None:
-        """The next event, or None when a deadline has come."""
+        """Wait for the next event and return it; None when a deadline has come."""
         deadlines = [d for d in (self._links.next_deadline(), self._transfers.next_deadline()) if d is not None]
         timeout_s = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
         try:
@@ -260,7 +266,7 @@ class TransferAgent:
         self._guarded(link, lambda: self._on_link_message(link, message, now_s))
 
     def _on_hello(self, stream: ControlStream, link: PeerLink | None, message: Hello) -> None:
-        """Answer the first Hello of a stream. A further one is refused by silence: the stream's link goes on."""
+        """Answer the first Hello of a stream. A further one is counted and not answered; the stream's link goes on."""
         if link is not None:
             self._count_refused("second hello", link.peer[0], "a stream has one link, and one Hello")
         elif (refusal := self._links.welcome(stream, message)) is not None:
@@ -273,7 +279,7 @@ class TransferAgent:
             self._close(link, f"malformed message: {reason}", is_fault=True)
 
     def _on_link_message(self, link: PeerLink, message: ControlMessage, now_s: float) -> None:
-        """Raises ProtocolViolation."""
+        """Give a message to the part that it is for. Raises ProtocolViolation."""
         link.check_turn(message)
         match message:
             case Ping():
@@ -288,7 +294,7 @@ class TransferAgent:
                 self._transfers.on_producer_message(link, message, now_s)
 
     def _guarded(self, link: PeerLink, action: Callable[[], None]) -> None:
-        """A peer that breaks the protocol loses its link, and nothing else happens."""
+        """Do something that a peer has caused; if the peer breaks the protocol, its link is closed."""
         try:
             action()
         except ProtocolViolation as error:
@@ -314,7 +320,7 @@ class TransferAgent:
             self._close(lifeless.link, lifeless.reason, is_fault=True)
 
     def _close(self, link: PeerLink, reason: str, *, is_fault: bool = False) -> None:
-        """Begin to close a link; one without a data thread is dead at once."""
+        """Begin to close a link; a link without a data thread is dead at once."""
         if self._links.close(link, reason, is_fault=is_fault):
             self._links.forget(link)
             self._transfers.on_link_dead(link)

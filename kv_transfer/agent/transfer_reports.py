@@ -1,4 +1,4 @@
-"""What all transfers of an engine's rank report: events for its scheduler, and counters."""
+"""The collected reports of all transfers of an engine's rank: events for its scheduler, and counters."""
 
 from __future__ import annotations
 
@@ -7,27 +7,31 @@ from kv_transfer.transfer_stats import TransferStats
 
 
 class TransferReports:
-    """Belongs to the agent's thread. output: since it was last taken; stats: since the start."""
+    """Reports and counters, which every transfer adds to. The object belongs to the agent's thread.
+
+    output: the reports since they were last taken
+    stats:  the counters since the start
+    """
 
     def __init__(self) -> None:
         self.output = KVConnectorOutput()
         self.stats = TransferStats()
 
     def add(self, report: TransferReport) -> None:
-        """Tell the scheduler."""
+        """Report an event to the scheduler."""
         self.output.reports.append(report)
 
     def count_dropped(self, reason: str) -> None:
-        """A message was dropped."""
+        """Count a message that was dropped. reason: one of a few fixed texts"""
         dropped = self.stats.dropped_messages
         dropped[reason] = dropped.get(reason, 0) + 1
 
     def count_begun(self, attempt: int) -> None:
-        """A transfer has begun."""
+        """Count a transfer that has begun: as a retry if the request was submitted before."""
         self.stats.num_retries += attempt > 0
 
     def count_received(self, received: ReceivedKV) -> None:
-        """A load is over."""
+        """Count a load that is over, by its outcome, and a handoff's times."""
         stats, timings = self.stats, received.timings
         if received.outcome is LoadOutcome.FAILED:
             stats.num_transfers_failed += 1
@@ -36,7 +40,7 @@ class TransferReports:
         else:
             stats.num_transfers_completed += 1
         if received.first_token_id is not None and timings is not None:
-            # A handoff: what a fetch takes is all exposed, and says nothing of how well handoffs are hidden.
+            # A handoff. Nothing hides the time of a fetch, so it would tell nothing of how well handoffs are hidden.
             stats.num_timed_transfers += 1
             stats.transfer_s += timings.transfer_s
             stats.exposed_s += timings.exposed_s

@@ -1,4 +1,4 @@
-"""Every transfer of this engine's rank: what happens is given to those that it is about, what they report collected."""
+"""Every transfer of this engine's rank: hands each event to its transfers, and collects the transfers' reports."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from kv_transfer.transports.base import ComputeEvent
 logger = logging.getLogger(__name__)
 
 _MAX_STORIES: Final = 8
-"""The transfers of a lost link whose stories are logged: the others have mostly the same ones."""
+"""How many stories are logged for a lost link: its other transfers have mostly the same story."""
 
 
 class TransferTable:
-    """Belongs to the agent's thread."""
+    """The transfers of one rank, at either end. The object belongs to the agent's thread."""
 
     def __init__(self, config: KVTransferConfig, layout: KVCacheLayout, links: LinkTable) -> None:
         self._links = links
@@ -38,13 +38,14 @@ class TransferTable:
 
     @property
     def output(self) -> KVConnectorOutput:
-        """What has happened since it was last taken."""
+        """Return the reports since the last take_output(), without taking them."""
         return self._reports.output
 
     def take_output(self, num_links: int, epoch_s: float = 0.0) -> KVConnectorOutput:
-        """What happened since the last call, with a copy of the counters.
+        """Return the reports since the last call, with a copy of the counters.
 
-        epoch_s: the Unix time of the monotonic clock's zero
+        num_links: links that are open, or opening
+        epoch_s:   the Unix time of the monotonic clock's zero
         """
         output, self._reports.output = self._reports.output, KVConnectorOutput()
         stats, pins = self._reports.stats, (self._producing.pins, self._consuming.pins)
@@ -61,27 +62,28 @@ class TransferTable:
         return output
 
     def count_dropped(self, reason: str) -> None:
-        """A message was dropped."""
+        """Count a message that was dropped. reason: one of a few fixed texts"""
         self._reports.count_dropped(reason)
 
     def count_stall(self) -> None:
-        """A chunk missed its deadline."""
+        """Count a chunk that has missed its deadline."""
         self._reports.stats.num_stalls += 1
 
     def take_breaches(self) -> list[tuple[PeerLink, ProtocolViolation]]:
-        """The links that the last step has found to break the protocol, once."""
+        """Remove and return the links that the last step has found to break the protocol."""
         return self._producing.take_breaches()
 
     # -- what the scheduler asks for -----------------------------------------------------------------------------
 
     def on_step(self, metadata: KVConnectorMetadata, now_s: float, after: ComputeEvent | None = None) -> None:
-        """Before a forward. after: on a device, where what was computed so far is done.
+        """Begin what a step asks for, before its forward pass.
 
-        A finish comes after the progress of the step that finished it: the steps' order holds.
+        after: the point on the device's compute stream at which all earlier steps are computed; None on the CPU
+        A request's progress is taken in before its finish, so its blocks are queued before FINISHED is sent.
         """
         for key, params, num_prompt_tokens in metadata.new_producers:
             self._producing.begin(key, params, num_prompt_tokens, now_s)
-        # What the prefix cache holds leaves before this step's forward computes the rest.
+        # Blocks that the prefix cache holds leave before this step's forward pass computes the rest.
         cached = ((p.key, p.block_ids, p.num_computed_tokens_before) for p in metadata.progress)
         self._producing.on_progress(cached, after)
         for reservation in metadata.reservations:
@@ -92,22 +94,22 @@ class TransferTable:
             self._consuming.on_cancel(key, now_s)
 
     def on_computed(self, progress: Iterable[ProducerProgress], after: ComputeEvent | None = None) -> None:
-        """After a forward, which the device has done when it has passed `after`."""
+        """Queue the blocks that a step's forward pass has computed once the device has passed `after`."""
         computed = ((p.key, p.block_ids, p.num_computed_tokens_after) for p in progress)
         self._producing.on_progress(computed, after)
 
-    # -- what peers say, and what links do -----------------------------------------------------------------------
+    # -- what peers send, and what links do ----------------------------------------------------------------------
 
     def on_consumer_message(self, link: PeerLink, message: Ready | Cancel, now_s: float) -> None:
-        """Raises ProtocolViolation."""
+        """Give a consumer's message to its transfer at this producer. Raises ProtocolViolation."""
         self._producing.on_message(link, message, now_s)
 
     def on_producer_message(self, link: PeerLink, message: Chunk | ChunkSum | Finished, now_s: float) -> None:
-        """Raises ProtocolViolation."""
+        """Give a producer's message to its load at this consumer. Raises ProtocolViolation."""
         self._consuming.on_message(link, message, now_s)
 
     def on_chunk_moved(self, link: PeerLink, job: ChunkJob, now_s: float) -> None:
-        """A data thread moved a chunk. Raises ProtocolViolation."""
+        """Count a chunk that a data thread has moved. Raises ProtocolViolation."""
         stats = self._reports.stats
         num_blocks = len(job.blocks)
         num_bytes = sum(block.nbytes for block in job.blocks)
@@ -125,14 +127,14 @@ class TransferTable:
             self._consuming.on_chunk_received(link, job, now_s)
 
     def on_link_dead(self, link: PeerLink) -> None:
-        """The link's data thread has ended: its transfers fail."""
+        """Fail the link's transfers, and log their stories. The link's data thread has ended."""
         reason = f"link with {link.peer[0]} lost: {link.reason}"
         self._log_stories(link)
         self._producing.on_link_dead(link, reason)
         self._consuming.on_link_dead(link, reason)
 
     def _log_stories(self, link: PeerLink) -> None:
-        """Log what its transfers have been through: a stall, a breach of the protocol or a wedge has ended them."""
+        """Log the stories of a lost link's transfers: they show what led to a stall, a breach or a refusal."""
         stories = [*self._producing.stories_on(link), *self._consuming.stories_on(link)]
         if stories:
             fields = {
@@ -144,10 +146,10 @@ class TransferTable:
             logger.warning("a link with transfers is lost", extra=fields)
 
     def on_time(self, now_s: float) -> list[PeerLink]:
-        """Apply deadlines; returns the links that are stuck."""
+        """Apply the transfers' deadlines; return the links on which a cancel was not answered in time."""
         self._producing.on_time(now_s)
         return self._consuming.overdue(now_s)
 
     def next_deadline(self) -> float | None:
-        """Monotonic time of the first deadline of any transfer."""
+        """Return the monotonic time of the first deadline of any transfer; None if there is none."""
         return min([*self._producing.deadlines(), *self._consuming.deadlines()], default=None)

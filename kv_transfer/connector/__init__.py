@@ -1,1 +1,1 @@
-"""The values and interfaces between a scheduler and what moves its KV, which both sides import."""
+"""The values and interfaces between a scheduler and the code that moves its KV; both import them."""

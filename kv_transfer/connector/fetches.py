@@ -1,4 +1,4 @@
-"""Fetches: an engine says in its READY that it wants something in another one's memory, without a request there."""
+"""Fetches: an engine asks, in its READY, for something in another engine's memory. No request runs there for it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from kv_transfer.params import EngineAddress
 from kv_transfer.ranges import Count, PositiveCount, ShortBytes, WireName
 
 MAX_BLOCK_HASHES: Final = 2**17
-"""The most in one READY: a prompt of two million tokens in blocks of 16."""
+"""The most block hashes in one READY: enough for a prompt of two million tokens in blocks of 16."""
 
 
 class PrefixFetch(msgspec.Struct, frozen=True, tag="prefix"):
-    """These blocks, or as many of them, from the first one on, as the peer has in its prefix cache.
+    """A fetch of cached blocks. The peer sends as many of them, from the first one on, as its prefix cache has.
 
-    fetch_id: the same for all parts of the fetch, each of which has a transfer id of its own
+    fetch_id:     the same for all parts of the fetch; each part has a transfer id of its own
+    block_hashes: of the wanted blocks, in the order of the prompt
     """
 
     fetch_id: WireName
@@ -26,7 +27,10 @@ class PrefixFetch(msgspec.Struct, frozen=True, tag="prefix"):
 
 
 class BytesFetch(msgspec.Struct, frozen=True, tag="bytes"):
-    """The bytes that the peer has under a name, for example the embeddings of an image under the image's hash."""
+    """A fetch of the bytes that the peer has under a name, for example an image's embeddings under the image's hash.
+
+    fetch_id: the same for all parts of the fetch
+    """
 
     fetch_id: WireName
     name: WireName
@@ -36,10 +40,12 @@ Fetch: TypeAlias = PrefixFetch | BytesFetch
 
 
 class WantedFetch(msgspec.Struct, frozen=True):
-    """Worker -> scheduler: another engine fetches something that this one may have.
+    """Worker -> scheduler: another engine fetches something that this engine may have.
 
-    The answer is a producer without a request, whose ticket has this transfer id, attempt and peer.
-    num_ranks: so many ranks of this engine hear of it, each from those of its peers that want something of it
+    This engine answers as a producer without a request; the producer's ticket has this transfer id, attempt and peer.
+
+    transfer_id: of one part, as long as it is told by a link; of the whole fetch, its fetch_id, after RankParts
+    num_ranks:   how many ranks of this engine report the same fetch, each once
     """
 
     transfer_id: WireName
@@ -50,6 +56,6 @@ class WantedFetch(msgspec.Struct, frozen=True):
 
     @property
     def answer_key(self) -> TransferKey:
-        """The key of the transfer that answers it."""
+        """The key of the transfer that answers this fetch."""
         is_prefix = isinstance(self.fetch, PrefixFetch)
         return TransferKey(TransferKind.PREFIX_ANSWER if is_prefix else TransferKind.BYTES_ANSWER, self.transfer_id)

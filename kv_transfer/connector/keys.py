@@ -1,4 +1,8 @@
-"""The names of transfers inside one engine: what a step asks for and what is reported names a transfer by its key."""
+"""The names of transfers inside one engine.
+
+A step's metadata and the worker side's reports name a transfer by its key. Two engines that take part in one transfer
+have different keys for it; between them it has its transfer id.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,10 @@ class TransferKind(StrEnum):
 
 
 class TransferKey(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """A transfer, or the part of one that moves between two ranks.
+    """The name of a transfer, or of the part of a transfer that moves between two ranks.
+
+    Invariant: no two transfers of an engine have the same key at a time. The scheduler does not accept a request's id
+    again while the request's blocks are held, and answers each fetch once.
 
     name: the request's id, for a handoff and a prefix fetch; the transfer's own id, for the other kinds
     part: the peer's rank; None: the whole transfer

@@ -1,4 +1,4 @@
-"""What the connector's worker side reports to the scheduler: one list of events, each of which names its transfer."""
+"""The reports of the connector's worker side to the scheduler: one list of events, each of which names its transfer."""
 
 from __future__ import annotations
 
@@ -17,22 +17,26 @@ from kv_transfer.transfer_stats import TransferStats, TransferTimings
 
 
 class LoadOutcome(StrEnum):
-    """How a consumer's load ended. After any of them nothing writes the request's blocks any more."""
+    """How a consumer's load ended. After each of these ends nothing writes the request's blocks any more."""
 
     LOADED = "loaded"
+    """The KV has arrived; for a prefix fetch, as much of it as the other engine had."""
     RELEASED = "released"
     """The producer finished the request itself: nothing is left to do here."""
     CANCELLED = "cancelled"
-    """The drain after a consumer_cancel is over."""
+    """The load was cancelled here, and what was announced has been received, or the link is dead."""
     FAILED = "failed"
+    """The load has ended early; the reason says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedKV:
-    """What became of a consumer's load.
+    """The result of a consumer's load.
 
-    num_valid_tokens: so many tokens from the start have their KV in place (all of the prompt if LOADED)
+    num_valid_tokens: how many tokens from the start have their KV in place; all of the prompt if a handoff is LOADED
     first_token_id:   token 0, set iff a handoff is LOADED
+    reason:           why the load failed; empty otherwise
+    timings:          None if the link was lost before the end
     """
 
     outcome: LoadOutcome
@@ -43,28 +47,32 @@ class ReceivedKV:
 
 
 class ReadyToPrefill(msgspec.Struct, frozen=True, tag="ready_to_prefill"):
-    """A producer's consumer has reserved its blocks."""
+    """The consumer of a producer's request has reserved its blocks: the request may compute."""
 
     key: TransferKey
 
 
 class FailedSending(msgspec.Struct, frozen=True, tag="failed_sending"):
-    """A producer's consumer is gone or has let go: give the request up. FinishedSending follows once it has ended."""
+    """The consumer of a producer's request is gone or has cancelled: the request has to end.
+
+    FinishedSending follows once the request has ended and nothing reads its blocks any more.
+    """
 
     key: TransferKey
     reason: LongText
 
 
 class FinishedSending(msgspec.Struct, frozen=True, tag="finished_sending"):
-    """Nobody reads the blocks of a finished producer any more: free them."""
+    """Nothing reads the blocks of a producer's finished request any more: they can be freed."""
 
     key: TransferKey
 
 
 class FinishedReceiving(msgspec.Struct, frozen=True, tag="finished_receiving"):
-    """The one and only report on a consumer's load: nothing writes its blocks any more.
+    """The one and only report of a consumer's load: nothing writes the load's blocks any more.
 
-    data: what a fetch of bytes has brought, whole slots of it
+    data: the bytes that a fetch of bytes has brought, with zeros up to the end of the last slot; None if it has not
+          brought all of them, and for loads of KV
     """
 
     key: TransferKey
@@ -73,7 +81,7 @@ class FinishedReceiving(msgspec.Struct, frozen=True, tag="finished_receiving"):
 
 
 class PartFailed(msgspec.Struct, frozen=True, tag="part_failed"):
-    """A load of which one rank's part, or one link's, has failed while others wait: it has to be cancelled."""
+    """One part of a load, between two ranks, has failed while others wait: the whole load has to be cancelled."""
 
     key: TransferKey
 
@@ -86,7 +94,7 @@ class FinishedLoading(msgspec.Struct, frozen=True, tag="finished_loading"):
 
 
 class FetchWanted(msgspec.Struct, frozen=True, tag="fetch_wanted"):
-    """Another engine wants something."""
+    """Another engine fetches something that this engine may have."""
 
     want: WantedFetch
 
@@ -98,18 +106,21 @@ TransferReport: TypeAlias = (
 
 @dataclass(slots=True)
 class KVConnectorOutput:
-    """What happened on the worker side since the last call, in order. Late and duplicate reports are harmless."""
+    """The reports of the worker side since the last call, in order. Late and duplicate reports are harmless.
+
+    stats, store_stats: counters since the start, as of now; None: as before
+    """
 
     reports: Annotated[list[TransferReport], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
     stats: TransferStats | None = None
     store_stats: StoreStats | None = None
 
     def is_empty(self) -> bool:
-        """Whether nothing happened."""
+        """Whether there is no report. Counters do not count as one."""
         return not self.reports
 
     def merge(self, later: KVConnectorOutput) -> None:
-        """Add what happened afterwards; its stats take the place of these."""
+        """Add the reports of a later output, and take its counters instead of these if it has any."""
         self.reports += later.reports
         self.stats = later.stats or self.stats
         self.store_stats = later.store_stats or self.store_stats

@@ -1,4 +1,4 @@
-"""What each step of the scheduler asks of the connector's worker side: plain values, which go to every rank."""
+"""The requests of each scheduler step to the connector's worker side: plain values, which go to every rank."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from kv_transfer.ranges import (
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Consumer, scheduler -> worker: these blocks wait for a producer's KV; tell it READY.
+    """Consumer, scheduler -> worker: these blocks wait for a producer's KV; send READY to the producer.
 
-    block_ids: every block of the prompt in order, those that hit the local prefix cache included
-    num_local_blocks: the first so many of them are already here and must not be sent
-    fetch: what is wanted, if this is no handoff
+    block_ids:        every block of the prompt in order, those that hit the local prefix cache included
+    num_local_blocks: how many of these, from the first one on, are already here and must not be sent
+    fetch:            what to ask the other engine for; None: this is a handoff
     """
 
     key: TransferKey
@@ -40,7 +40,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class ProducerProgress:
-    """Producer, scheduler -> worker: how far this request's KV is before and after this step's forward.
+    """Producer, scheduler -> worker: how far a request's KV is computed before and after this step's forward pass.
 
     block_ids: every block that the request holds, in order
     """
@@ -55,7 +55,7 @@ class ProducerProgress:
 class StagedBytes:
     """Producer, scheduler -> worker: put these bytes into these blocks before the step's transfers begin.
 
-    key: of the transfer that sends them; the blocks are zeroed when it reports FinishedSending
+    key: of the transfer that sends the bytes; the blocks are zeroed when that transfer reports FinishedSending
     """
 
     key: TransferKey
@@ -69,18 +69,18 @@ class ProducerEnd(StrEnum):
     HANDED_OVER = "handed_over"
     """Prefill is done and token 0 sampled; the consumer goes on."""
     FINISHED_HERE = "finished_here"
-    """Token 0 ended the request (EOS, a stop token, max_tokens=1): the consumer lets go."""
+    """Token 0 ended the request (EOS, a stop token, max_tokens=1): the consumer frees its blocks."""
     PREFIX_SENT = "prefix_sent"
-    """A fetch: what is cached here of the prefix is sent, which may be less than was wanted."""
+    """Everything that this engine has of a fetch has been queued, which may be less than was asked for."""
     ABORTED = "aborted"
-    """The request was aborted or failed here; the consumer is told."""
+    """The request was aborted, or failed, at the producer; the consumer is told."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerFinish:
-    """Producer, scheduler -> worker: the request has ended here; its blocks stay until FinishedSending.
+    """Producer, scheduler -> worker: the request has ended here; its blocks stay allocated until FinishedSending.
 
-    first_token_id is set iff end is HANDED_OVER.
+    first_token_id: token 0, set iff end is HANDED_OVER
     """
 
     key: TransferKey
@@ -90,18 +90,18 @@ class ProducerFinish:
 
 @dataclass(frozen=True, slots=True)
 class KVConnectorMetadata:
-    """What one step of the scheduler asks of the worker side."""
+    """All that one step of the scheduler asks of the worker side."""
 
     new_producers: Annotated[tuple[tuple[TransferKey, KVTransferParams, Count], ...], Meta(max_length=MAX_ITEMS)] = ()
-    """(key, ticket, num_prompt_tokens) of requests that this engine will produce for; expect their READY."""
+    """(key, ticket, num_prompt_tokens) of each new transfer that this engine sends; READY may have come before it."""
     reservations: Annotated[tuple[Reservation, ...], Meta(max_length=MAX_ITEMS)] = ()
     progress: Annotated[tuple[ProducerProgress, ...], Meta(max_length=MAX_ITEMS)] = ()
     producer_finishes: Annotated[tuple[ProducerFinish, ...], Meta(max_length=MAX_ITEMS)] = ()
     consumer_cancels: Annotated[tuple[TransferKey, ...], Meta(max_length=MAX_ITEMS)] = ()
-    """Consumer requests that ended (abort, deadline) while their blocks may still be written: drain, then report."""
+    """Loads that are not wanted any more (an abort, a deadline): receive what was announced, then report."""
     stores: StoreMetadata | None = None
     staged: Annotated[tuple[StagedBytes, ...], Meta(max_length=MAX_ITEMS)] = ()
-    """Of producers that begin with this step."""
+    """Bytes of transfers in new_producers."""
 
     def is_empty(self) -> bool:
         """Whether the worker side has nothing to do."""

@@ -1,4 +1,4 @@
-"""What the two sides of an engine's stores say to each other, inside the connector's metadata and output."""
+"""The values that the two sides of an engine's stores exchange, inside the connector's metadata and output."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from kv_transfer.ranges import MAX_ITEMS, Clock, Count, LongText, ShortBytes, To
 
 @dataclass(frozen=True, slots=True)
 class LoadedBlocks:
-    """Worker -> scheduler, the one and only report on a load: so many of its blocks, from the first on, are in place.
+    """Worker -> scheduler: how many of a load's blocks, from the first one on, are in place.
 
-    After it nothing writes any of them. A cancelled load reports as well.
+    This is the one and only report of a load; a cancelled load reports as well. Afterwards nothing writes the blocks.
+
+    reason: why blocks are missing; empty if none is
     """
 
     num_blocks: Count
@@ -23,7 +25,10 @@ class LoadedBlocks:
 
 @dataclass(frozen=True, slots=True)
 class StoredBlock:
-    """One block, in one store (its place in the list of stores) and in the KV cache."""
+    """One block, in a store and in the KV cache.
+
+    store: the store's index in the list of the engine's stores
+    """
 
     store: Count
     block_hash: ShortBytes
@@ -32,7 +37,7 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class BlockLoad:
-    """Scheduler -> worker: fill these blocks, the request's next ones after those that it has."""
+    """Scheduler -> worker: fill these blocks from stores. They follow the blocks whose KV the request already has."""
 
     request_id: WireName
     blocks: Annotated[tuple[StoredBlock, ...], Meta(max_length=MAX_ITEMS)]
@@ -40,11 +45,11 @@ class BlockLoad:
 
 @dataclass(frozen=True, slots=True)
 class StoreMetadata:
-    """What one step asks of the stores, in this order.
+    """All that one step asks of the stores, in this order.
 
-    dropped:    (store, block hash)
-    saves:      copied out before anything of this step, or later, writes these blocks
-    loads, cancelled_loads: by request id
+    dropped:         (store, block hash) of blocks that a store has to forget
+    saves:           blocks to copy out before anything of this step, or later, writes them
+    cancelled_loads: ids of requests whose loads are not wanted any more
     """
 
     dropped: Annotated[tuple[tuple[Count, ShortBytes], ...], Meta(max_length=MAX_ITEMS)] = ()
@@ -59,11 +64,14 @@ class StoreMetadata:
 
 @dataclass(slots=True)
 class StoreStats:
-    """Counters of one rank's stores since they started, and how long loads took."""
+    """Counters of one rank's stores since they started.
+
+    load_s: seconds that loads have taken, all together
+    """
 
     num_saved_blocks: Total = 0
     num_unsaved_blocks: Total = 0
-    """Blocks that a store had no room, or no time, for."""
+    """Blocks that were to be saved and were not: the store could not take them, or failed."""
     num_loaded_blocks: Total = 0
     num_missing_blocks: Total = 0
     """Blocks that were to be loaded and did not come."""

@@ -1,8 +1,9 @@
-"""Which chunk a producer announces next on a link: the link's transfers take turns.
+"""The order in which a producer announces chunks on a link: the link's transfers take turns.
 
-What has been announced is sent in that order, so little is announced ahead of what has left: two chunks, that the data
-thread always finds the next one, or as many small ones as weigh no more than two full ones. A short transfer behind a
-long one waits for those, and from then on for one chunk of each other transfer at a time.
+Chunks are sent in the order in which they were announced. So few chunks are announced before earlier ones have left:
+two, so that the data thread always finds the next one, or as many small chunks as have together no more bytes than two
+full ones. A short transfer behind a long one waits for these, and from then on for one chunk of each other transfer at
+a time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ _NUM_AHEAD: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class QueuedChunk:
-    """Blocks of one transfer that may leave. after: on a device, where they are computed."""
+    """Blocks of one transfer that may leave.
+
+    first_block: the first block's index in the prompt
+    size_bytes:  of all the chunk's blocks together
+    after:       the point on the device's compute stream at which the blocks are computed; None on the CPU
+    """
 
     transfer_id: str
     first_block: int
@@ -28,22 +34,23 @@ class QueuedChunk:
 
 
 class ChunkQueue:
-    """Of one link. Each transfer's chunks keep their order."""
+    """The chunks of one link that are not announced yet. Each transfer's chunks keep their order."""
 
     def __init__(self, max_chunk_bytes: int) -> None:
-        """max_chunk_bytes: of a full chunk."""
+        """max_chunk_bytes: size of a full chunk."""
         self._max_ahead_bytes = _NUM_AHEAD * max_chunk_bytes
         self._waiting: OrderedDict[str, deque[QueuedChunk]] = OrderedDict()
-        """Invariant: none is empty, and the first one's turn is next."""
+        """The chunks of each transfer. Invariant: no queue is empty, and the first transfer's turn is next."""
         self._ahead: deque[int] = deque()
+        """The sizes in bytes of the chunks that are announced and have not left."""
         self._ahead_bytes = 0
 
     def put(self, chunk: QueuedChunk) -> None:
-        """Queue a chunk behind those of its transfer."""
+        """Queue a chunk behind its transfer's other chunks."""
         self._waiting.setdefault(chunk.transfer_id, deque()).append(chunk)
 
     def take(self) -> QueuedChunk | None:
-        """The chunk to announce now; None if there is none, or enough is announced."""
+        """Return the chunk to announce now; None if none is queued, or enough chunks are announced."""
         if not self._waiting:
             return None
         transfer_id, chunks = next(iter(self._waiting.items()))
@@ -60,9 +67,9 @@ class ChunkQueue:
         return chunk
 
     def on_sent(self) -> None:
-        """The oldest announced chunk has left."""
+        """Note that the oldest announced chunk has left."""
         self._ahead_bytes -= self._ahead.popleft()
 
     def drop(self, transfer_id: str) -> None:
-        """Forget a transfer's chunks that are not announced."""
+        """Drop a transfer's chunks that are not announced."""
         self._waiting.pop(transfer_id, None)

@@ -1,7 +1,14 @@
-"""The consumer's end of one transfer. See instructions.py for the protocol, and TRANSITIONS for every rule.
+"""The consumer's end of one transfer, as a pure machine. instructions.py has the protocol, TRANSITIONS every rule.
 
-It is over with its one report: when FINISHED is in and as many chunks as it says have been received, or the link is
-dead. Chunks are owed until FINISHED is in and so many have been announced; a second FINISHED takes owed ones back.
+The transfer is over with its one report: when FINISHED has arrived and as many chunks as it says have been received,
+or when the link is dead. The producer owes chunks until FINISHED has arrived and that many have been announced; a
+second FINISHED, with a smaller number, takes chunks back.
+
+Invariants: num_received <= num_announced, and num_announced <= FINISHED's number once that is known. Chunks arrive in
+order, so the blocks that were received intact are a prefix of the prompt. After the report nothing writes the blocks.
+
+The agent's thread owns the machine and carries its instructions out (agent/consumer_transfers.py). Times are monotonic
+seconds, which the caller passes in.
 """
 
 from __future__ import annotations
@@ -28,16 +35,17 @@ class ConsumerState(enum.IntEnum):
     """The states of a consumer's transfer."""
 
     OWED = enum.auto()
-    """FINISHED is not in: nobody knows yet how many chunks there are."""
+    """FINISHED has not arrived: the number of chunks is not known yet."""
     PROMISED = enum.auto()
-    """FINISHED is in, and has promised chunks that are not announced yet."""
+    """FINISHED has arrived, and has promised chunks that are not announced yet."""
     ARRIVING = enum.auto()
     """Every chunk is announced; some are still to arrive."""
     CANCELLED = enum.auto()
-    """CANCEL was sent, and the producer may still announce chunks: it has a deadline for the answer."""
+    """CANCEL was sent, and the producer may still announce chunks: its answer has a deadline."""
     DRAINING = enum.auto()
-    """Nobody wants the load any more; what was announced is still received."""
+    """The load was cancelled; every chunk is announced, and some are still to arrive."""
     OVER = enum.auto()
+    """The one report was made."""
 
 
 class ConsumerEvent(enum.IntEnum):
@@ -71,24 +79,26 @@ TRANSITIONS: Mapping[tuple[ConsumerState, ConsumerEvent], _Row] = MappingProxyTy
         (_S.OWED, _E.CHUNK): _Row(_A.RECEIVE, (_S.OWED,), "received"),
         (_S.OWED, _E.CHUNK_RECEIVED): _Row(_A.COUNT, (_S.OWED,), "counted"),
         (_S.OWED, _E.FINISHED): _Row(
-            _A.LEARN_END, (_S.PROMISED, _S.ARRIVING, _S.OVER), "reported if every chunk is in"
+            _A.LEARN_END, (_S.PROMISED, _S.ARRIVING, _S.OVER), "the end is known; reported if every chunk is here"
         ),
-        (_S.OWED, _E.CANCEL): _Row(_A.SEND_CANCEL, (_S.CANCELLED,), "CANCEL"),
+        (_S.OWED, _E.CANCEL): _Row(_A.SEND_CANCEL, (_S.CANCELLED,), "CANCEL is sent"),
         (_S.OWED, _E.LINK_LOST): _FAIL,
         (_S.PROMISED, _E.CHUNK): _Row(_A.RECEIVE, (_S.PROMISED, _S.ARRIVING), "received"),
         (_S.PROMISED, _E.CHUNK_RECEIVED): _Row(_A.COUNT, (_S.PROMISED,), "counted"),
         (_S.PROMISED, _E.FINISHED): _Row(
-            _A.LEARN_END, (_S.PROMISED, _S.ARRIVING, _S.OVER), "takes chunks back; reported if every chunk is in"
+            _A.LEARN_END, (_S.PROMISED, _S.ARRIVING, _S.OVER), "chunks are taken back; reported if every chunk is here"
         ),
-        (_S.PROMISED, _E.CANCEL): _Row(_A.SEND_CANCEL, (_S.CANCELLED,), "CANCEL"),
+        (_S.PROMISED, _E.CANCEL): _Row(_A.SEND_CANCEL, (_S.CANCELLED,), "CANCEL is sent"),
         (_S.PROMISED, _E.LINK_LOST): _FAIL,
         (_S.ARRIVING, _E.CHUNK_RECEIVED): _Row(_A.COUNT, (_S.ARRIVING, _S.OVER), "reported with the last one"),
-        (_S.ARRIVING, _E.CANCEL): _Row(_A.DRAIN, (_S.DRAINING,), "the producer has nothing more to say"),
+        (_S.ARRIVING, _E.CANCEL): _Row(_A.DRAIN, (_S.DRAINING,), "no CANCEL is sent: everything is announced"),
         (_S.ARRIVING, _E.LINK_LOST): _FAIL,
         (_S.CANCELLED, _E.CHUNK): _Row(_A.RECEIVE, (_S.CANCELLED, _S.DRAINING), "received"),
         (_S.CANCELLED, _E.CHUNK_RECEIVED): _Row(_A.COUNT, (_S.CANCELLED,), "counted"),
         (_S.CANCELLED, _E.FINISHED): _Row(
-            _A.LEARN_END, (_S.CANCELLED, _S.DRAINING, _S.OVER), "the answer, unless it promises more"
+            _A.LEARN_END,
+            (_S.CANCELLED, _S.DRAINING, _S.OVER),
+            "CANCEL is answered, unless more chunks are promised; reported if every chunk is here",
         ),
         (_S.CANCELLED, _E.LINK_LOST): _CANCELLED,
         (_S.DRAINING, _E.CHUNK_RECEIVED): _Row(_A.COUNT, (_S.DRAINING, _S.OVER), "reported with the last one"),
@@ -100,7 +110,16 @@ TRANSITIONS: Mapping[tuple[ConsumerState, ConsumerEvent], _Row] = MappingProxyTy
 
 @dataclass(slots=True)
 class ConsumerMachine:
-    """block_ids: the prompt's, those included that are already here. drain_timeout_s: for the answer to a cancel."""
+    """The consumer's end of one transfer: takes events, returns instructions.
+
+    block_ids:        the prompt's blocks in order, those included that are already here
+    num_local_blocks: how many of them, from the first one on, are already here
+    block_size:       tokens of a block; with block_size_bytes, block_ids and num_local_blocks counted in pieces after
+                      use_pieces()
+    drain_timeout_s:  how long the producer may take to answer a cancel
+    fetch:            what READY asks for; None: this is a handoff
+    content_hash:     of the consumer's request; empty: not compared with the producer's
+    """
 
     transfer_id: str
     attempt: int
@@ -114,14 +133,14 @@ class ConsumerMachine:
     content_hash: bytes = b""
     state: ConsumerState = ConsumerState.OWED
     deadline_s: float | None = None
-    """Monotonic, set while CANCELLED: if chunks are still owed by then the link is stuck and has to be closed."""
+    """Monotonic, set while CANCELLED: if the producer still owes chunks by then, the link has to be closed."""
     num_announced_chunks: int = 0
     story: TransferStory = field(default_factory=TransferStory)
     _num_announced_blocks: int = 0
     _num_valid_blocks: int = 0
     _num_received_chunks: int = 0
     _corrupt_chunk: int | None = None
-    """The first of them. Nothing from it on is valid; everything from it on is still received."""
+    """The index of the first corrupt chunk. Nothing from this chunk on is valid; all of it is still received."""
     _finished: Finished | None = None
     _first_chunk_s: float | None = None
     _prefill_finished_s: float | None = None
@@ -129,11 +148,11 @@ class ConsumerMachine:
 
     @property
     def is_over(self) -> bool:
-        """Whether the one report is made."""
+        """Whether the one report was made."""
         return self.state is ConsumerState.OVER
 
     def start(self) -> list[Instruction]:
-        """The blocks are reserved: tell the producer."""
+        """Return the READY that tells the producer that the blocks are reserved."""
         ready = Ready(
             self.transfer_id,
             self.attempt,
@@ -145,7 +164,7 @@ class ConsumerMachine:
         return [Send(ready)]
 
     def use_pieces(self, pieces: PieceMap) -> None:
-        """From now on, a block is a piece: what chunks count. Before any other word of a chunk; once is enough."""
+        """Count in pieces, as chunks do, from now on. Called before each chunk; only the first call has an effect."""
         if not self._is_in_pieces:
             self._is_in_pieces = True
             self.block_ids = pieces.ids(self.block_ids)
@@ -153,7 +172,10 @@ class ConsumerMachine:
             self.block_size, self.block_size_bytes = pieces.piece_tokens, pieces.piece_size_bytes
 
     def on_chunk(self, message: Chunk, now_s: float) -> list[Instruction]:
-        """Blocks were announced: receive them. Raises ProtocolViolation if they are not the next ones."""
+        """Receive announced blocks.
+
+        Raises ProtocolViolation if they are not the transfer's next blocks, or if no chunk is owed any more.
+        """
         row = self._find(ConsumerEvent.CHUNK)
         first = self.num_local_blocks + self._num_announced_blocks
         stop = first + message.num_blocks
@@ -171,7 +193,10 @@ class ConsumerMachine:
         return [ReceiveBlocks(self.block_ids[first:stop])]
 
     def on_chunk_received(self, num_blocks: int, now_s: float, *, is_intact: bool = True) -> list[Instruction]:
-        """The oldest outstanding chunk is in."""
+        """Count the oldest announced chunk, which has arrived. Raises ProtocolViolation, as on_finished() does.
+
+        is_intact: whether both ends' checksums of the chunk agree
+        """
         row = self._find(ConsumerEvent.CHUNK_RECEIVED)
         if row is None:
             return []
@@ -183,7 +208,11 @@ class ConsumerMachine:
         return self._report_if_complete(row, now_s)
 
     def on_finished(self, message: Finished, now_s: float) -> list[Instruction]:
-        """So many chunks in all, of which some may be announced later. Raises ProtocolViolation if more were."""
+        """Learn the number of chunks and how the request ended; some chunks may be announced later.
+
+        Raises ProtocolViolation if more chunks were announced than FINISHED says, or if a handoff has ended with KV
+        for a part of the prompt only.
+        """
         row = self._find(ConsumerEvent.FINISHED)
         if row is None:
             return []
@@ -198,7 +227,7 @@ class ConsumerMachine:
         return self._report_if_complete(row, now_s)
 
     def on_cancel(self, now_s: float) -> list[Instruction]:
-        """The load is not wanted any more: say so, and keep receiving what was announced."""
+        """Cancel the load: tell the producer if it still owes chunks, and go on receiving what was announced."""
         row = self._find(ConsumerEvent.CANCEL)
         if row is None:
             return []
@@ -210,7 +239,7 @@ class ConsumerMachine:
         return [Send(Cancel(self.transfer_id, self.attempt))]
 
     def on_link_lost(self, reason: str) -> list[Instruction]:
-        """The link is dead: what is here is here, and nothing more will be written."""
+        """Report the end: the link is dead, and its transport writes no block any more."""
         row = self._find(ConsumerEvent.LINK_LOST)
         if row is None:
             return []
@@ -222,7 +251,7 @@ class ConsumerMachine:
         return self.deadline_s is not None and self.deadline_s <= now_s
 
     def tell(self) -> str:
-        """The transfer's story, for a log."""
+        """Return the transfer's story in one line, for a log."""
         return f"{self.transfer_id}, attempt {self.attempt}, consumer: {self.story.tell(self.state)}"
 
     @property
@@ -230,7 +259,7 @@ class ConsumerMachine:
         return self.state in {ConsumerState.CANCELLED, ConsumerState.DRAINING}
 
     def _state_by_debt(self) -> ConsumerState:
-        """The state by what the producer may still announce."""
+        """Return the state that fits what the producer may still announce."""
         if self._finished is None:
             return self.state
         if self.num_announced_chunks < self._finished.num_chunks:
@@ -249,7 +278,7 @@ class ConsumerMachine:
 
     @property
     def num_valid_tokens(self) -> int:
-        """Chunks come in order, so what has been received intact is a prefix."""
+        """How many tokens from the prompt's start have their KV here, intact: chunks arrive in order."""
         num_blocks = self.num_local_blocks + self._num_valid_blocks
         return min(num_blocks * self.block_size, self.num_prompt_tokens)
 

@@ -1,8 +1,12 @@
-"""What two engines say to each other on a link's control stream.
+"""The messages of two engines on a link's control stream, in MessagePack.
 
-The consumer dials and speaks first: Hello, answered by Welcome or Refused. From then on the consumer says Ready and
-Cancel, the producer says Chunk, ChunkSum and Finished, each about one transfer and one attempt. The stream is ordered,
-and so are the bytes on the data link: the k-th Chunk is the k-th run of bytes. Either end may Ping, and is answered.
+The consumer dials and sends Hello, which the producer answers with Welcome or Refused. From then on the consumer sends
+Ready and Cancel, the producer sends Chunk, ChunkSum and Finished, each about one transfer and one attempt. The stream
+is ordered, and so are the bytes on the data link: the k-th Chunk announces the k-th run of bytes. Either end may send
+Ping; the other end answers with Pong.
+
+PROTOCOL_VERSION grows with each change that an older end would misread. An older end's Hello must still be read so that
+it can be refused by number: a field that a later version adds to Hello has a default.
 """
 
 from __future__ import annotations
@@ -20,7 +24,13 @@ PROTOCOL_VERSION: Final = 6
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """Consumer: who I am, whom I mean, and what a block is to me."""
+    """Consumer -> producer: the names of both ends, and the facts on which the two ends have to agree.
+
+    engine_id, incarnation:           of the consumer
+    peer_engine_id, peer_incarnation: of the producer that the consumer means to reach
+    transport:                        as in KVTransferConfig.transport, but never auto
+    layout:                           of the consumer's KV cache
+    """
 
     protocol_version: Count
     engine_id: WireName
@@ -31,13 +41,13 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     layout: KVCacheLayout
     checksum: bool = False
     is_on_gpu: bool = False
-    """What a later version adds has a default: an earlier one's Hello must be read to be refused."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """Producer: we agree, and this is what a block is to me.
+    """Producer -> consumer: the two ends agree.
 
-    rendezvous: where the data link is to be opened, in the transport's own words
+    rendezvous: where the data link is to be opened, in the transport's own form
+    layout:     of the producer's KV cache
     """
 
     rendezvous: Sentence
@@ -45,17 +55,17 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """Producer: we do not agree, and on what."""
+    """Producer -> consumer: the two ends do not agree; the reason has both values of what differs."""
 
     reason: Sentence
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Consumer: blocks are reserved; send those from first_block on (0 is the prompt's first).
+    """Consumer -> producer: blocks are reserved for the whole prompt; send KV from first_block on.
 
-    first_block counts the consumer's own blocks; chunks count pieces, see layout.py.
-    fetch: no request of the producer's is meant, but something in its memory
-    content_hash: of what the consumer's request is; a handoff of anything else is refused. Empty: not compared
+    first_block:  index in the prompt, in blocks of the consumer's size; chunks count pieces (layout.py)
+    fetch:        asks for something in the producer's memory; None: for the KV of a request that the producer has
+    content_hash: of the consumer's request; a handoff of another request's KV is refused. Empty: not compared
     """
 
     transfer_id: WireName
@@ -67,7 +77,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
-    """Producer: the next bytes on the data link are these blocks, or pieces where block sizes differ."""
+    """Producer -> consumer: the next bytes on the data link are these blocks, or pieces where block sizes differ."""
 
     transfer_id: WireName
     attempt: Count
@@ -76,7 +86,11 @@ class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
 
 
 class ChunkSum(msgspec.Struct, frozen=True, tag="chunk_sum"):
-    """Producer, with checksums on: the xxh3_64 of a chunk's bytes, once they have left. index: in its transfer."""
+    """Producer -> consumer, if the link has checksums: the checksum of a chunk's bytes, sent once they have left.
+
+    index:    of the chunk in its transfer
+    checksum: xxh3_64 (links/checksum.py)
+    """
 
     transfer_id: WireName
     attempt: Count
@@ -85,10 +99,13 @@ class ChunkSum(msgspec.Struct, frozen=True, tag="chunk_sum"):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
-    """Producer: it is over with num_chunks in all, those included that are yet to be announced.
+    """Producer -> consumer: the transfer's last chunk is queued.
 
-    first_token_id is set iff end is HANDED_OVER. Said again, with fewer chunks, if the consumer cancels before all of
-    them are announced.
+    Sent a second time, with fewer chunks, if the consumer cancels before all of them are announced.
+
+    num_chunks:     of the whole transfer, those included that are yet to be announced
+    first_token_id: token 0, set iff end is HANDED_OVER
+    reason:         why the producer gave the request up; empty otherwise
     """
 
     transfer_id: WireName
@@ -100,8 +117,9 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Consumer: announce nothing more. What was announced is still received; the answer is Finished, unless it was
-    said and nothing of what it promised is left to announce.
+    """Consumer -> producer: announce nothing more for this transfer. What was announced is still received.
+
+    The producer answers with Finished, unless it has sent Finished before and every chunk is announced already.
     """
 
     transfer_id: WireName
@@ -109,11 +127,11 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class Ping(msgspec.Struct, frozen=True, tag="ping"):
-    """Either end of an open link, when it has heard nothing for a while: are you there?"""
+    """Asks whether the other end of an open link is still there, after a while without any message from it."""
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong"):
-    """The answer, at once."""
+    """Answers a Ping, at once."""
 
 
 ControlMessage = Hello | Welcome | Refused | Ready | Chunk | ChunkSum | Finished | Cancel | Ping | Pong

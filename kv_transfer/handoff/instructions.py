@@ -1,4 +1,4 @@
-"""The handoff protocol, sans I/O: one machine for each end of a transfer. Events in, instructions out.
+"""The handoff protocol without I/O: one machine for each end of a transfer takes events and returns instructions.
 
     producer (producer_machine.py)                       consumer (consumer_machine.py)
     created .......... waits for READY      <--- READY - created: blocks are reserved
@@ -9,13 +9,18 @@
     every queued chunk has left: over                    so many chunks are in: reports, once
 
 - Transfers of a link take turns, one chunk at a time (chunk_queue.py). FINISHED waits for no turn: the consumer learns
-  of token 0 and of what is still to come at once, and each later CHUNK counts towards FINISHED's number.
-- The producer queues only what it holds, and holds it until it has left or the link is dead.
-- The consumer receives everything that was announced, also after a cancel; only then, or when the link is dead, it
-  reports, and after its report nothing writes its blocks.
-- Who is let go (a cancel, an abort, a request that ended at the producer) has its queued chunks dropped: FINISHED's
-  number is what was announced. If FINISHED has promised more already, a second one takes that back.
-- So a cancel is answered: by FINISHED, or by the last CHUNK that was owed. Both ends always know how much is to come.
+  at once of token 0 and of the number of chunks, and each later CHUNK counts towards that number.
+- The producer queues only blocks that its request holds, and the request holds them until they have left or the link
+  is dead.
+- The consumer receives everything that was announced, also after a cancel. Only then, or when the link is dead, the
+  consumer reports; after its report nothing writes its blocks.
+- If the consumer does not go on with the request (a cancel, an abort, a request that token 0 ended), the queued chunks
+  are dropped: FINISHED's number is that of the announced chunks. If an earlier FINISHED has promised more, a second
+  FINISHED takes the promise back.
+- So a cancel is answered: by FINISHED, or by the last CHUNK that FINISHED had promised. Once FINISHED has arrived, the
+  consumer knows how many chunks are still to come.
+
+docs/kv_transfer.md has the protocol with diagrams; docs/states.md shows both machines' tables.
 """
 
 from __future__ import annotations
@@ -28,16 +33,19 @@ from kv_transfer.handoff.control_messages import Cancel, Finished, Ready
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Say this on the control stream."""
+    """Send this message on the link's control stream."""
 
     message: Ready | Finished | Cancel
 
 
 @dataclass(frozen=True, slots=True)
 class SendBlocks:
-    """Queue this chunk: when its turn comes, announce it, put its bytes on the data link and say on_chunk_announced.
+    """Queue a chunk. When its turn comes, announce it, call on_chunk_announced and put its bytes on the data link.
 
-    first_block counts from the prompt's start.
+    first_block: the first block's index in the prompt
+    block_ids:   the chunk's blocks in the producer's KV cache
+
+    Both count pieces where the two ends have different block sizes (layout.py).
     """
 
     first_block: int
@@ -46,36 +54,36 @@ class SendBlocks:
 
 @dataclass(frozen=True, slots=True)
 class DropQueued:
-    """Forget the chunks whose turn has not come."""
+    """Drop the transfer's chunks whose turn has not come."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveBlocks:
-    """Receive the next bytes on the data link into these blocks."""
+    """Receive the next bytes on the data link into these blocks, or pieces, of the consumer's KV cache."""
 
     block_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReportReady:
-    """READY is in: the scheduler may admit the request."""
+    """Tell the scheduler that READY has arrived: the request may be admitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFailedSending:
-    """The scheduler has to give the request up."""
+    """Tell the scheduler that the request has to end, and why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFinishedSending:
-    """Nobody reads the request's blocks any more: the producer's last instruction."""
+    """Tell the scheduler that nothing reads the request's blocks any more: the producer's last instruction."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportReceived:
-    """Nothing writes the request's blocks any more: the consumer's last instruction."""
+    """Tell the scheduler that nothing writes the request's blocks any more: the consumer's last instruction."""
 
     received: ReceivedKV
 

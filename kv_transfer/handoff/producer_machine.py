@@ -1,10 +1,17 @@
-"""The producer's end of one transfer. See instructions.py for the protocol, and TRANSITIONS for every rule.
+"""The producer's end of one transfer, as a pure machine. instructions.py has the protocol, TRANSITIONS every rule.
 
-The request's own end in the scheduler (on_finish) can come in any state. OVER is reached once it has come and every
-queued chunk has left, or the link is dead.
+States. The transfer waits for READY, then sends. If the consumer does not go on with it, it is given up: the scheduler
+is told, and ends the request. The request's end in the scheduler (on_finish) can come in any state. The transfer is
+OVER once the request has ended, and every queued chunk has left or the link is dead.
 
-What is computed is queued in chunks; the link announces them when it is their turn (on_chunk_announced). FINISHED says
-how many were queued, and need not wait for the last one's turn. A side that lets go has the rest dropped.
+Chunks. Computed blocks are queued in chunks; the link announces each chunk when its turn comes (on_chunk_announced).
+FINISHED tells how many chunks were queued, and need not wait for the last one's turn. When the consumer cancels, or
+the request ends without it, the chunks that are not announced are dropped.
+
+Invariant: num_sent <= num_announced <= num_queued. What was announced is sent, unless the link dies.
+
+The agent's thread owns the machine and carries its instructions out (agent/producer_transfers.py). Times are monotonic
+seconds, which the caller passes in.
 """
 
 from __future__ import annotations
@@ -35,14 +42,17 @@ class ProducerState(enum.IntEnum):
     """The states of a producer's transfer."""
 
     AWAITING_READY = enum.auto()
+    """The consumer has not reserved its blocks yet; the request must not compute."""
     SENDING = enum.auto()
+    """READY has arrived: blocks are queued as they are computed."""
     UNANSWERED = enum.auto()
-    """READY did not come in time and the scheduler was told. A READY that comes later is owed an answer."""
+    """READY did not come in time, and the scheduler was told. A READY that comes later has to be answered."""
     GIVEN_UP = enum.auto()
-    """The consumer is gone or has let go: nothing more is announced; the scheduler was told."""
+    """The consumer is gone or has cancelled, and the scheduler was told: nothing more is announced."""
     FINISHING = enum.auto()
     """The request has ended in the scheduler; chunks are still to leave."""
     OVER = enum.auto()
+    """Nothing reads the request's blocks any more, and the scheduler was told."""
 
 
 class ProducerEvent(enum.IntEnum):
@@ -78,41 +88,48 @@ _Row: TypeAlias = Transition[ProducerState, ProducerAction]
 TRANSITIONS: Mapping[tuple[ProducerState, ProducerEvent], _Row] = MappingProxyType(
     {
         (_S.AWAITING_READY, _E.READY): _Row(_A.BEGIN, (_S.SENDING,), "the scheduler may admit the request"),
-        (_S.AWAITING_READY, _E.REQUEST_ENDED): _Row(_A.END_SILENTLY, (_S.OVER,), "nothing was begun"),
+        (_S.AWAITING_READY, _E.REQUEST_ENDED): _Row(_A.END_SILENTLY, (_S.OVER,), "nothing was sent"),
         (_S.AWAITING_READY, _E.LINK_LOST): _Row(_A.GIVE_UP, (_S.GIVEN_UP,), "the scheduler is told"),
         (_S.AWAITING_READY, _E.DEADLINE): _Row(_A.GIVE_UP, (_S.UNANSWERED,), "the scheduler is told"),
-        (_S.SENDING, _E.COMPUTED): _Row(_A.QUEUE, (_S.SENDING,), "whole blocks are queued in chunks"),
+        (_S.SENDING, _E.COMPUTED): _Row(_A.QUEUE, (_S.SENDING,), "complete blocks are queued in chunks"),
         (_S.SENDING, _E.REQUEST_ENDED): _Row(
-            _A.END, (_S.FINISHING, _S.OVER), "FINISHED; unless the consumer goes on, what is queued is dropped before"
+            _A.END,
+            (_S.FINISHING, _S.OVER),
+            "FINISHED is sent; queued chunks are dropped first, unless the consumer goes on",
         ),
         (_S.SENDING, _E.CHUNK_SENT): _Row(_A.COUNT, (_S.SENDING,), "counted"),
         (_S.SENDING, _E.CANCEL): _Row(
-            _A.LET_GO, (_S.GIVEN_UP,), "what is queued is dropped; FINISHED; the scheduler is told"
+            _A.LET_GO, (_S.GIVEN_UP,), "queued chunks are dropped, FINISHED is sent, the scheduler is told"
         ),
         (_S.SENDING, _E.LINK_LOST): _Row(_A.GIVE_UP, (_S.GIVEN_UP,), "the scheduler is told"),
-        (_S.UNANSWERED, _E.READY): _Row(_A.ANSWER_LATE, (_S.GIVEN_UP,), "FINISHED: READY came too late"),
-        (_S.UNANSWERED, _E.REQUEST_ENDED): _Row(_A.END_SILENTLY, (_S.OVER,), "nothing was begun"),
+        (_S.UNANSWERED, _E.READY): _Row(_A.ANSWER_LATE, (_S.GIVEN_UP,), "FINISHED is sent: READY came too late"),
+        (_S.UNANSWERED, _E.REQUEST_ENDED): _Row(_A.END_SILENTLY, (_S.OVER,), "nothing was sent"),
         (_S.UNANSWERED, _E.LINK_LOST): _Row(_A.FORGET_CHUNKS, (_S.GIVEN_UP,), "no READY will come"),
-        (_S.GIVEN_UP, _E.REQUEST_ENDED): _Row(
-            _A.END_SILENTLY, (_S.FINISHING, _S.OVER), "what was announced is waited for"
-        ),
+        (_S.GIVEN_UP, _E.REQUEST_ENDED): _Row(_A.END_SILENTLY, (_S.FINISHING, _S.OVER), "announced chunks still leave"),
         (_S.GIVEN_UP, _E.CHUNK_SENT): _Row(_A.COUNT, (_S.GIVEN_UP,), "counted"),
         (_S.GIVEN_UP, _E.LINK_LOST): _Row(_A.FORGET_CHUNKS, (_S.GIVEN_UP,), "nothing more leaves"),
         (_S.FINISHING, _E.CHUNK_SENT): _Row(
-            _A.COUNT, (_S.FINISHING, _S.OVER), "counted; with the last one the blocks are let go"
+            _A.COUNT, (_S.FINISHING, _S.OVER), "counted; with the last one the blocks are reported as unused"
         ),
         (_S.FINISHING, _E.CANCEL): _Row(
-            _A.TAKE_BACK, (_S.FINISHING, _S.OVER), "what is queued is dropped, and a second FINISHED takes it back"
+            _A.TAKE_BACK, (_S.FINISHING, _S.OVER), "queued chunks are dropped, and a second FINISHED takes them back"
         ),
-        (_S.FINISHING, _E.LINK_LOST): _Row(_A.FORGET_CHUNKS, (_S.OVER,), "the blocks are let go"),
+        (_S.FINISHING, _E.LINK_LOST): _Row(_A.FORGET_CHUNKS, (_S.OVER,), "the blocks are reported as unused"),
     }
 )
-"""Every rule of a producer's end."""
+"""Every rule of a producer's end. An event that has no row in a state changes nothing."""
 
 
 @dataclass(slots=True)
 class ProducerMachine:
-    """max_chunk_blocks: a chunk has no more. deadline_s: monotonic, for READY."""
+    """The producer's end of one transfer: takes events, returns instructions.
+
+    block_size:       tokens of a block, or of a piece where the two ends have different block sizes (layout.py); set
+                      again before on_ready, when the consumer is known
+    max_chunk_blocks: the most blocks, or pieces, of one chunk; set again like block_size
+    deadline_s:       monotonic; READY has to come before it
+    content_hash:     of the producer's request; empty: not compared with the consumer's
+    """
 
     transfer_id: str
     attempt: int
@@ -130,16 +147,20 @@ class ProducerMachine:
 
     @property
     def is_awaiting_ready(self) -> bool:
-        """Whether deadline_s counts."""
+        """Whether READY has not come yet, so that deadline_s is still to be applied."""
         return self.state is ProducerState.AWAITING_READY
 
     def on_ready(self, message: Ready) -> list[Instruction]:
-        """The consumer has reserved its blocks. A second READY changes nothing. Raises ProtocolViolation."""
+        """Begin to send: the consumer has reserved its blocks. A second READY changes nothing.
+
+        message.first_block: in blocks, or pieces, of block_size tokens
+        Raises ProtocolViolation, with the state unchanged, if the two ends mean different requests.
+        """
         row = self._find(ProducerEvent.READY)
         if row is None:
             return []
         if row.action is ProducerAction.ANSWER_LATE:
-            # The consumer must not wait for what will never come.
+            # The consumer must not wait for KV that will never come.
             self._enter(row, ProducerState.GIVEN_UP)
             return self._say_finished(ProducerEnd.ABORTED, "READY came too late")
         if message.num_prompt_tokens != self.num_prompt_tokens and message.fetch is None:
@@ -154,7 +175,11 @@ class ProducerMachine:
         return [ReportReady()]
 
     def on_computed(self, block_ids: tuple[int, ...], num_computed_tokens: int) -> list[Instruction]:
-        """KV is there for so many tokens: whole blocks may leave, and the last one once the prompt is through."""
+        """Queue the blocks that are complete now that so many tokens are computed.
+
+        block_ids: every block of the request, in order. The last block may be sent partly filled, once the whole
+        prompt is computed.
+        """
         if self._find(ProducerEvent.COMPUTED) is None:
             return []
         num_tokens = min(num_computed_tokens, self.num_prompt_tokens)
@@ -168,23 +193,26 @@ class ProducerMachine:
         return [SendBlocks(first, block_ids[first : min(first + starts.step, num_blocks)]) for first in starts]
 
     def on_finish(self, end: ProducerEnd, first_token_id: int | None) -> list[Instruction]:
-        """The request has ended in the scheduler."""
+        """Note that the request has ended in the scheduler, and send FINISHED if the consumer is still there.
+
+        first_token_id: token 0, if end is HANDED_OVER. Queued chunks are dropped unless the consumer goes on.
+        """
         row = self._find(ProducerEvent.REQUEST_ENDED)
         if row is None:
             return []
         if row.action is ProducerAction.END_SILENTLY:
             return self._finish(row)
-        # Only a consumer that goes on wants the rest.
+        # Only a consumer that goes on needs the queued chunks.
         is_wanted = end in {ProducerEnd.HANDED_OVER, ProducerEnd.PREFIX_SENT}
         dropped = [] if is_wanted else self._drop_queued()
         return [*dropped, *self._say_finished(end, first_token_id=first_token_id), *self._finish(row)]
 
     def on_chunk_announced(self) -> None:
-        """The next queued chunk's turn has come."""
+        """Count a chunk whose turn has come."""
         self.num_announced_chunks += 1
 
     def on_chunk_sent(self) -> list[Instruction]:
-        """An announced chunk has left."""
+        """Count an announced chunk that has left."""
         row = self._find(ProducerEvent.CHUNK_SENT)
         if row is None:
             return []
@@ -192,7 +220,11 @@ class ProducerMachine:
         return self._finish(row) if self.state is ProducerState.FINISHING else []
 
     def on_cancel(self, reason: str) -> list[Instruction]:
-        """The consumer lets go: announce nothing more, say so, tell the scheduler unless its request has ended."""
+        """Drop what is not announced: the consumer has cancelled.
+
+        FINISHED answers the consumer, unless an earlier FINISHED holds already. The scheduler is told, unless the
+        request has ended there.
+        """
         row = self._find(ProducerEvent.CANCEL)
         if row is None:
             return []
@@ -202,11 +234,11 @@ class ProducerMachine:
             return [*dropped, *self._say_finished(ProducerEnd.ABORTED, reason), ReportFailedSending(reason)]
         if not dropped:
             return []
-        # FINISHED has promised what will not come: take that back.
+        # FINISHED has promised chunks that will not come: a second FINISHED takes them back.
         return [*dropped, *self._say_finished(ProducerEnd.ABORTED, reason), *self._finish(row)]
 
     def on_link_lost(self, reason: str) -> list[Instruction]:
-        """The link is dead: nothing reads its blocks any more."""
+        """Give the transfer up: the link is dead, and its transport reads no block any more."""
         row = self._find(ProducerEvent.LINK_LOST)
         if row is None:
             return []
@@ -217,17 +249,17 @@ class ProducerMachine:
         return [ReportFailedSending(reason)] if row.action is ProducerAction.GIVE_UP else []
 
     def on_time(self, now_s: float) -> list[Instruction]:
-        """READY has its deadline."""
-        # Asked of every transfer after every event of the agent: at its deadline only it is an event.
+        """Give the request up if READY has not come by the deadline. now_s: monotonic."""
+        # The agent calls this for every transfer after each of its events: it is an event only at the deadline.
         if self.state is not ProducerState.AWAITING_READY or now_s < self.deadline_s:
             return []
         row = self._find(ProducerEvent.DEADLINE)
-        assert row is not None, "who awaits READY has a deadline"
+        assert row is not None, "a transfer that awaits READY has a deadline"
         self._enter(row, ProducerState.UNANSWERED)
         return [ReportFailedSending("the consumer did not reserve blocks in time")]
 
     def tell(self) -> str:
-        """The transfer's story, for a log."""
+        """Return the transfer's story in one line, for a log."""
         return f"{self.transfer_id}, attempt {self.attempt}, producer: {self.story.tell(self.state)}"
 
     def _find(self, event: ProducerEvent) -> _Row | None:
@@ -245,7 +277,7 @@ class ProducerMachine:
         return [DropQueued()]
 
     def _finish(self, row: _Row) -> list[Instruction]:
-        """The request has ended: let its blocks go once all that was queued has left."""
+        """Note that the request has ended, and report its blocks as unused once every queued chunk has left."""
         if self._num_sent_chunks < self._num_queued_chunks:
             self._enter(row, ProducerState.FINISHING)
             return []

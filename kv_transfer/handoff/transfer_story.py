@@ -14,7 +14,7 @@ _MAX_ENTRIES: Final = 32
 
 @dataclass(slots=True)
 class _Entry:
-    """An event in a state; events that repeat each other, or take turns with one other, are counted together."""
+    """An event in a state. Events that repeat, or that alternate with one other event, are counted in one entry."""
 
     event: Enum
     state: Enum
@@ -24,7 +24,7 @@ class _Entry:
 
 
 class _Nothing(Enum):
-    """Stands for the event before the first one."""
+    """The kind of the entry that stands before the first event."""
 
     NOTHING = 0
 
@@ -33,7 +33,11 @@ _NOTHING: Final = _Entry(_Nothing.NOTHING, _Nothing.NOTHING, 0.0, 0.0, 0)
 
 
 class TransferStory:
-    """The last events of a transfer. Belongs to the agent's thread."""
+    """The last events of a transfer, 32 entries at most. It belongs to the agent's thread.
+
+    Invariant: _latest is the newest entry and _other the one before it, so a transfer whose COMPUTED and CHUNK_SENT
+    take turns fills two entries.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -42,7 +46,7 @@ class TransferStory:
         self._latest = self._other = _NOTHING
 
     def add(self, event: Enum, state: Enum) -> None:
-        """An event comes in this state."""
+        """Note that an event has come in this state."""
         now_s = self._clock()
         latest, other = self._latest, self._other
         if latest.event is event and latest.state is state:
@@ -57,7 +61,7 @@ class TransferStory:
             self._entries.append(self._latest)
 
     def tell(self, state: Enum) -> str:
-        """The story in one line, oldest event first. state: the present one."""
+        """Return the story in one line, the oldest event first. state: the transfer's present state."""
         words = [self._describe(entry) for entry in self._entries]
         return "; ".join([*words, f"{self._clock() - self._began_s:+.3f} s: now {state.name}"])
 

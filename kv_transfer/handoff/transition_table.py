@@ -1,7 +1,8 @@
-"""Tables that a transfer's machine runs: which action an event has in a state, and which states may follow.
+"""The form of the tables that a transfer's machines run.
 
-A pair of state and event that is not in a machine's table changes nothing and has no instructions. docs/states.md shows
-both tables as render() prints them; a test holds them together.
+A table maps a state and an event to one row: the action, and the states that may follow. A pair of state and event
+without a row changes nothing and has no instructions, except that a consumer's machine refuses a chunk in such a state.
+docs/states.md shows both tables as render() prints them; a test compares the page with the tables.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ Action = TypeVar("Action", bound=Enum)
 
 @dataclass(frozen=True)
 class Transition(Generic[State, Action]):
-    """One row of a table. meaning: the action, for people."""
+    """One row of a table.
+
+    next_states: the states that may follow; the action chooses among several
+    meaning:     what the action does, for docs/states.md
+    """
 
     action: Action
     next_states: tuple[State, ...]
@@ -29,7 +34,7 @@ Table = Mapping[tuple[State, Event], Transition[State, Action]]
 
 
 def render(table: Table[State, Event, Action]) -> str:
-    """Render a table as Markdown."""
+    """Return a table as Markdown, one line for each row in the table's order."""
     lines = ["| state | event | what it does | next |", "|---|---|---|---|"]
     lines += [
         f"| {state.name} | {event.name} | {row.meaning} | {', '.join(after.name for after in row.next_states)} |"

@@ -157,7 +157,7 @@ def test_a_consumer_may_cancel_in_the_middle(pair: Pair) -> None:
     pair.begin("a", TARGET, NUM_TOKENS)
     pair.producer.compute("a", SOURCE, 0, 8)
     pair.consumer.cancel("a")
-    assert pair.producer.wait_failed_sending("a") == "the consumer let the request go"
+    assert pair.producer.wait_failed_sending("a") == "the consumer cancelled the transfer"
     received = pair.consumer.wait_received("a")
     assert (received.outcome, received.num_valid_tokens, received.first_token_id) == (LoadOutcome.CANCELLED, 8, None)
     assert "a" not in pair.producer.output.finished_sending, "the request has not ended yet"

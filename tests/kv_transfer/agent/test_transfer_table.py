@@ -128,7 +128,7 @@ def test_a_cancel_takes_back_what_was_promised_and_leaves_the_others_alone() -> 
     producer.hand_over("a", (1, 2, 3, 4))
     producer.hand_over("b", (5, 6))
     producer.table.on_consumer_message(producer.link, Cancel("a", 0), 0.0)
-    assert producer.said[-1] == Finished("a", 0, ProducerEnd.ABORTED, 2, None, "the consumer let the request go")
+    assert producer.said[-1] == Finished("a", 0, ProducerEnd.ABORTED, 2, None, "the consumer cancelled the transfer")
     assert [producer.send_a_chunk() for _ in range(4)] == ["a", "a", "b", "b"]
     assert producer.finished_sending() == {"a", "b"}
     assert Reported.of(producer.table.take_output(num_links=1)).failed_sending == {}

@@ -280,7 +280,7 @@ class HandoffMachine(RuleBasedStateMachine):
                     self.num_finished_sending += 1
                     self.source = dict.fromkeys(self.source, GARBAGE)
                 case _:
-                    raise AssertionError(f"not a producer's: {instruction}")
+                    raise AssertionError(f"this is no instruction of a producer: {instruction}")
 
     def check_finished(self, message: Finished) -> None:
         """A second one only takes back what the first one promised to a consumer that has cancelled."""
@@ -310,7 +310,7 @@ class HandoffMachine(RuleBasedStateMachine):
                     self.reports.append(received)
                     self.check_report(received)
                 case _:
-                    raise AssertionError(f"not a consumer's: {instruction}")
+                    raise AssertionError(f"this is no instruction of a consumer: {instruction}")
 
     def check_report(self, received: ReceivedKV) -> None:
         valid = self.target_ids[: -(-received.num_valid_tokens // BLOCK_SIZE)]
