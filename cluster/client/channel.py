@@ -1,4 +1,4 @@
-"""How a client connects to an ingress: the one place where its channels are made, with all that goes along."""
+"""Makes the gRPC channels from a client to its ingresses, with keepalive, message sizes, TLS and the token."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import grpc.aio
 from cluster.client.client_credentials import Credentials
 
 _OPTIONS: Final = (
-    # An ingress that the network has swallowed must be noticed, also while it has nothing to say.
+    # The client must notice an ingress that the network has cut off, even while no response is due.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # Without it a client's unanswered ping is waited for a minute, whatever the keepalive timeout.
+    # Without this option gRPC waits a minute for the answer to a ping, whatever the keepalive timeout is.
     ("grpc.http2.ping_timeout_ms", 5_000),
-    # A client says nothing while it listens: gRPC would stop asking after two pings.
+    # A client that only receives sends no data; without this option gRPC would stop after two pings.
     ("grpc.http2.max_pings_without_data", 0),
-    # One that comes back is found again soon; gRPC's own patience grows to minutes.
+    # The client finds an ingress that comes back within a second or so; gRPC's default delay grows to minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
@@ -27,10 +27,11 @@ _OPTIONS: Final = (
 
 
 def open_channel(address: str, credentials: Credentials | None = None) -> grpc.aio.Channel:
-    """A channel to an ingress, of the running event loop; it connects when it is first used.
+    """Open a channel to an ingress on the running event loop; it connects when it is first used.
 
-    credentials: their token goes along with each call; None: those of the environment
-    Raises InvalidConfig if they cannot be used.
+    address:     host:port
+    credentials: each call carries their token; None: those that Credentials.from_environment() reads
+    Raises InvalidConfig if the credentials cannot be used.
     """
     credentials = credentials or Credentials.from_environment()
     metadata = credentials.metadata(address)
@@ -42,7 +43,10 @@ def open_channel(address: str, credentials: Credentials | None = None) -> grpc.a
 
 
 class _ChannelWithMetadata(grpc.aio.Channel):
-    """A channel whose calls all carry the same metadata. (grpc.aio's interceptors would cost a task for each call.)"""
+    """A channel whose calls all carry the same metadata.
+
+    An interceptor of grpc.aio could add the metadata too, but would cost a task for each call.
+    """
 
     def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> None:
         self._channel = channel

@@ -42,9 +42,12 @@ _Response = TypeVar("_Response")
 
 
 class GenerateClient:
-    """Calls a cluster by one or several of its ingresses; of several, those that do not answer are passed over.
+    """A client of a cluster, for programs with an event loop. BlockingClient is for programs without one.
 
-    Use it as an async context manager, on one event loop. BlockingClient needs none.
+    The client knows one or several ingresses of the cluster, and passes over those that do not answer. Use it as an
+    async context manager, or call open() and close(); all calls are made on the event loop that it was opened on.
+    Cancelling the task of a call cancels the call at the ingress. The methods that read or generate go on at another
+    ingress where a call fails for a reason that may pass; the methods that change the cluster make one call.
     """
 
     def __init__(
@@ -56,11 +59,14 @@ class GenerateClient:
         recovery_timeout_s: float = 60.0,
         overload_timeout_s: float = 30.0,
     ) -> None:
-        """addresses: host:port each, several with commas between them or in a sequence; the first is called first
+        """Keep the settings; open() makes the connections.
 
-        spread: begin each request at the next one of them instead, in turn
-        credentials: token and TLS; None: as Credentials.from_environment() says
-        recovery_timeout_s, overload_timeout_s: see Patience
+        addresses: host:port of each ingress, as one string with commas between them or as a sequence; the first one is
+            preferred
+        spread: True: begin each request at the next ingress, in turn
+        credentials: token and TLS files; None: those that Credentials.from_environment() reads
+        recovery_timeout_s: how long a stream that was cut waits for an ingress to go on with, in seconds
+        overload_timeout_s: how long a new request is tried again while every ingress is full, in seconds; 0: never
         Raises ValueError if there is no address.
         """
         self._addresses = parse_addresses(addresses)
@@ -70,11 +76,17 @@ class GenerateClient:
         self._opened: Ingresses | None = None
 
     async def open(self) -> None:
-        """Belong to the running event loop from now on; `async with` does it."""
+        """Open the channels on the running event loop; `async with` calls this method.
+
+        A channel connects when it is first used. Raises InvalidConfig if the credentials cannot be used.
+        """
         self._opened = Ingresses(self._addresses, spread=self._spread, credentials=self._credentials)
 
     async def close(self) -> None:
-        """Abort what is under way, and hang up; `async with` does it."""
+        """Abort every request under way, and close the connections; `async with` calls this method at its end.
+
+        Calls under way raise CallFailed with the code CANCELLED.
+        """
         if self._opened is not None:
             await self._opened.close()
 
@@ -92,14 +104,18 @@ class GenerateClient:
     async def generate(
         self, prompt: Prompt, **options: Unpack[Options]
     ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
-        """Stream the answer to a prompt. Closing the generator, or cancelling its task, aborts the request.
+        """Stream the answer to a prompt.
 
-        If its ingress goes away, the answer goes on at another one, or at this one when it is back, as if nothing had
-        happened: text, tokens and log-probabilities come once and in order. What the last response says of timings and
-        cached tokens is the last ingress's part. If all of them are full, it is asked again when they said.
+        Closing the generator, or cancelling its task, aborts the request: its engines stop it and free its memory.
 
+        If the ingress goes away, the answer goes on at another one, or at the same one when it is back: text, tokens
+        and log-probabilities come once and in order. The timings and cached tokens of the last response are then those
+        of the last ingress alone. If all ingresses are full, the request is tried again after the delay that they name.
+        With resume=False the client makes one call only.
+
+        prompt:  a text, token ids, a conversation of (role, content), or a PromptEmbeds message
         options: such as max_tokens=64, temperature=0.0, stop=["\\n\\n"], timeout_s=10.0; see Options
-        Raises CallFailed; ValueError or TypeError for a field that does not exist or cannot hold its value.
+        Raises CallFailed; ValueError or TypeError for an option that does not exist or cannot have its value.
         """
         message = make_request(prompt, options)
         answer = self.send(message, options.get("timeout_s"), resume=options.get("resume", True))
@@ -110,21 +126,29 @@ class GenerateClient:
     def chat(
         self, turns: Sequence[ChatTurn], **options: Unpack[Options]
     ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
-        """Stream the next turn of a conversation, by the model's chat template; otherwise as generate()."""
+        """Stream the next turn of a conversation, which the model's chat template renders; otherwise as generate().
+
+        turns: (role, content) each, oldest first
+        """
         return self.generate(turns, **options)
 
     async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
-        """The whole answer to a prompt, or to a conversation; otherwise as generate()."""
+        """Return the whole answer to a prompt, or to a conversation; otherwise as generate().
+
+        Cancelling the task aborts the request.
+        """
         async with aclosing(self.generate(prompt, **options)) as responses:
             return Answer.of([response async for response in responses])
 
     async def complete_many(
         self, prompts: Iterable[Prompt], *, max_concurrent: int = 64, **options: Unpack[Options]
     ) -> list[Answer]:
-        """The whole answers to several prompts, in their order; so many of them are asked at a time.
+        """Return the whole answers to several prompts, in the order of the prompts; each is a request of its own.
 
-        options: of each of them; a timeout_s runs from when it is asked
-        Raises CallFailed, the first one; all others are aborted then.
+        max_concurrent: the most requests that are in flight at the same time
+        options: the options of each request; timeout_s begins when the request is sent
+        Raises what generate() raises, for the first request that fails; TypeError also if prompts is a single text. A
+        failure, or cancelling the task, aborts all other requests.
         """
         if isinstance(prompts, str):
             raise TypeError("complete_many() takes several prompts; complete() takes one")
@@ -144,14 +168,18 @@ class GenerateClient:
     async def generate_batch(
         self, prompts: Iterable[Prompt], *, n: int = 1, best_of: int | None = None, **options: Unpack[BatchOptions]
     ) -> AsyncGenerator[generate_pb2.GenerateBatchResponse, None]:
-        """Stream n answers to each of several prompts, side by side: each prompt is prefilled once, in one call.
+        """Stream n answers to each of several prompts side by side, in one request; each prompt is prefilled once.
 
-        Responses have the prompt_index and the sample_index that they belong to. If the ingress goes away, each answer
-        goes on at its next position, as with generate(); answers that had not begun begin elsewhere.
+        Each response names the prompt_index and the sample_index of its answer. If the ingress goes away, each answer
+        goes on at its next position, as with generate(); prompts without any output yet are sent again as a smaller
+        batch.
 
-        best_of: make so many of each, and give the n that are most likely, each whole, in one response
-        options: of each of them; timeout_s is for all
-        Raises what generate() raises, at the first answer that fails; all others are aborted then.
+        n:       answers to each prompt
+        best_of: generate this many answers to each prompt and return the n most likely ones, each whole, in one
+                 response; None: stream all n answers
+        options: the options of every answer; timeout_s is for the whole batch
+        Raises what generate() raises, for the first answer that fails; TypeError also if prompts is a single text. A
+        failure, closing the generator, or cancelling its task aborts all answers.
         """
         request, timeout_s = make_batch_request(prompts, n, best_of, options), options.get("timeout_s")
         if options.get("resume", True):
@@ -165,7 +193,7 @@ class GenerateClient:
     async def complete_batch(
         self, prompts: Iterable[Prompt], *, n: int = 1, best_of: int | None = None, **options: Unpack[BatchOptions]
     ) -> list[list[Answer]]:
-        """The n whole answers to each prompt, in the order of the prompts; otherwise as generate_batch()."""
+        """Return n whole answers to each prompt, in the order of the prompts; otherwise as generate_batch()."""
         batch = self.generate_batch(prompts, n=n, best_of=best_of, **options)
         async with aclosing(batch) as responses:
             return Answer.of_batch([response async for response in responses])
@@ -173,7 +201,11 @@ class GenerateClient:
     async def send(
         self, request: generate_pb2.GenerateRequest, timeout_s: float | None = None, *, resume: bool = True
     ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
-        """Stream the answer to a request that is made already; otherwise as generate()."""
+        """Stream the answer to a GenerateRequest message; otherwise as generate().
+
+        timeout_s: seconds for the whole answer, including waits and further calls; None: no limit
+        resume:    False: make one call, and raise CallFailed if it fails
+        """
         if resume:
             answer = stream_resuming(self._ingresses, request, timeout_s, self._patience)
         else:
@@ -185,29 +217,41 @@ class GenerateClient:
     # -- the model and the cluster -------------------------------------------------------------------------------
 
     async def embed(self, inputs: Prompts, **options: Unpack[EmbedOptions]) -> embed_pb2.EmbedResponse:
-        """Give each input's embedding. If its ingress goes away, another one is asked.
+        """Return an embedding of each input, in their order. If the ingress goes away or is full, another one is asked.
 
-        Raises CallFailed; ValueError or TypeError for an option that does not exist or cannot hold its value.
+        inputs:  one text, or a sequence of prompts
+        options: such as dimensions=256, normalize=True, timeout_s=10.0; see EmbedOptions
+        Raises CallFailed; ValueError or TypeError for an option that does not exist or cannot have its value.
         """
         request = make_embed_request(inputs, options)
         return await self._read(lambda ingress: ingress.embed.Embed, request, options.get("timeout_s"))
 
     async def classify(self, inputs: Prompts, **options: Unpack[HeadOptions]) -> embed_pb2.ClassifyResponse:
-        """Give what the model's classification head says of each input; otherwise as embed()."""
+        """Return the scores of the model's classes for each input; otherwise as embed().
+
+        options: such as raw_logits=True, timeout_s=10.0; see HeadOptions
+        """
         request = make_classify_request(inputs, options)
         return await self._read(lambda ingress: ingress.embed.Classify, request, options.get("timeout_s"))
 
     async def score(self, query: Prompt, documents: Prompts, **options: Unpack[HeadOptions]) -> embed_pb2.ScoreResponse:
-        """Give how well each document answers the query; otherwise as embed()."""
+        """Return for each document a score of how well it answers the query, higher is better; otherwise as embed().
+
+        documents: one text, or a sequence of prompts
+        options:   such as raw_logits=True, timeout_s=10.0; see HeadOptions
+        """
         request = make_score_request(query, documents, options)
         return await self._read(lambda ingress: ingress.embed.Score, request, options.get("timeout_s"))
 
     async def get_model(self, timeout_s: float | None = None) -> model_pb2.GetModelResponse:
-        """Describe the served model. Raises CallFailed."""
+        """Describe the served model: its name, limits, versions and adapters. Raises CallFailed.
+
+        timeout_s: seconds for the call, including waits and further tries; None: no limit. So in all methods below.
+        """
         return await self._read(lambda ingress: ingress.model.GetModel, model_pb2.GetModelRequest(), timeout_s)
 
     async def list_models(self, timeout_s: float | None = None) -> list[model_pb2.GetModelResponse]:
-        """Describe everything that requests may name as their model. Raises CallFailed."""
+        """Describe every model and adapter that requests may name as their model. Raises CallFailed."""
         request = model_pb2.ListModelsRequest()
         return list((await self._read(lambda ingress: ingress.model.ListModels, request, timeout_s)).models)
 
@@ -218,7 +262,11 @@ class GenerateClient:
         *,
         add_special_tokens: bool | None = None,
     ) -> list[int]:
-        """The tokens that text, or a conversation by the model's chat template, is for the model. Raises CallFailed."""
+        """Return the token ids that generate() would make of a text or a conversation; nothing is generated.
+
+        add_special_tokens: whether the tokenizer adds its special tokens; None: to a text, and not to a conversation
+        Raises CallFailed.
+        """
         message = generate_pb2.Prompt()
         set_prompt(message, prompt)
         request = model_pb2.TokenizeRequest(add_special_tokens=add_special_tokens)
@@ -231,12 +279,15 @@ class GenerateClient:
     async def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, timeout_s: float | None = None
     ) -> str:
-        """The text of tokens. Raises CallFailed."""
+        """Return the text of token ids. Raises CallFailed.
+
+        skip_special_tokens: whether the text leaves out special tokens, such as a beginning-of-sequence token
+        """
         request = model_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
         return (await self._read(lambda ingress: ingress.model.Detokenize, request, timeout_s)).text
 
     async def status(self, timeout_s: float | None = None) -> admin_pb2.GetStatusResponse:
-        """Describe the cluster. Raises CallFailed."""
+        """Describe the cluster's engines, ingresses, links and requests. Raises CallFailed."""
         return await self._read(lambda ingress: ingress.admin.GetStatus, admin_pb2.GetStatusRequest(), timeout_s)
 
     async def scale(
@@ -248,53 +299,79 @@ class GenerateClient:
         encode: int | None = None,
         timeout_s: float | None = None,
     ) -> list[str]:
-        """Want so many engines from now on; returns the ids of all that are wanted then. Raises CallFailed."""
+        """Change how many engines of each role run; returns the ids of all engines that are wanted from now on.
+
+        The method returns at once; the controller starts and drains engines afterwards.
+        prefill, decode, both, encode: the number of engines of this role; None: it stays as it is
+        Raises CallFailed.
+        """
         request = admin_pb2.ScaleRequest(prefill=prefill, decode=decode, both=both, encode=encode)
         response = await self._change(lambda ingress: ingress.admin.Scale, request, timeout_s)
         return list(response.engine_ids)
 
     async def drain(self, engine_id: str, *, for_good: bool = False, timeout_s: float | None = None) -> None:
-        """Take an engine out of service once its requests have ended or moved. Raises CallFailed."""
+        """Take an engine out of service once its requests have ended or moved. Raises CallFailed.
+
+        The method returns when the engine gets no new requests.
+        for_good: True: the cluster wants one engine less; False: a new incarnation of the engine replaces it
+        """
         request = admin_pb2.DrainRequest(engine_id=engine_id, for_good=for_good)
         await self._change(lambda ingress: ingress.admin.Drain, request, timeout_s)
 
     async def drain_node(self, node: str, timeout_s: float | None = None) -> list[str]:
-        """Take everything on a node out of service; returns the ids of its engines. Raises CallFailed.
+        """Take every engine and ingress on a node out of service, and start nothing there any more.
 
-        node: its address or hostname, or the begin of Ray's id
+        node: the node's address or hostname, or at least the first eight digits of its id in Ray
+        Returns the ids of the engines that served there. Raises CallFailed.
         """
         request = admin_pb2.DrainNodeRequest(node=node)
         response = await self._change(lambda ingress: ingress.admin.DrainNode, request, timeout_s)
         return list(response.engine_ids)
 
     async def update(self, model: str, timeout_s: float | None = None) -> int:
-        """Replace the engines by ones that serve this checkpoint; returns its version. Raises CallFailed."""
+        """Replace the engines, group by group, by ones that serve another checkpoint.
+
+        The method returns at once; both checkpoints are served until the last engine is replaced.
+        model: the checkpoint's directory, the same on every node
+        Returns the new model version. Raises CallFailed.
+        """
         request = admin_pb2.UpdateRequest(model=model)
         response = await self._change(lambda ingress: ingress.admin.Update, request, timeout_s)
         return response.model_version
 
     async def set_role(self, engine_id: str, role: str, timeout_s: float | None = None) -> None:
-        """Let an engine serve as prefill, decode or both from now on. Raises CallFailed."""
+        """Let an engine serve in another role from now on; it finishes what it has begun. Raises CallFailed.
+
+        role: "prefill", "decode", "both" or "encode"
+        """
         request = admin_pb2.SetRoleRequest(engine_id=engine_id, role=role)
         await self._change(lambda ingress: ingress.admin.SetRole, request, timeout_s)
 
     async def load_adapter(self, name: str, directory: str, timeout_s: float | None = None) -> str:
-        """Let requests name a LoRA adapter, once the engines have loaded it; returns its digest. Raises CallFailed."""
+        """Let requests name a LoRA adapter, or replace the weights of one; returns the digest of its files.
+
+        The method returns once every serving engine has loaded the adapter.
+        directory: the adapter's directory, the same on every node, below one of the cluster's lora.allowed_directories
+        Raises CallFailed.
+        """
         request = admin_pb2.LoadAdapterRequest(name=name, directory=directory)
         response = await self._change(lambda ingress: ingress.admin.LoadAdapter, request, timeout_s)
         return response.digest
 
     async def unload_adapter(self, name: str, timeout_s: float | None = None) -> None:
-        """Let no new request name an adapter. Raises CallFailed."""
+        """Let no new request name an adapter; requests that have it end with it. Raises CallFailed."""
         request = admin_pb2.UnloadAdapterRequest(name=name)
         await self._change(lambda ingress: ingress.admin.UnloadAdapter, request, timeout_s)
 
     async def reset_prefix_cache(
         self, engine_id: str = "", *, preempt: bool = False, timeout_s: float | None = None
     ) -> dict[str, bool]:
-        """Let an engine, or every one, forget its cached prompts; returns who could. Raises CallFailed.
+        """Clear the prefix cache of an engine.
 
-        preempt: whether requests that run there start over for it
+        engine_id: the engine; "": every engine that serves
+        preempt:   True: requests that run on the engine lose their blocks and start over; False: an engine whose blocks
+                   requests hold keeps its cache
+        Returns for each engine id whether its cache was cleared. Raises CallFailed.
         """
         request = admin_pb2.ResetPrefixCacheRequest(engine_id=engine_id, preempt=preempt)
         response = await self._change(lambda ingress: ingress.admin.ResetPrefixCache, request, timeout_s)
@@ -303,12 +380,20 @@ class GenerateClient:
     async def profile(
         self, engine_id: str, duration_s: float, *, with_trace: bool = False, timeout_s: float | None = None
     ) -> admin_pb2.ProfileResponse:
-        """Tell what an engine does for so long, by torch's profiler. Raises CallFailed."""
+        """Profile an engine by torch's profiler; its requests go on, more slowly.
+
+        duration_s: seconds to profile; more than 0, at most 60
+        with_trace: whether to return a trace besides the summary
+        Raises CallFailed.
+        """
         request = admin_pb2.ProfileRequest(engine_id=engine_id, duration_seconds=duration_s, with_trace=with_trace)
         return await self._change(lambda ingress: ingress.admin.Profile, request, timeout_s)
 
     async def rotate_secret(self, timeout_s: float | None = None) -> bool:
-        """Replace the cluster's secret; returns whether the older one is refused by now. Raises CallFailed."""
+        """Replace the secret by which engines and ingresses prove themselves to each other. Raises CallFailed.
+
+        Returns whether the older secret is refused by now. It is accepted until every process has the new one.
+        """
         request = admin_pb2.RotateSecretRequest()
         response = await self._change(lambda ingress: ingress.admin.RotateSecret, request, timeout_s)
         return response.is_old_refused
@@ -324,9 +409,9 @@ class GenerateClient:
     async def _read(
         self, method: _Method[_Request, _Response], request: _Request, timeout_s: float | None
     ) -> _Response:
-        """Ask an ingress, and the others as well if that one is gone or full: nothing changes by it.
+        """Make a call that changes nothing, at an ingress, and at the others if that one is gone or full.
 
-        If all are full it is asked again when they said, as generate() is. Raises CallFailed.
+        If all ingresses are full, the call is made again after the delay that they name. Raises CallFailed.
         """
         attempts = Attempts(self._ingresses, timeout_s, self._patience)
         ingress = await attempts.first()
@@ -346,7 +431,10 @@ class GenerateClient:
     async def _change(
         self, method: _Method[_Request, _Response], request: _Request, timeout_s: float | None
     ) -> _Response:
-        """Ask the first ingress that can be connected to, once: it may have been heard. Raises CallFailed."""
+        """Make a call that changes the cluster at the first ingress that can be connected to. Raises CallFailed.
+
+        The call is made once: one that has failed may have changed the cluster all the same.
+        """
         deadline = Deadline(timeout_s, _now_s())
         ingress = await self._ingresses.find(timeout_s)
         with as_call_failed():

@@ -1,4 +1,4 @@
-"""How a client says who it is, and whom it believes."""
+"""The credentials of a client: its token, its own certificate, and the authorities that it trusts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from cluster.api.protos.shared_errors import InvalidConfig
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a client needs for an ingress that asks for it. Files are PEM.
+    """The token and the TLS settings that a client connects with. All files are PEM.
 
-    token:    the bearer token; "" for none
-    tls:      encrypt; certificate authorities make it so too
-    ca:       roots that the ingress's certificate must come from; None: the system's
-    certificate, key: the client's own, for an ingress that asks for one (mutual TLS)
-    insecure: send the token in plain text beyond loopback too
+    token:       the bearer token; "": none
+    tls:         whether connections are encrypted; they also are if ca or certificate is given
+    ca:          file of the certificate authorities that the client trusts; None: the system's
+    certificate: file of the client's own certificate, for an ingress that asks for one (mutual TLS)
+    key:         file of the private key of that certificate
+    insecure:    whether the token may be sent in plain text to other hosts than this one
     """
 
     token: str = field(default="", repr=False)
@@ -33,8 +34,10 @@ class Credentials:
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Credentials:
-        """As RAYPD_TOKEN (or RAYPD_TOKEN_FILE), RAYPD_TLS, RAYPD_TLS_CA, _CERT and _KEY, and RAYPD_INSECURE say.
+        """Read the credentials from environment variables.
 
+        RAYPD_TOKEN is the token, RAYPD_TOKEN_FILE a file with the token; RAYPD_TLS and RAYPD_INSECURE are set unless
+        they are empty or "0"; RAYPD_TLS_CA, RAYPD_TLS_CERT and RAYPD_TLS_KEY are files.
         Raises InvalidConfig if the token's file cannot be read.
         """
         ca, certificate, key, token_file = (
@@ -51,13 +54,16 @@ class Credentials:
         return self.tls or self.ca is not None or self.certificate is not None
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For gRPC. Raises InvalidConfig if a file cannot be used."""
+        """Read the files for gRPC. Raises InvalidConfig if one cannot be read, or if certificate or key is missing."""
         if (self.certificate is None) != (self.key is None):
             raise InvalidConfig("client", ["a certificate needs its key, and a key its certificate"])
         return grpc.ssl_channel_credentials(_read(self.ca), _read(self.key), _read(self.certificate))
 
     def metadata(self, address: str) -> tuple[tuple[str, str], ...]:
-        """What goes along with each call to this address. Raises InvalidConfig if others could read the token there."""
+        """Return the metadata that each call to an address carries.
+
+        Raises InvalidConfig if the token would travel to another host in plain text and insecure is not set.
+        """
         if not self.token:
             return ()
         host = address.rpartition(":")[0]

@@ -1,4 +1,10 @@
-"""How a call to an ingress fails, as its caller sees it."""
+"""The errors of calls to an ingress, as their caller sees them.
+
+ClusterError
+    InvalidConfig       the credentials cannot be used
+    CallFailed          a call failed
+        ClientClosed    the client was closed while the call was under way
+"""
 
 from __future__ import annotations
 
@@ -14,15 +20,15 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from cluster.api.protos.shared_errors import STATUS_DETAILS_KEY, ClusterError
 
 _PASSING: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.CANCELLED})
-"""CANCELLED: by the server, which ends; who cancels a call himself is not told by an error."""
+"""Codes of failures that may pass. CANCELLED comes from a server that ends; a caller that cancels gets no error."""
 
 
 class CallFailed(ClusterError):
     """A call to an ingress failed.
 
-    code:          gRPC's
-    violations:    what is wrong with the request, by field
-    retry_delay_s: when to try again, if the ingress said so
+    code:          gRPC's status code
+    violations:    for each field of the request that is wrong, what is wrong with it
+    retry_delay_s: seconds after which to try again; None if the ingress named no delay
     """
 
     def __init__(
@@ -39,7 +45,7 @@ class CallFailed(ClusterError):
 
     @property
     def is_passing(self) -> bool:
-        """Whether the same request may go well elsewhere, or a little later: it was not the request's own fault."""
+        """Whether the same request may succeed at another ingress, or later: the request itself is not at fault."""
         return self.code in _PASSING or self.retry_delay_s is not None
 
 
@@ -51,19 +57,19 @@ class ClientClosed(CallFailed):
 
     @property
     def is_passing(self) -> bool:
-        """Nobody is left to ask again."""
+        """Always False: a closed client asks nobody again."""
         return False
 
 
 @contextmanager
 def as_call_failed() -> Iterator[None]:
-    """What gRPC raises in here is raised as CallFailed, with the details that the ingress sent."""
+    """Raise the errors of gRPC calls in this context as CallFailed, with the details that the ingress sent."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
         raise _call_failed(error) from error
     except asyncio.CancelledError:
-        # gRPC raises it too when a channel is closed under its calls; then it is not this task that was cancelled.
+        # gRPC also raises CancelledError when a channel is closed under its calls; then nobody cancelled this task.
         task = asyncio.current_task()
         if task is not None and not task.cancelling():
             raise ClientClosed from None

@@ -1,7 +1,7 @@
-"""The ingresses that a client knows: connections to each, and which one to call.
+"""The ingresses that a client knows: its connections to each of them, and the choice of which one to call.
 
-A client stays with one ingress for as long as it answers, and goes on to the next one when it does not; or it begins
-each request at another one, if it is told to spread them.
+A client stays with one ingress for as long as that one answers, and goes on to the next when it does not. A client that
+spreads its requests begins each at another ingress instead.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from cluster.client.client_credentials import Credentials
 from cluster.client.retry_limits import retry_delay_s
 
 _CONNECT_TIMEOUT_S: Final = 3.0
-"""Of an address that does not even refuse."""
+"""The time that a connection may take, for an address that neither accepts nor refuses it."""
 _HEAD_START_S: Final = 0.25
-"""Before the next address is tried as well, as RFC 8305 has it."""
+"""The time before the next address is tried as well: the Connection Attempt Delay of RFC 8305."""
 
 
 class Ingress:
-    """One address. Belongs to the event loop that it is made on."""
+    """An ingress at one address, with its channel and stubs. It is used on the event loop that it was made on."""
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self.address = address
@@ -39,30 +39,33 @@ class Ingress:
         self.admin = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def note_answer(self) -> None:
-        """It has answered."""
+        """Note that the ingress has answered: its failures in a row count from 0 again."""
         self._num_failures = 0
 
     def note_failure(self, told_s: float | None, rng: random.Random) -> None:
-        """A call to it has failed: do not choose it for a while. told_s: how long, if it has said so."""
+        """Note that a call has failed, and shun the ingress for a while.
+
+        told_s: the delay that the ingress named, in seconds; None: it named none
+        """
         if not self.shunned_s:
-            self._num_failures += 1  # Calls that one fault has cut together count once.
+            self._num_failures += 1  # Several calls that one fault has cut count once.
         delay_s = retry_delay_s(told_s, self._num_failures, rng)
         self._shunned_until_s = max(self._shunned_until_s, self._loop.time() + delay_s)
 
     @property
     def shunned_s(self) -> float:
-        """For how much longer it is not to be chosen."""
+        """The seconds for which the ingress is still shunned; 0: it may be chosen."""
         return max(0.0, self._shunned_until_s - self._loop.time())
 
     @property
     def is_connected(self) -> bool:
-        """Whether it is now, as far as is known."""
+        """Whether the channel is connected now, as far as gRPC knows."""
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def connect(self, timeout_s: float) -> bool:
-        """Connect, unless it is; returns whether that has worked.
+        """Connect, unless the channel is connected already; returns whether it is connected then.
 
-        That the last try has failed says nothing about now, when it may be back: the next one is waited for.
+        A failure of the last try is ignored, because the ingress may be back: the outcome of the next try counts.
         """
         ready, failed = grpc.ChannelConnectivity.READY, grpc.ChannelConnectivity.TRANSIENT_FAILURE
         try:
@@ -79,17 +82,17 @@ class Ingress:
         return True
 
     async def wait_usable(self) -> None:
-        """Wait until it is connected, and not shunned."""
+        """Wait until the ingress is no longer shunned, and connected."""
         await asyncio.sleep(self.shunned_s)
         await self._channel.channel_ready()
 
     async def close(self) -> None:
-        """Hang up; its calls end."""
+        """Close the channel; its calls are cancelled."""
         await self._channel.close()
 
 
 class Ingresses:
-    """All of them, in the order in which they are preferred."""
+    """All ingresses that a client knows, in the order in which the client prefers them."""
 
     def __init__(
         self,
@@ -99,7 +102,10 @@ class Ingresses:
         credentials: Credentials | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """addresses: at least one; spread: each find() prefers another one; rng: for delays"""
+        """Open a channel to each address.
+
+        addresses: at least one host:port; spread: whether each find() prefers another ingress; rng: draws the delays
+        """
         self._ingresses = [Ingress(address, credentials) for address in addresses]
         self._spread = spread
         self._rng = rng or random.Random()
@@ -108,10 +114,12 @@ class Ingresses:
         return len(self._ingresses)
 
     async def find(self, timeout_s: float | None, without: Collection[Ingress] = ()) -> Ingress:
-        """The first one that can be connected to; the preferred one, which will say why, if none can in time.
+        """Return the first ingress that can be connected to, or the preferred one if none can be in time.
 
-        The next one is tried as well when those before it have failed, or have not connected at once.
-        without: not these; others must be left
+        A call to the preferred one then fails with the reason. The next ingress is tried as well when those before it
+        have failed, or have not connected within 0.25 s.
+        timeout_s: the caller's limit in seconds, or None; a connection gets 3 s at most
+        without: ingresses that are not considered; at least one other must be left
         """
         limit_s = _CONNECT_TIMEOUT_S if timeout_s is None else min(_CONNECT_TIMEOUT_S, timeout_s)
         candidates = [ingress for ingress in self._ingresses if ingress not in without]
@@ -131,7 +139,7 @@ class Ingresses:
             await _cancel(connecting)
 
     async def wait_usable(self, timeout_s: float) -> Ingress | None:
-        """The first one that is, or becomes, connected and is not shunned; None if none is in time."""
+        """Wait for the first ingress that is connected and not shunned, and return it; None if none is in time."""
         waits = {asyncio.create_task(ingress.wait_usable()): ingress for ingress in self._ingresses}
         try:
             done, _ = await asyncio.wait(waits, timeout=max(0.0, timeout_s), return_when=asyncio.FIRST_COMPLETED)
@@ -140,18 +148,21 @@ class Ingresses:
             await _cancel(waits)
 
     def put_last(self, ingress: Ingress, told_s: float | None) -> None:
-        """A call to it has failed: prefer the others. told_s: when to try it again, if it has said so."""
+        """Note that a call to an ingress has failed, and prefer the others from now on.
+
+        told_s: the delay that the ingress named, in seconds; None: it named none
+        """
         ingress.note_failure(told_s, self._rng)
         self._ingresses.remove(ingress)
         self._ingresses.append(ingress)
 
     async def close(self) -> None:
-        """Hang up everywhere."""
+        """Close the channels to all ingresses; their calls are cancelled."""
         await asyncio.gather(*(ingress.close() for ingress in self._ingresses))
 
 
 async def _first_connected(connecting: dict[asyncio.Task[bool], Ingress], timeout_s: float) -> Ingress | None:
-    """The first that does in time; those that cannot are taken out."""
+    """Return the first ingress that connects in time, or None; ended tasks are taken out of connecting."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + timeout_s
     while connecting:
@@ -174,7 +185,10 @@ async def _cancel(tasks: Iterable[asyncio.Task[bool]] | Iterable[asyncio.Task[No
 
 
 def parse_addresses(addresses: str | Sequence[str]) -> list[str]:
-    """Each host:port, of one string with commas between them or of several. Raises ValueError if there is none."""
+    """Return each host:port of a string with commas between them, or of several such strings.
+
+    Raises ValueError if there is none.
+    """
     texts = [addresses] if isinstance(addresses, str) else addresses
     found = [address.strip() for text in texts for address in text.split(",") if address.strip()]
     if not found:

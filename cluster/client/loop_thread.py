@@ -13,17 +13,18 @@ from typing import Any, Final, TypeVar
 _T = TypeVar("_T")
 
 _END_TIMEOUT_S: Final = 5.0
-"""For what was cancelled to come to its end."""
+"""How long cancelled tasks may take to end."""
 
 
 class LoopClosed(RuntimeError):
-    """Nothing runs on this thread any more."""
+    """The thread is closed: it runs nothing any more."""
 
 
 class LoopThread:
-    """run() may be called from any thread, also from several at once.
+    """A thread with an event loop. run() may be called from any thread, also from several at the same time.
 
-    Invariant: when run() is left, what it ran has ended, also if the wait for it was interrupted by a signal.
+    Invariant: when run() returns or raises, its coroutine has ended, also if a signal interrupted the wait. (A
+    cancelled coroutine that does not end within 5 s is left behind.)
     """
 
     def __init__(self, name: str) -> None:
@@ -36,9 +37,11 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """Run it, and return or raise what it does. KeyboardInterrupt cancels it first.
+        """Run a coroutine on the event loop, and return or raise what the coroutine does.
 
-        Raises LoopClosed once the thread is closed, concurrent.futures.CancelledError if that happens meanwhile.
+        KeyboardInterrupt is raised once the coroutine is cancelled and has ended. Raises LoopClosed if the thread is
+        closed already, concurrent.futures.CancelledError if it is closed before the coroutine has ended, RuntimeError
+        if the caller runs on this very thread.
         """
         if threading.current_thread() is self._thread:
             coroutine.close()
@@ -53,7 +56,7 @@ class LoopThread:
         def stop() -> None:
             if tasks:
                 tasks[0].cancel()
-            else:  # begin() would have come first: the interruption was before it was called for.
+            else:  # The signal came before begin() was scheduled; otherwise begin() would have run before stop().
                 coroutine.close()
                 result.set_exception(concurrent.futures.CancelledError())
 
@@ -72,9 +75,10 @@ class LoopThread:
             raise
 
     def finish(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run what cleans up: on this very thread too, where it is not waited for; not at all once it is closed.
+        """Run a coroutine that cleans up, from any thread.
 
-        A stream that nobody refers to any more is closed by whichever thread collects it.
+        A stream without references is closed by the thread that collects it, which may be this very thread: then the
+        coroutine is scheduled and not waited for. Once the thread is closed, the coroutine is dropped.
         """
         if threading.current_thread() is self._thread:
             task = self._loop.create_task(coroutine)
@@ -86,7 +90,10 @@ class LoopThread:
             self.run(coroutine)
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Cancel what runs, close what streams, do this last thing, end the thread. Only the first call does it."""
+        """Cancel all tasks, close all async generators, run the coroutine of `last`, and end the thread.
+
+        Only the first call does anything. It waits up to 10 s for the thread, unless it is made on the thread itself.
+        """
         with self._lock:
             if self._is_closed:
                 return
@@ -117,7 +124,7 @@ class LoopThread:
 
 
 def _wait_undisturbed(result: concurrent.futures.Future[_T]) -> None:
-    """Wait for what ends soon, whoever presses Ctrl-C meanwhile."""
+    """Wait up to 5 s for a cancelled coroutine to end; further Ctrl-C does not interrupt the wait."""
     give_up_s = time.monotonic() + _END_TIMEOUT_S
     while not result.done() and time.monotonic() < give_up_s:
         with contextlib.suppress(KeyboardInterrupt):

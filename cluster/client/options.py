@@ -1,4 +1,4 @@
-"""What a request can ask for, typed, and the message that asks for it."""
+"""The types of prompts and options of requests for text, and the messages that are made of them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client.sampling_keywords import SamplingKeywords
 
 Content = str | Sequence[str | bytes]
-"""What one turn says: a text, or texts and images (their files' bytes) in their order."""
+"""The content of one turn: a text, or texts and images (the bytes of their files) in their order."""
 
 ChatTurn = tuple[str, Content]
-"""(role, content), such as ("user", "Hello")."""
+"""A turn of a conversation: (role, content), such as ("user", "Hello")."""
 
 Prompt = str | Sequence[int] | Sequence[ChatTurn] | generate_pb2.PromptEmbeds
-"""Text, token ids, a conversation, or embeddings."""
+"""A prompt: a text, token ids, a conversation, or embeddings."""
 
 
 class Sampling(SamplingKeywords, total=False):
-    """The sampling parameters, and what the output has to be: at most one of the latter."""
+    """The sampling parameters, and the form of the output: at most one of the five fields below.
+
+    json_schema: a JSON schema as JSON text, which the output has to satisfy
+    json_object: True: the output has to be a JSON object
+    regex:       a regular expression that the whole output has to match
+    choice:      texts, one of which the output has to be
+    grammar:     an EBNF grammar, from whose rule "root" the output has to be derived
+    """
 
     json_schema: str
     json_object: bool
@@ -29,12 +36,13 @@ class Sampling(SamplingKeywords, total=False):
 
 
 class BatchOptions(Sampling, total=False):
-    """Further fields of raypd.v1.GenerateRequest, and what concerns the call.
+    """The options of batches and of single requests: fields of raypd.v1.GenerateRequest, and timeout_s and resume.
 
-    images:    of a text or of token ids, which have a placeholder for each; a conversation has them in its turns. In a
-               batch every prompt has the same ones
-    timeout_s: for all of the answer, waits and further calls included
-    resume:    False: nothing is asked again; a call that fails raises CallFailed, and what to do is the caller's affair
+    images:    the files' bytes of the images of a text or of token ids, which have a placeholder for each image; a
+               conversation has its images in its turns. In a batch every prompt has the same images
+    timeout_s: seconds for the whole answer, including waits and further calls; None or absent: no limit
+    resume:    True or absent: a request whose call fails goes on in a further call; False: the client makes one call,
+               and raises CallFailed if it fails
     """
 
     request_id: str
@@ -52,7 +60,10 @@ class BatchOptions(Sampling, total=False):
 
 
 class Options(BatchOptions, total=False):
-    """Those of a single prompt too."""
+    """The options of a request with a single prompt.
+
+    output_token_ids: the output that the caller already has; the answer goes on at the next position
+    """
 
     output_token_ids: Sequence[int]
 
@@ -66,9 +77,9 @@ _LISTS_OF_TEXTS: Final = {"choice"} | {
 
 
 def make_request(prompt: Prompt, options: Options) -> generate_pb2.GenerateRequest:
-    """The message; what concerns the call alone is left out.
+    """Make the message of a request; timeout_s and resume have no field in it.
 
-    Raises ValueError or TypeError for a field that does not exist or cannot hold its value.
+    Raises ValueError or TypeError for an option that does not exist or whose field cannot hold the value.
     """
     message = _make_each(options)
     set_prompt(message, prompt)
@@ -78,7 +89,10 @@ def make_request(prompt: Prompt, options: Options) -> generate_pb2.GenerateReque
 def make_batch_request(
     prompts: Iterable[Prompt], n: int, best_of: int | None, options: BatchOptions
 ) -> generate_pb2.GenerateBatchRequest:
-    """As make_request. Raises TypeError for one prompt instead of several too."""
+    """Make the message of a batch; timeout_s and resume have no field in it.
+
+    Raises ValueError or TypeError as make_request() does; TypeError also if prompts is a single text.
+    """
     if isinstance(prompts, str):
         raise TypeError("a batch has several prompts; for one, put it into a list")
     message = generate_pb2.GenerateBatchRequest(n=n, best_of=best_of, each=_make_each(options))
@@ -96,11 +110,14 @@ def _make_each(options: BatchOptions) -> generate_pb2.GenerateRequest:
 
 
 def make_sampling_params(fields: Mapping[str, Any]) -> generate_pb2.SamplingParams:
-    """The message. Raises ValueError for a field that does not exist, TypeError for one that cannot hold its value."""
+    """Make the message of sampling parameters, by the names of its fields.
+
+    Raises ValueError for a field that does not exist, TypeError for one that cannot hold its value.
+    """
     values = dict(fields)
     for name in _LISTS_OF_TEXTS & values.keys():
         if isinstance(values[name], str):
-            values[name] = [values[name]]  # A text is a sequence of texts too, but hardly meant as one.
+            values[name] = [values[name]]  # protobuf would take a single text as a list of its characters.
     try:
         if isinstance(values.get("choice"), Sequence):
             values["choice"] = generate_pb2.Choices(choices=values["choice"])
@@ -123,7 +140,7 @@ def set_prompt(message: generate_pb2.GenerateRequest | generate_pb2.Prompt, prom
     if isinstance(prompt, generate_pb2.PromptEmbeds):
         message.prompt_embeds.CopyFrom(prompt)
         return
-    message.token_ids.SetInParent()  # So that the server names an empty prompt; chat messages replace it.
+    message.token_ids.SetInParent()  # The server's refusal of an empty prompt then names token_ids; a chat replaces it.
     for item in prompt:
         if isinstance(item, tuple):
             role, content = item

@@ -1,4 +1,4 @@
-"""How long a client waits, and how often it asks again. Pure: the clock and the chances are arguments."""
+"""Decides how long a client waits and when it tries again. Pure: clock and random numbers are arguments."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MAX_DELAY_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """What a client puts up with. Times are in seconds.
+    """The limits of a client's retries.
 
-    recovery_timeout_s: how long an answer that was cut waits for an ingress to go on with it
-    overload_timeout_s: how long a new request is asked again while every ingress that is there refuses it and says when
-                        to come back; 0: not at all
+    recovery_timeout_s: seconds that an answer which was cut waits for an ingress to go on with
+    overload_timeout_s: seconds for which a new request is tried again while ingresses refuse it and name a delay;
+                        0: it is not tried again
     """
 
     recovery_timeout_s: float = 60.0
@@ -24,30 +24,32 @@ class Patience:
 
 
 class Deadline:
-    """When the caller's time is over. now_s: on the same clock in every call."""
+    """The time by which a caller wants its answer; timeout_s None: no limit. now_s: the time on one clock, always."""
 
     def __init__(self, timeout_s: float | None, now_s: float) -> None:
         self._at_s = None if timeout_s is None else now_s + timeout_s
 
     def left_s(self, now_s: float) -> float | None:
-        """What is left; None without end."""
+        """Return how many seconds are left; None if there is no limit."""
         return None if self._at_s is None else max(0.0, self._at_s - now_s)
 
     def cap(self, limit_s: float, now_s: float) -> float:
-        """So long, or what is left if that is less."""
+        """Return limit_s, or the seconds that are left if these are fewer."""
         left_s = self.left_s(now_s)
         return limit_s if left_s is None else min(limit_s, left_s)
 
     def is_over(self, now_s: float) -> bool:
-        """Whether nothing is left."""
+        """Whether no time is left."""
         return self._at_s is not None and now_s >= self._at_s
 
 
 def retry_delay_s(told_s: float | None, num_failures: int, rng: random.Random) -> float:
-    """How long to leave an ingress alone that has failed so many times in a row.
+    """Return for how many seconds no call goes to an ingress that has failed.
 
-    What it says itself is waited for, and up to half as long on top; otherwise 0.2 s, twice as long each time up to
-    2 s, give or take a half. So those who were refused, or cut, together do not come back together.
+    told_s:       the delay that the ingress named, to which up to half is added; None: it named none. Then the delay is
+                  0.2 s, doubled with each failure up to 2 s, times a random number from 0.5 to 1.5
+    num_failures: failures in a row, at least 1
+    The random part keeps clients that were refused or cut off together from coming back together.
     """
     if told_s is not None:
         return told_s * rng.uniform(1.0, 1.5)

@@ -1,4 +1,4 @@
-"""What a request for vectors can ask for, typed, and the messages that ask for it."""
+"""The types of options of requests for vectors, and the messages that are made of them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from cluster.api.protos.raypd.v1 import embed_pb2, generate_pb2
 from cluster.client.options import Prompt, set_prompt
 
 Prompts = str | Sequence[Prompt]
-"""Several prompts, or one text."""
+"""The inputs of a request: several prompts, or one text."""
 
 
 class VectorOptions(TypedDict, total=False):
-    """What all such requests have; see raypd/v1/embed.proto. timeout_s: for all of the call"""
+    """The options of all requests for vectors: fields that raypd/v1/embed.proto describes, and timeout_s.
+
+    timeout_s: seconds for the whole call, including waits and further tries; None or absent: no limit
+    """
 
     request_id: str
     model: str
@@ -25,7 +28,12 @@ class VectorOptions(TypedDict, total=False):
 
 
 class EmbedOptions(VectorOptions, total=False):
-    """What is absent is as the checkpoint was made for."""
+    """The options of requests for embeddings. Where an option is absent, the checkpoint's files decide.
+
+    pooling:    how the hidden states of an input's tokens become one vector
+    normalize:  whether embeddings are scaled to length 1
+    dimensions: the number of components to keep of each embedding; absent: all of them
+    """
 
     pooling: Literal["last", "mean", "cls"]
     normalize: bool
@@ -33,7 +41,7 @@ class EmbedOptions(VectorOptions, total=False):
 
 
 class HeadOptions(VectorOptions, total=False):
-    """raw_logits: instead of scores"""
+    """The options of requests to a classification head. raw_logits: whether to return its logits instead of scores"""
 
     raw_logits: bool
 
@@ -46,7 +54,10 @@ _POOLINGS: Final = {
 
 
 def make_embed_request(inputs: Prompts, options: EmbedOptions) -> embed_pb2.EmbedRequest:
-    """The message. Raises ValueError or TypeError for a field that does not exist or cannot hold its value."""
+    """Make the message of a request for embeddings.
+
+    Raises ValueError or TypeError for an option that does not exist or whose field cannot hold the value.
+    """
     fields = _fields_of(options)
     if (pooling := fields.pop("pooling", None)) is not None:
         if pooling not in _POOLINGS:
@@ -56,12 +67,12 @@ def make_embed_request(inputs: Prompts, options: EmbedOptions) -> embed_pb2.Embe
 
 
 def make_classify_request(inputs: Prompts, options: HeadOptions) -> embed_pb2.ClassifyRequest:
-    """As make_embed_request."""
+    """Make the message of a request for classes. Raises ValueError or TypeError as make_embed_request() does."""
     return embed_pb2.ClassifyRequest(inputs=_prompts(inputs), **_fields_of(options))
 
 
 def make_score_request(query: Prompt, documents: Prompts, options: HeadOptions) -> embed_pb2.ScoreRequest:
-    """As make_embed_request."""
+    """Make the message of a request for scores. Raises ValueError or TypeError as make_embed_request() does."""
     [asked] = _prompts([query])
     return embed_pb2.ScoreRequest(query=asked, documents=_prompts(documents), **_fields_of(options))
 

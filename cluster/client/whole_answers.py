@@ -1,4 +1,4 @@
-"""Whole answers, for programs that do not read them as they come."""
+"""Whole answers, put together from the responses of a stream."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from cluster.api.protos.raypd.v1 import generate_pb2
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """All responses to one request as one.
+    """The whole answer to one request: all responses of its stream as one.
 
-    seed:       what it was sampled with: with it, and on the same model, it comes again
-    logprobs:   one for each token, if they were asked for; prompt_logprobs: likewise, see raypd.v1.GenerateResponse
-    stop:       the stop string or stop token that ended it, if one did
-    cumulative_logprob: of all its tokens, if it is of a batch and was asked for log-probabilities or best_of
+    logprobs:        one entry for each output token; empty if they were not asked for
+    prompt_logprobs: one entry for each token of the prompt but the first; empty if they were not asked for
+    stop:            the stop string, or the id of the end-of-sequence or stop token, that ended the output; None if
+                     the output ended for another reason
+    seed:            the seed of the sampling; the same request with this seed gives the same answer on the same model
+    cumulative_logprob: the sum of the log-probabilities of all output tokens; None unless the answer is part of a batch
+                     that asked for logprobs or best_of
     """
 
     request_id: str
@@ -32,7 +35,7 @@ class Answer:
 
     @classmethod
     def of_batch(cls, responses: Iterable[generate_pb2.GenerateBatchResponse]) -> list[list[Answer]]:
-        """Put together all responses of a batch that has come to its end: by prompt, and by sample."""
+        """Put together the answers of a batch that has ended. Returns for each prompt its answers, in sample order."""
         by_place: dict[tuple[int, int], list[generate_pb2.GenerateBatchResponse]] = {}
         for response in responses:
             by_place.setdefault((response.prompt_index, response.sample_index), []).append(response)
@@ -46,7 +49,7 @@ class Answer:
 
     @classmethod
     def of(cls, responses: Sequence[generate_pb2.GenerateResponse]) -> Answer:
-        """Put together all responses of a stream that has come to its end."""
+        """Put together all responses of a stream that has ended; at least one."""
         first, last = responses[0], responses[-1]
         kind = last.WhichOneof("stop_reason")
         return cls(

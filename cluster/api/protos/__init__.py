@@ -1,1 +1,1 @@
-"""raypd.v1: its messages, and what both of its ends share. The client imports nothing else of this floor."""
+"""The messages of raypd.v1, and what client and server share. The client imports nothing else of cluster/."""

@@ -1,4 +1,4 @@
-"""The test for addresses of the host itself: tokens go there, and servers listen there, without encryption."""
+"""The test for loopback addresses, which tokens may be sent to, and servers may listen at, without encryption."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ def is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return False  # A name: whatever it stands for, somewhere else it may stand for something else.
+        return False  # A name other than localhost may resolve to another host elsewhere.

@@ -1,4 +1,4 @@
-"""The seeds of a prompt's samples: an ingress makes samples with them, and a client goes on with them."""
+"""The seeds of a prompt's samples: an ingress samples with them, and a client that resumes a sample computes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_SEED: Final = 2**63 - 1
 
 
 def sample_seed(seed: int, sample_index: int) -> int:
-    """The seed of one of a prompt's samples. seed: the first one's."""
+    """Return the seed of one of a prompt's samples. seed: the seed of the first sample"""
     if sample_index == 0:
         return seed
     digest = blake2b(f"raypd/sample/{seed}/{sample_index}".encode(), digest_size=8).digest()

@@ -1,6 +1,6 @@
 """The errors that the client shares with the cluster, and how an error's details travel between them.
 
-cluster/errors.py and cluster/client/errors.py draw the trees that grow from here.
+cluster/errors.py and cluster/client/errors.py draw the trees of the errors below ClusterError.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
 
 
 class ClusterError(Exception):
-    """The root of this floor's errors. It can be sent to another process whatever its __init__ wants."""
+    """The root of the errors of cluster/. An error can be pickled whatever arguments its __init__ takes."""
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...], dict[str, object]]:
-        # The other process puts the error together without a call of __init__.
+        # The other process makes the error without calling __init__.
         new_object = copyreg.__newobj__  # type: ignore[attr-defined]  # pickle's protocol names it, typeshed does not
         return new_object, (type(self), *self.args), self.__dict__
 

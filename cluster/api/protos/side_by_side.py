@@ -1,4 +1,4 @@
-"""Several streams as one."""
+"""Reads several streams as one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 async def side_by_side(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncGenerator[tuple[int, _T], None]:
     """Yield the items of several streams as they come, each with its stream's index.
 
-    A stream that fails ends all of them; so does closing this one. Raises what a stream raises.
+    The first stream that fails closes all the others, and so does closing this generator. Raises what a stream raises.
     """
     queue: asyncio.Queue[tuple[int, _T] | Exception | None] = asyncio.Queue(maxsize=len(streams))
 
@@ -22,7 +22,7 @@ async def side_by_side(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncGene
             async with aclosing(stream):
                 async for item in stream:
                     await queue.put((index, item))
-        except Exception as error:  # whoever reads the queue raises it
+        except Exception as error:  # the reader of the queue raises it
             await queue.put(error)
         else:
             await queue.put(None)
@@ -36,7 +36,7 @@ async def side_by_side(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncGene
                 try:
                     raise item
                 finally:
-                    # An error that its own frames hold is a cycle, with all that their frames hold: prompts, mostly.
+                    # The error refers to this frame: a reference from here would make a cycle that keeps prompts alive.
                     del item
             if item is None:
                 num_open -= 1
@@ -46,5 +46,5 @@ async def side_by_side(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncGene
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while not queue.empty():  # The same: errors of streams, whose frames hold the queue.
+        while not queue.empty():  # Errors in the queue refer to frames that refer to the queue: another such cycle.
             queue.get_nowait()

@@ -1,1 +1,1 @@
-"""Calls that go on at another ingress: attempts, progress, batches."""
+"""Streams of output that go on at another ingress when their call is cut."""

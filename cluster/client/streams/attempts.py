@@ -1,4 +1,4 @@
-"""Which ingress a request goes to, and to which one after that."""
+"""Decides which ingress a request is sent to, and which one after a failure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from cluster.client.retry_limits import Deadline, Patience
 
 
 class Attempts:
-    """Which ingress to call next, and when to stop. Times are of the event loop.
+    """The calls of one request: which ingress is called next, and when to give up. Times are of the event loop.
 
-    _is_under_way: an ingress had taken the request on
-    _tried:   whom it was refused by, or cut, since anything has come
-    _refusal: of these the last one that said when to come back; _back_at_s: the earliest of these times
+    _is_under_way: whether an ingress had accepted the request
+    _tried:        the ingresses that have failed since the last response came
+    _refusal:      the last of these failures that named a delay; None: none did
+    _back_at_s:    the earliest time at which one of these delays is over
     """
 
     def __init__(
@@ -34,20 +35,20 @@ class Attempts:
         self._back_at_s = math.inf
 
     async def first(self) -> Ingress:
-        """The preferred one."""
+        """Return the ingress for the first call."""
         return await self._ingresses.find(self.left_s())
 
     def left_s(self) -> float | None:
-        """What is left for a call; None for as long as it takes."""
+        """Return how many seconds are left for a call; None if the caller set no limit."""
         return self._deadline.left_s(self._loop.time())
 
     def renew(self) -> None:
-        """The answer goes on."""
+        """Note that a response has come: earlier failures count no more."""
         if self._tried:
             self._tried, self._refusal, self._back_at_s = set(), None, math.inf
 
     def note_failure(self, ingress: Ingress, failure: CallFailed, *, is_under_way: bool) -> None:
-        """A call has failed."""
+        """Note that a call has failed. is_under_way: whether the ingress had accepted the request"""
         self._is_under_way |= is_under_way
         if not self._tried:
             self._failing_since_s = self._loop.time()
@@ -58,13 +59,16 @@ class Attempts:
             self._back_at_s = min(self._back_at_s, self._loop.time() + ingress.shunned_s)
 
     async def next_ingress(self, failure: CallFailed) -> Ingress:
-        """Where to go on. Raises CallFailed if that is nowhere, or not in time."""
+        """Return the ingress for the next call. Raises CallFailed if there is none in time.
+
+        failure: the last call's, which is raised unless another one tells more
+        """
         if self._is_under_way:
             return await self._wait(failure, self._patience.recovery_timeout_s)
         if len(self._tried) < len(self._ingresses):
             return await self._ingresses.find(self.left_s(), without=self._tried)
         refusal = self._refusal
-        # It would be too late, and that is known now.
+        # A wait that is known to end too late is not begun.
         if refusal is None or self._back_at_s > self._loop.time() + self._limit_s(self._patience.overload_timeout_s):
             raise refusal or failure
         self._back_at_s = math.inf
@@ -80,6 +84,6 @@ class Attempts:
         return ingress
 
     def _limit_s(self, timeout_s: float) -> float:
-        """What is left of so long since calls fail, and of the caller's time."""
+        """Return how many seconds are left of timeout_s since calls began to fail, and of the caller's own limit."""
         now_s = self._loop.time()
         return self._deadline.cap(max(0.0, self._failing_since_s + timeout_s - now_s), now_s)

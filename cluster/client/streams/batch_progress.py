@@ -1,9 +1,9 @@
-"""Several samples of several prompts to their reader, over as many calls as it takes. Pure.
+"""The progress of a batch, several samples of several prompts, over as many calls as it takes. Pure.
 
-A batch is asked for in one call. When that is cut, what is left of it is of two kinds: prompts of which nothing has
-come are a smaller batch, which shares their prefills again; of the others each sample that is not over goes on by
-itself, with its own seed and tokens, as stream_progress.py has it. With best_of the reader gets all samples of a
-prompt or none, so that what is left is of the first kind.
+A batch is asked for in one call. When the call is cut, the rest of the batch has two parts. Prompts without any output
+become a smaller batch, whose samples share a prefill again. Of the other prompts each sample that has not ended goes on
+as a request of its own, with its own seed and tokens, as in stream_progress.py. With best_of the reader gets all
+samples of a prompt or none, so that there is only the first part.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ _Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What is left of a batch.
+    """The rest of a batch whose call was cut.
 
-    batch:   its prompts of which nothing has come, if there are any; prompt_indices: which they are
-    samples: by their places
+    batch:          a request for the prompts without any output; None if there are none
+    prompt_indices: for each prompt of that request its index in the whole batch
+    samples:        the samples that have begun and not ended, by (prompt_index, sample_index)
     """
 
     batch: generate_pb2.GenerateBatchRequest | None
@@ -34,7 +35,7 @@ class Rest:
 
 
 class BatchProgress:
-    """A batch, and how far its first calls have brought it."""
+    """A batch, and what its reader has got so far."""
 
     def __init__(self, request: generate_pb2.GenerateBatchRequest) -> None:
         self._request = generate_pb2.GenerateBatchRequest()
@@ -49,22 +50,22 @@ class BatchProgress:
 
     @property
     def has_begun(self) -> bool:
-        """Whether its reader has got something."""
+        """Whether the reader has got a response."""
         return any(sample.has_begun for sample in self._samples.values())
 
     @property
     def has_ended(self) -> bool:
-        """Whether its reader has got everything."""
+        """Whether the reader has got every sample's last response."""
         num_ended = sum(sample.has_ended for sample in self._samples.values())
         return num_ended == self._n * len(self._request.prompts)
 
     @property
     def request_id(self) -> str:
-        """The one that its reader sees; "" until it is known."""
+        """The request id that the reader sees; "" until it is known."""
         return self._request_id
 
     def next_request(self) -> generate_pb2.GenerateBatchRequest:
-        """What to send while nothing has come."""
+        """Return the request for the whole batch, while the reader has got nothing."""
         self._num_calls += 1
         self._incomplete.clear()
         request = generate_pb2.GenerateBatchRequest()
@@ -73,7 +74,11 @@ class BatchProgress:
         return request
 
     def take(self, response: generate_pb2.GenerateBatchResponse) -> list[generate_pb2.GenerateBatchResponse]:
-        """What its reader gets by this response. Raises CallFailed if it is not the next part of its sample."""
+        """Take a response of the batch's call, and return the responses that the reader gets now.
+
+        With best_of they are held back until all samples of a prompt are there. Raises CallFailed if a response is not
+        the next part of its sample.
+        """
         self._request_id = self._request_id or response.response.request_id
         if not self._request.HasField("best_of"):
             return [self._take(response)]
@@ -84,7 +89,10 @@ class BatchProgress:
         return [self._take(one) for one in whole]
 
     def take_of(self, place: _Place, response: generate_pb2.GenerateResponse) -> generate_pb2.GenerateBatchResponse:
-        """As part of the batch: a response that the StreamProgress of a sample which goes on by itself has taken."""
+        """Return a response of a sample that goes on as a request of its own, as part of the batch.
+
+        The sample's StreamProgress has taken the response already.
+        """
         message = generate_pb2.GenerateBatchResponse(prompt_index=place[0], sample_index=place[1], response=response)
         message.response.request_id = self._request_id
         self._count(place, response)
@@ -94,7 +102,7 @@ class BatchProgress:
         return message
 
     def rest(self) -> Rest:
-        """What is left, for calls that begin now."""
+        """Return the rest of the batch, for calls that begin now."""
         prompts = range(len(self._request.prompts))
         begun = {place[0] for place in self._samples}
         samples = {
@@ -134,7 +142,7 @@ class BatchProgress:
         return sample
 
     def _single(self, prompt_index: int, sample_index: int) -> generate_pb2.GenerateRequest:
-        """A sample as a request of its own."""
+        """Return a request for a single sample."""
         request = generate_pb2.GenerateRequest()
         request.CopyFrom(self._request.each)
         prompt = self._request.prompts[prompt_index]

@@ -1,4 +1,4 @@
-"""Batches of output that outlive the ingress that they come from."""
+"""Streams of batches that go on at another ingress when theirs goes away."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Responses = AsyncGenerator[generate_pb2.GenerateBatchResponse, None]
 
 
 def batch_once(ingress: Ingress, request: generate_pb2.GenerateBatchRequest, timeout_s: float | None) -> _Responses:
-    """Stream one call's responses. Closing it cancels the call. Raises CallFailed."""
+    """Stream the responses of one call. Closing the generator cancels the call. Raises CallFailed."""
     return responses_of(ingress, ingress.generate.GenerateBatch, request, timeout_s)
 
 
@@ -32,10 +32,11 @@ async def batch_resuming(
     *,
     is_under_way: bool = False,
 ) -> _Responses:
-    """Stream a batch, over further calls where one is cut. Closing it cancels those that run.
+    """Stream a batch, in further calls where one is cut. Closing the generator cancels the calls that run.
 
-    Until something has come it is as stream_resuming() has it; after that, see batch_progress.py.
-    is_under_way: an ingress had taken it on
+    Until a response has come, a call that fails is repeated as in stream_resuming(). After that the rest is divided,
+    see batch_progress.py.
+    is_under_way: whether an ingress had accepted the batch
     Raises CallFailed; then all other samples are aborted.
     """
     progress = BatchProgress(request)
@@ -86,7 +87,7 @@ async def _go_on(
 
 
 async def _renumbered(smaller: _Responses, rest: Rest, progress: BatchProgress) -> _Responses:
-    """A smaller batch as part of the larger one."""
+    """Yield the responses of a smaller batch as parts of the whole batch."""
     async with aclosing(smaller) as parts:
         async for part in parts:
             part.prompt_index = rest.prompt_indices[part.prompt_index]

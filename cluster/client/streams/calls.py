@@ -1,4 +1,4 @@
-"""One call to an ingress that answers by a stream."""
+"""A single call to an ingress that answers by a stream."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ async def responses_of(
     request: _Request,
     timeout_s: float | None,
 ) -> AsyncGenerator[_Response, None]:
-    """Each response of a call. Closing it cancels the call. Raises CallFailed."""
+    """Yield each response of a call. Closing the generator cancels the call. Raises CallFailed."""
     call = method(request, timeout=timeout_s)
-    # gRPC's generator and its call hold each other. Unless it ends, they hold the channel's connection as well, after
-    # its close, until garbage is collected.
+    # gRPC's generator and its call refer to each other. Unless the generator is closed, they keep the channel's
+    # connection open after the channel is closed, until garbage is collected.
     responses = cast("AsyncGenerator[_Response, None]", aiter(call))
     try:
         with as_call_failed():

@@ -1,4 +1,4 @@
-"""Streams of output that outlive the ingress that they come from."""
+"""Streams of output that go on at another ingress when theirs goes away."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from cluster.client.streams.stream_progress import StreamProgress
 def stream_once(
     ingress: Ingress, request: generate_pb2.GenerateRequest, timeout_s: float | None
 ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
-    """Stream one call's responses. Closing it cancels the call. Raises CallFailed."""
+    """Stream the responses of one call. Closing the generator cancels the call. Raises CallFailed."""
     return responses_of(ingress, ingress.generate.Generate, request, timeout_s)
 
 
 async def stream_resuming(
     ingresses: Ingresses, request: generate_pb2.GenerateRequest, timeout_s: float | None, patience: Patience
 ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
-    """Stream an answer, over further calls where one is cut. Closing it cancels the call that runs.
+    """Stream an answer, in further calls where one is cut. Closing the generator cancels the call that runs.
 
-    Before anything has come, each ingress is called once; if one has said when to come back, again after that. Raises
-    CallFailed: the first failure that is the request's own, or the last one in time.
+    Until an ingress has accepted the request, each is called once, and again if one has named a delay. Raises
+    CallFailed: at once if the request itself is at fault, otherwise when no ingress goes on with it in time.
     """
     answer = stream_on(StreamProgress(request), Attempts(ingresses, timeout_s, patience))
     async with aclosing(answer) as responses:
@@ -38,7 +38,7 @@ async def stream_resuming(
 async def stream_on(
     progress: StreamProgress, attempts: Attempts
 ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
-    """Stream what is left of an answer; otherwise as stream_resuming()."""
+    """Stream the rest of an answer; otherwise as stream_resuming()."""
     ingress = await attempts.first()
     while True:
         was_connected = ingress.is_connected
@@ -50,10 +50,10 @@ async def stream_on(
             return
         except CallFailed as failure:
             if progress.has_ended:
-                return  # All that was to come has come, but for the call's own end.
+                return  # The last response has come; only the call's status is missing.
             if not failure.is_passing:
                 raise
-            # It had been taken on by an ingress that is gone now.
+            # An ingress that was connected, and is not any more, may have accepted the request.
             is_cut = was_connected and not ingress.is_connected
             attempts.note_failure(ingress, failure, is_under_way=progress.has_begun or is_cut)
             ingress = await attempts.next_ingress(failure)

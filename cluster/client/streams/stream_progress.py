@@ -1,8 +1,8 @@
-"""One stream to its reader, over as many calls as it takes. Pure.
+"""The progress of one stream of output, over as many calls as it takes. Pure.
 
-What an ingress sends after n tokens of output, text included, depends on these tokens, the seed, the model's version
-and the adapter's digest alone. So a further call that comes with them goes on exactly where the one before was cut: no
-text is missing, and none comes twice.
+For one request, what an ingress sends after n tokens of output, text included, depends only on these tokens, the seed,
+the model's version and the adapter's digest. So a further call that has them goes on exactly where the one before was
+cut: no text is missing, and none comes twice.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MAX_REQUEST_ID_CHARS: Final = 128
 
 
 class StreamProgress:
-    """A request, and how far its answer has come.
+    """A request, and what the reader of its answer has got so far.
 
-    has_begun: its reader has got something
-    has_ended: its reader has got the last response
+    has_begun: whether the reader has got a response
+    has_ended: whether the reader has got the last response
     """
 
     def __init__(self, request: generate_pb2.GenerateRequest) -> None:
@@ -33,9 +33,9 @@ class StreamProgress:
         self.has_ended = False
 
     def next_request(self) -> generate_pb2.GenerateRequest:
-        """What to send for the rest of the answer.
+        """Return the request for the rest of the answer.
 
-        A further call has an id of its own: the ingress may not know yet that the one before it is over.
+        A further call has a request id of its own: the ingress may not know yet that the call before it has ended.
         """
         self._num_calls += 1
         request = generate_pb2.GenerateRequest()
@@ -46,7 +46,7 @@ class StreamProgress:
         return request
 
     def take(self, response: generate_pb2.GenerateResponse) -> generate_pb2.GenerateResponse:
-        """The response as part of the one stream. Raises CallFailed if it is not the next part."""
+        """Take a call's response, and return it as the reader gets it. Raises CallFailed if it is not the next part."""
         expected = len(self._request.output_token_ids)
         if response.token_ids and response.first_position != expected:
             message = f"position {expected} of the output is next, but {response.first_position} came"
