@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
-
-import grpc.aio
+from typing import Self, Unpack
 
 from cluster.api.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
 from cluster.client.client_credentials import Credentials
-from cluster.client.errors import CallFailed, as_call_failed
-from cluster.client.known_ingresses import Ingress, Ingresses, parse_addresses
+from cluster.client.known_ingresses import Ingresses, parse_addresses
 from cluster.client.options import (
     BatchOptions,
     ChatTurn,
@@ -23,8 +20,8 @@ from cluster.client.options import (
     make_request,
     set_prompt,
 )
-from cluster.client.retry_limits import Deadline, Patience
-from cluster.client.streams.attempts import Attempts
+from cluster.client.retry_limits import Patience
+from cluster.client.single_calls import SingleCalls
 from cluster.client.streams.batch_stream import batch_once, batch_resuming
 from cluster.client.streams.stream import stream_once, stream_resuming
 from cluster.client.vector_options import (
@@ -36,9 +33,6 @@ from cluster.client.vector_options import (
     make_score_request,
 )
 from cluster.client.whole_answers import Answer
-
-_Request = TypeVar("_Request")
-_Response = TypeVar("_Response")
 
 
 class GenerateClient:
@@ -76,10 +70,7 @@ class GenerateClient:
         self._opened: Ingresses | None = None
 
     async def open(self) -> None:
-        """Open the channels on the running event loop; `async with` calls this method.
-
-        A channel connects when it is first used. Raises InvalidConfig if the credentials cannot be used.
-        """
+        """Open the channels on the running event loop; `async with` calls this method. Raises InvalidConfig."""
         self._opened = Ingresses(self._addresses, spread=self._spread, credentials=self._credentials)
 
     async def close(self) -> None:
@@ -133,10 +124,7 @@ class GenerateClient:
         return self.generate(turns, **options)
 
     async def complete(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
-        """Return the whole answer to a prompt, or to a conversation; otherwise as generate().
-
-        Cancelling the task aborts the request.
-        """
+        """Return the whole answer to a prompt, or to a conversation; otherwise as generate()."""
         async with aclosing(self.generate(prompt, **options)) as responses:
             return Answer.of([response async for response in responses])
 
@@ -224,7 +212,7 @@ class GenerateClient:
         Raises CallFailed; ValueError or TypeError for an option that does not exist or cannot have its value.
         """
         request = make_embed_request(inputs, options)
-        return await self._read(lambda ingress: ingress.embed.Embed, request, options.get("timeout_s"))
+        return await self._single.read(lambda ingress: ingress.embed.Embed, request, options.get("timeout_s"))
 
     async def classify(self, inputs: Prompts, **options: Unpack[HeadOptions]) -> embed_pb2.ClassifyResponse:
         """Return the scores of the model's classes for each input; otherwise as embed().
@@ -232,7 +220,7 @@ class GenerateClient:
         options: such as raw_logits=True, timeout_s=10.0; see HeadOptions
         """
         request = make_classify_request(inputs, options)
-        return await self._read(lambda ingress: ingress.embed.Classify, request, options.get("timeout_s"))
+        return await self._single.read(lambda ingress: ingress.embed.Classify, request, options.get("timeout_s"))
 
     async def score(self, query: Prompt, documents: Prompts, **options: Unpack[HeadOptions]) -> embed_pb2.ScoreResponse:
         """Return for each document a score of how well it answers the query, higher is better; otherwise as embed().
@@ -241,19 +229,19 @@ class GenerateClient:
         options:   such as raw_logits=True, timeout_s=10.0; see HeadOptions
         """
         request = make_score_request(query, documents, options)
-        return await self._read(lambda ingress: ingress.embed.Score, request, options.get("timeout_s"))
+        return await self._single.read(lambda ingress: ingress.embed.Score, request, options.get("timeout_s"))
 
     async def get_model(self, timeout_s: float | None = None) -> model_pb2.GetModelResponse:
         """Describe the served model: its name, limits, versions and adapters. Raises CallFailed.
 
         timeout_s: seconds for the call, including waits and further tries; None: no limit. So in all methods below.
         """
-        return await self._read(lambda ingress: ingress.model.GetModel, model_pb2.GetModelRequest(), timeout_s)
+        return await self._single.read(lambda ingress: ingress.model.GetModel, model_pb2.GetModelRequest(), timeout_s)
 
     async def list_models(self, timeout_s: float | None = None) -> list[model_pb2.GetModelResponse]:
         """Describe every model and adapter that requests may name as their model. Raises CallFailed."""
         request = model_pb2.ListModelsRequest()
-        return list((await self._read(lambda ingress: ingress.model.ListModels, request, timeout_s)).models)
+        return list((await self._single.read(lambda ingress: ingress.model.ListModels, request, timeout_s)).models)
 
     async def tokenize(
         self,
@@ -264,8 +252,8 @@ class GenerateClient:
     ) -> list[int]:
         """Return the token ids that generate() would make of a text or a conversation; nothing is generated.
 
-        add_special_tokens: whether the tokenizer adds its special tokens; None: to a text, and not to a conversation
         Raises CallFailed.
+        add_special_tokens: whether the tokenizer adds its special tokens; None: to a text, and not to a conversation
         """
         message = generate_pb2.Prompt()
         set_prompt(message, prompt)
@@ -274,7 +262,7 @@ class GenerateClient:
             request.text = message.text
         else:
             request.chat.CopyFrom(message.chat)
-        return list((await self._read(lambda ingress: ingress.model.Tokenize, request, timeout_s)).token_ids)
+        return list((await self._single.read(lambda ingress: ingress.model.Tokenize, request, timeout_s)).token_ids)
 
     async def detokenize(
         self, token_ids: Sequence[int], *, skip_special_tokens: bool = False, timeout_s: float | None = None
@@ -284,11 +272,11 @@ class GenerateClient:
         skip_special_tokens: whether the text leaves out special tokens, such as a beginning-of-sequence token
         """
         request = model_pb2.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        return (await self._read(lambda ingress: ingress.model.Detokenize, request, timeout_s)).text
+        return (await self._single.read(lambda ingress: ingress.model.Detokenize, request, timeout_s)).text
 
     async def status(self, timeout_s: float | None = None) -> admin_pb2.GetStatusResponse:
         """Describe the cluster's engines, ingresses, links and requests. Raises CallFailed."""
-        return await self._read(lambda ingress: ingress.admin.GetStatus, admin_pb2.GetStatusRequest(), timeout_s)
+        return await self._single.read(lambda ingress: ingress.admin.GetStatus, admin_pb2.GetStatusRequest(), timeout_s)
 
     async def scale(
         self,
@@ -302,11 +290,10 @@ class GenerateClient:
         """Change how many engines of each role run; returns the ids of all engines that are wanted from now on.
 
         The method returns at once; the controller starts and drains engines afterwards.
-        prefill, decode, both, encode: the number of engines of this role; None: it stays as it is
-        Raises CallFailed.
+        prefill, decode, both, encode: the number of engines of this role; None: it stays as it is. Raises CallFailed.
         """
         request = admin_pb2.ScaleRequest(prefill=prefill, decode=decode, both=both, encode=encode)
-        response = await self._change(lambda ingress: ingress.admin.Scale, request, timeout_s)
+        response = await self._single.change(lambda ingress: ingress.admin.Scale, request, timeout_s)
         return list(response.engine_ids)
 
     async def drain(self, engine_id: str, *, for_good: bool = False, timeout_s: float | None = None) -> None:
@@ -316,27 +303,26 @@ class GenerateClient:
         for_good: True: the cluster wants one engine less; False: a new incarnation of the engine replaces it
         """
         request = admin_pb2.DrainRequest(engine_id=engine_id, for_good=for_good)
-        await self._change(lambda ingress: ingress.admin.Drain, request, timeout_s)
+        await self._single.change(lambda ingress: ingress.admin.Drain, request, timeout_s)
 
     async def drain_node(self, node: str, timeout_s: float | None = None) -> list[str]:
         """Take every engine and ingress on a node out of service, and start nothing there any more.
 
-        node: the node's address or hostname, or at least the first eight digits of its id in Ray
         Returns the ids of the engines that served there. Raises CallFailed.
+        node: the node's address or hostname, or at least the first eight digits of its id in Ray
         """
         request = admin_pb2.DrainNodeRequest(node=node)
-        response = await self._change(lambda ingress: ingress.admin.DrainNode, request, timeout_s)
+        response = await self._single.change(lambda ingress: ingress.admin.DrainNode, request, timeout_s)
         return list(response.engine_ids)
 
     async def update(self, model: str, timeout_s: float | None = None) -> int:
         """Replace the engines, group by group, by ones that serve another checkpoint.
 
-        The method returns at once; both checkpoints are served until the last engine is replaced.
+        Returns the new model version at once; both are served until the last engine is replaced. Raises CallFailed.
         model: the checkpoint's directory, the same on every node
-        Returns the new model version. Raises CallFailed.
         """
         request = admin_pb2.UpdateRequest(model=model)
-        response = await self._change(lambda ingress: ingress.admin.Update, request, timeout_s)
+        response = await self._single.change(lambda ingress: ingress.admin.Update, request, timeout_s)
         return response.model_version
 
     async def set_role(self, engine_id: str, role: str, timeout_s: float | None = None) -> None:
@@ -345,23 +331,22 @@ class GenerateClient:
         role: "prefill", "decode", "both" or "encode"
         """
         request = admin_pb2.SetRoleRequest(engine_id=engine_id, role=role)
-        await self._change(lambda ingress: ingress.admin.SetRole, request, timeout_s)
+        await self._single.change(lambda ingress: ingress.admin.SetRole, request, timeout_s)
 
     async def load_adapter(self, name: str, directory: str, timeout_s: float | None = None) -> str:
         """Let requests name a LoRA adapter, or replace the weights of one; returns the digest of its files.
 
-        The method returns once every serving engine has loaded the adapter.
+        The method returns once every serving engine has loaded the adapter. Raises CallFailed.
         directory: the adapter's directory, the same on every node, below one of the cluster's lora.allowed_directories
-        Raises CallFailed.
         """
         request = admin_pb2.LoadAdapterRequest(name=name, directory=directory)
-        response = await self._change(lambda ingress: ingress.admin.LoadAdapter, request, timeout_s)
+        response = await self._single.change(lambda ingress: ingress.admin.LoadAdapter, request, timeout_s)
         return response.digest
 
     async def unload_adapter(self, name: str, timeout_s: float | None = None) -> None:
         """Let no new request name an adapter; requests that have it end with it. Raises CallFailed."""
         request = admin_pb2.UnloadAdapterRequest(name=name)
-        await self._change(lambda ingress: ingress.admin.UnloadAdapter, request, timeout_s)
+        await self._single.change(lambda ingress: ingress.admin.UnloadAdapter, request, timeout_s)
 
     async def reset_prefix_cache(
         self, engine_id: str = "", *, preempt: bool = False, timeout_s: float | None = None
@@ -374,20 +359,19 @@ class GenerateClient:
         Returns for each engine id whether its cache was cleared. Raises CallFailed.
         """
         request = admin_pb2.ResetPrefixCacheRequest(engine_id=engine_id, preempt=preempt)
-        response = await self._change(lambda ingress: ingress.admin.ResetPrefixCache, request, timeout_s)
+        response = await self._single.change(lambda ingress: ingress.admin.ResetPrefixCache, request, timeout_s)
         return {**dict.fromkeys(response.reset_engine_ids, True), **dict.fromkeys(response.busy_engine_ids, False)}
 
     async def profile(
         self, engine_id: str, duration_s: float, *, with_trace: bool = False, timeout_s: float | None = None
     ) -> admin_pb2.ProfileResponse:
-        """Profile an engine by torch's profiler; its requests go on, more slowly.
+        """Profile an engine by torch's profiler; its requests go on, more slowly. Raises CallFailed.
 
         duration_s: seconds to profile; more than 0, at most 60
         with_trace: whether to return a trace besides the summary
-        Raises CallFailed.
         """
         request = admin_pb2.ProfileRequest(engine_id=engine_id, duration_seconds=duration_s, with_trace=with_trace)
-        return await self._change(lambda ingress: ingress.admin.Profile, request, timeout_s)
+        return await self._single.change(lambda ingress: ingress.admin.Profile, request, timeout_s)
 
     async def rotate_secret(self, timeout_s: float | None = None) -> bool:
         """Replace the secret by which engines and ingresses prove themselves to each other. Raises CallFailed.
@@ -395,7 +379,7 @@ class GenerateClient:
         Returns whether the older secret is refused by now. It is accepted until every process has the new one.
         """
         request = admin_pb2.RotateSecretRequest()
-        response = await self._change(lambda ingress: ingress.admin.RotateSecret, request, timeout_s)
+        response = await self._single.change(lambda ingress: ingress.admin.RotateSecret, request, timeout_s)
         return response.is_old_refused
 
     @property
@@ -404,48 +388,9 @@ class GenerateClient:
             raise RuntimeError("the client is not open yet: use `async with`, or await open()")
         return self._opened
 
-    # -- calls of one answer -------------------------------------------------------------------------------------
-
-    async def _read(
-        self, method: _Method[_Request, _Response], request: _Request, timeout_s: float | None
-    ) -> _Response:
-        """Make a call that changes nothing, at an ingress, and at the others if that one is gone or full.
-
-        If all ingresses are full, the call is made again after the delay that they name. Raises CallFailed.
-        """
-        attempts = Attempts(self._ingresses, timeout_s, self._patience)
-        ingress = await attempts.first()
-        while True:
-            try:
-                with as_call_failed():
-                    response = await method(ingress)(request, timeout=attempts.left_s())
-            except CallFailed as failure:
-                if not failure.is_passing:
-                    raise
-                attempts.note_failure(ingress, failure, is_under_way=False)
-                ingress = await attempts.next_ingress(failure)
-            else:
-                ingress.note_answer()
-                return response
-
-    async def _change(
-        self, method: _Method[_Request, _Response], request: _Request, timeout_s: float | None
-    ) -> _Response:
-        """Make a call that changes the cluster at the first ingress that can be connected to. Raises CallFailed.
-
-        The call is made once: one that has failed may have changed the cluster all the same.
-        """
-        deadline = Deadline(timeout_s, _now_s())
-        ingress = await self._ingresses.find(timeout_s)
-        with as_call_failed():
-            return await method(ingress)(request, timeout=deadline.left_s(_now_s()))
-
-
-_Method = Callable[[Ingress], grpc.aio.UnaryUnaryMultiCallable[_Request, _Response]]
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+    @property
+    def _single(self) -> SingleCalls:
+        return SingleCalls(self._ingresses, self._patience)
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

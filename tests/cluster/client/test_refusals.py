@@ -1,4 +1,7 @@
-"""Ingresses that are full, gone or silent, before an answer has begun."""
+"""Ingresses that are full, gone or silent, before an answer has begun.
+
+Tests of cluster/client/single_calls.py.
+"""
 
 from __future__ import annotations
 
