@@ -1,18 +1,13 @@
-"""An engine's settings, validated where they enter, and the facts that loading its model brings out."""
+"""The settings of an engine, validated where they enter."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from actors.checkpoint.pooling_facts import PoolingFacts
-from actors.core.requests.request_limits import ImageFacts, RequestLimits
 from actors.lora_config import LoraConfig
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.layout import KVCacheLayout
-from kv_transfer.links.link_compatibility import PairingFacts
 
 
 class _Settings(BaseModel):
@@ -261,43 +256,3 @@ class EngineConfig(_Settings):
         if has_stores and not self.cache.enable_prefix_caching:
             raise ValueError("kv_transfer.cpu_cache_gib and kv_transfer.stores need cache.enable_prefix_caching")
         return self
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What the rest of the engine, and the doors, must know of the loaded model.
-
-    layout: of rank 0's KV cache
-    further_rank_addresses: of ranks 1, 2, … for KV transfers, see EngineAddress
-    kv_transport: how KV travels, for people
-    pairing: what decides with whom KV can be exchanged; None if nothing is known of it
-    generates: whether it gives tokens; if not, only vectors
-    pooling: what vectors it gives; None if it gives none
-    prompt_embeds_size: of one token's embedding; 0 if prompts cannot be embeddings
-    dtype: what it computes in, and a prompt's embeddings are cast to
-    images: what the encoder takes; None if the model takes no images
-    """
-
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    layout: KVCacheLayout
-    further_rank_addresses: tuple[str, ...] = ()
-    kv_transport: str = ""
-    pairing: PairingFacts | None = None
-    generates: bool = True
-    pooling: PoolingFacts | None = None
-    prompt_embeds_size: int = 0
-    images: ImageFacts | None = None
-    dtype: str = "float32"
-
-    @property
-    def request_limits(self) -> RequestLimits:
-        """Return the limits that the engine checks each request against when the request enters it."""
-        return RequestLimits(
-            vocab_size=self.vocab_size,
-            num_kv_heads=self.layout.total_num_kv_heads,
-            prompt_embeds_size=self.prompt_embeds_size,
-            embedding_size=0 if self.pooling is None else self.pooling.embedding_size,
-            images=self.images,
-        )

@@ -7,17 +7,19 @@ event loop of its own; what belongs to the main loop (the gRPC server) is only t
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import ray
 
-from actors.config import EngineConfig, ModelFacts
+from actors.config import EngineConfig
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.adapter import Adapter
-from actors.core.stats import SchedulerStats
 from actors.engine_profile import EngineProfile
+from actors.model_facts import ModelFacts
 from actors.process.asked_to_end import on_request_to_end
 from actors.process.garbage_collection import leave_out_what_is_loaded, no_collection
 from actors.process.log_lines import write_log_lines
+from actors.ranks.rank_resources import RankResources
 from kv_transfer.trust.membership import Trust, TrustMaterial
 
 
@@ -56,15 +58,6 @@ class EngineHealth:
     is_asked_to_end: bool = False
     trust_generation: int = 0
     loop_busy_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class RankResources:
-    """What each rank of an engine reserves, in the one bundle of the engine's placement group."""
-
-    num_cpus: float = 1
-    num_gpus: float = 0
-    custom: dict[str, float] = field(default_factory=dict)
 
 
 class EngineActor:

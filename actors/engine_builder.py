@@ -10,6 +10,7 @@ from pathlib import Path
 from actors.config import EngineConfig
 from actors.core.loads.embedding_transfers import Staging
 from actors.core.loads.kept_embeddings import KeptEmbeddings
+from actors.core.loads.transfer_parts import TransferParts
 from actors.core.queue.adapter_cache import AdapterCache
 from actors.core.requests.block_hash import BlockHashKey
 from actors.core.scheduler import Scheduler
@@ -73,13 +74,15 @@ def build_engine_core(
         config.cache,
         runner.layout.num_blocks,
         runner.max_model_len,
-        connector=SchedulerSide(config.kv_transfer, config.cache.block_size),
         structured_output=_make_grammars(config, runner, on_progress),
-        prefix_sources=_make_prefix_sources(config, identity, runner.layout, stores),
         worker_abilities=runner.abilities,
-        kv_transfer_config=config.kv_transfer,
         adapters=_make_adapter_cache(config, runner),
-        staging=_make_staging(identity, runner.layout, kept_embeddings or KeptEmbeddings()),
+        transfers=TransferParts(
+            connector=SchedulerSide(config.kv_transfer, config.cache.block_size),
+            prefix_sources=_make_prefix_sources(config, identity, runner.layout, stores),
+            staging=_make_staging(identity, runner.layout, kept_embeddings or KeptEmbeddings()),
+            config=config.kv_transfer,
+        ),
         vocab_size=runner.vocab_size,
         clock=time.monotonic,
     )

@@ -17,12 +17,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs, SchedulerOutput
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput, EngineCoreOutputs
+from actors.core.outputs.scheduler_output import SchedulerOutput
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.adapter import Adapter
 from actors.core.requests.block_hash import BlockHasher, BlockHashKey
 from actors.core.requests.request import EngineCoreRequest, FinishReason, Request, RequestStatus
 from actors.core.scheduler import Scheduler
-from actors.core.stats import SchedulerStats
 from actors.errors import DuplicateRequest
 from actors.executor import Executor, RunningStep
 

@@ -16,9 +16,10 @@ from dataclasses import replace
 
 import grpc
 
-from actors.config import EngineConfig, ModelFacts
+from actors.config import EngineConfig
 from actors.core.loads.embedding_transfers import EmbeddingFetch
 from actors.core.loads.kept_embeddings import KeptEmbeddings
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.adapter import Adapter
 from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.core.requests.request import EngineCoreRequest
@@ -28,12 +29,12 @@ from actors.core.requests.request_limits import (
     find_image_mistake,
     find_request_mistake,
 )
-from actors.core.stats import SchedulerStats
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from actors.engine_profile import EngineProfile
 from actors.engine_thread import EngineThread
 from actors.errors import EncodeRefused, ProfileUnderWay
+from actors.model_facts import ModelFacts
 from actors.process.loop_watch import LoopWatch
 from actors.process.profiling import EngineProfiler
 from actors.ranks.process_ranks import ProcessRanks

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from actors.core.outputs import EngineCoreOutputs
-from actors.core.stats import SchedulerStats
+from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.engine_core import EngineCore
 
 logger = logging.getLogger(__name__)

@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from actors.config import ModelFacts
-from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
+from actors.core.outputs.model_runner_output import ModelRunnerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.multimodal import EncoderInput, PackedArray
+from actors.model_facts import ModelFacts
 from actors.worker import Worker
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
+from actors.core.outputs.model_runner_output import ModelRunnerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.model.model_runner import ModelRunner
 from kv_transfer.connector.interface import KVConnectorWorker
 from kv_transfer.connector.steps import KVConnectorMetadata

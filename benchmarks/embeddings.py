@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import AutoModel
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.core.outputs import SchedulerOutput, StepBatch
+from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
 from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import PoolingParams, SamplingParams

@@ -89,7 +89,7 @@ def _measure(name: str, core: EngineCore, make: Callable[[int], EngineCoreReques
 
 def _measure_unused(core: EngineCore) -> None:
     """Print what a step of 32 decoding requests without images pays for a model that could see."""
-    from actors.core.outputs import StepBatch
+    from actors.core.outputs.scheduler_output import StepBatch
     from actors.executor import InProcessExecutor
 
     assert isinstance(core.executor, InProcessExecutor)

@@ -25,10 +25,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput, EngineCoreOutputs
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from actors.core.requests.sampling_params import SamplingParams
-from actors.core.stats import SchedulerStats
 from actors.ranks.rank_control import RankControl
 from actors.sessions.session_server import SessionServer
 from benchmarks.kv_transfer import in_two_processes, make_layout, receive_chunks

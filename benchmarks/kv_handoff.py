@@ -26,7 +26,7 @@ from typing import Any, Final
 import numpy as np
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.core.outputs import RequestTimings
+from actors.core.outputs.engine_core_outputs import RequestTimings
 from actors.core.requests.request import EngineCoreRequest, RequestStatus
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.config import DEMO_MODEL

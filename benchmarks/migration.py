@@ -24,8 +24,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from actors.config import CacheConfig, EngineConfig, ModelConfig, ModelFacts, ParallelConfig, SchedulerConfig
-from actors.core.stats import SchedulerStats
+from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from actors.core.outputs.scheduler_stats import SchedulerStats
+from actors.model_facts import ModelFacts
 from cluster.config import DEMO_MODEL
 from cluster.parameters.generation import GenerateRequest, TokenPrompt
 from cluster.parameters.sampling_options import SamplingOptions

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from actors.core.outputs import StepBatch
+from actors.core.outputs.scheduler_output import StepBatch
 from actors.core.requests.request import EngineCoreRequest, PromptEmbeds
 from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_core import EngineCore

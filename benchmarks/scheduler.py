@@ -24,7 +24,8 @@ from rich.table import Table
 from xxhash import xxh3_128_digest
 
 from actors.config import CacheConfig, SchedulerConfig
-from actors.core.outputs import NO_TOKEN, ModelRunnerOutput, SchedulerOutput
+from actors.core.outputs.model_runner_output import NO_TOKEN, ModelRunnerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.block_hash import PUBLIC_KEY, BlockHasher, ExtraKeys
 from actors.core.requests.request import EngineCoreRequest, Request, RequestStatus
 from actors.core.requests.sampling_params import SamplingParams

@@ -20,11 +20,11 @@ from rich.table import Table
 from tokenizers import Tokenizer
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig
+from actors.core.outputs.scheduler_stats import SpecDecodingStats
 from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from actors.core.scheduler import Scheduler
-from actors.core.stats import SpecDecodingStats
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor
 from actors.model.model_runner import ModelRunner

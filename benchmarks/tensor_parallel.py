@@ -35,7 +35,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from actors.config import ModelConfig
-from actors.core.outputs import SchedulerOutput, StepBatch
+from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
 from actors.model.loader import load_model
 from actors.model.tensor_parallel.group import Rendezvous, join_group
 from actors.model.tensor_parallel.rank_calls import RankTrust

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from itertools import accumulate, cycle, islice
 
-from actors.core.outputs import EngineCoreOutput
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
 from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from actors.process.garbage_collection import collect_seldom, leave_out_what_is_loaded

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.core.outputs import EngineCoreOutput, RequestTimings, TokenLogprobs
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput, RequestTimings
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.adapter import Adapter
 from actors.core.requests.request import EngineCoreRequest, RequestStatus
 from actors.core.requests.sampling_params import SamplingParams

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from actors.core.outputs import EngineCoreOutput, Preemption, RequestTimings, TokenLogprobs
+from actors.core.outputs.engine_core_outputs import EndCause, EngineCoreOutput, Preemption, RequestTimings
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import EngineLost
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineRole
@@ -59,14 +60,13 @@ class FakeEngine:
         token_ids: Sequence[int] | str,
         *,
         finish_reason: FinishReason | None = None,
-        handed_over: bool = False,
+        end_cause: EndCause | None = None,
         stop_token_id: int | None = None,
         error: str | None = None,
         logprobs: list[TokenLogprobs] | None = None,
         prompt_logprobs: list[TokenLogprobs] | None = None,
         timings: RequestTimings | None = None,
         pooling_output: list[float] | None = None,
-        is_stranded: bool = False,
     ) -> None:
         """One output of a request; a string stands for its bytes' tokens."""
         output = EngineCoreOutput(
@@ -75,14 +75,13 @@ class FakeEngine:
             new_token_ids=list(token_ids.encode() if isinstance(token_ids, str) else token_ids),
             first_position=first_position,
             finish_reason=finish_reason,
-            handed_over=handed_over,
+            end_cause=end_cause,
             stop_token_id=stop_token_id,
             error=error,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             timings=timings,
             pooling_output=pooling_output,
-            is_stranded=is_stranded,
         )
         if (queue := self._streams.get(request.request_id)) is None:
             return

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from actors.core.blocks.kv_cache_manager import KVCacheManager
 from actors.core.loads.remote_kv import RemoteKV
 from actors.core.preparation import Preparation
-from actors.core.queue.places import Places
+from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request, RequestStatus
 from actors.errors import IntegrityError
 from kv_transfer.params import TransferRole
@@ -16,41 +16,41 @@ from kv_transfer.params import TransferRole
 
 def check_places(
     requests: Mapping[str, Request],
-    places: Places,
+    queues: Queues,
     remote: RemoteKV,
     preparation: Preparation,
     kv_cache_manager: KVCacheManager,
 ) -> None:
-    """Raise IntegrityError unless each request is in exactly one place, with the status and the blocks that fit it."""
-    _check_statuses(requests, places, remote, preparation)
+    """Raise IntegrityError unless each request is in one place exactly, and its status and blocks fit that."""
+    _check_statuses(requests, queues, remote, preparation)
     with_blocks = kv_cache_manager.holders()
     may_hold = {
-        *places.running.by_id,
+        *queues.running.by_id,
         *remote.loading,
         *remote.held,
-        *(r.request_id for r in places.all_holding()),
+        *(r.request_id for r in queues.all_loaded()),
     }
     if not with_blocks <= may_hold:
         raise IntegrityError(f"{sorted(with_blocks - may_hold)} hold blocks, but neither run nor transfer")
     pinned = kv_cache_manager.pinned() - remote.prefix_loads.answers - remote.embeddings.holders()
     if pinned:
         raise IntegrityError(f"{sorted(pinned)} hold blocks, but are over")
-    for request in (*places.running, *places.all_holding()):
+    for request in (*queues.running, *queues.all_loaded()):
         _check_blocks(request, kv_cache_manager)
 
 
 def _check_statuses(
-    requests: Mapping[str, Request], places: Places, remote: RemoteKV, preparation: Preparation
+    requests: Mapping[str, Request], queues: Queues, remote: RemoteKV, preparation: Preparation
 ) -> None:
     waiting = {RequestStatus.WAITING, RequestStatus.PREEMPTED}
     found: Counter[str] = Counter()
     for members, statuses in (
-        (places.running, {RequestStatus.RUNNING}),
-        (places.waiting, waiting),
-        (places.holding, {RequestStatus.WAITING}),
-        (places.waiting_for_lora, waiting),
-        (places.holding_for_lora, {RequestStatus.WAITING}),
-        ([request for request, _ in places.lora_waits.held_loads.values()], {RequestStatus.WAITING}),
+        (queues.running, {RequestStatus.RUNNING}),
+        (queues.waiting, waiting),
+        (queues.loaded, {RequestStatus.WAITING}),
+        (queues.waiting_for_lora, waiting),
+        (queues.loaded_for_lora, {RequestStatus.WAITING}),
+        ([request for request, _ in queues.lora_waits.held_loads.values()], {RequestStatus.WAITING}),
         (preparation.grammars.requests.values(), {RequestStatus.WAITING_FOR_FSM}),
         (preparation.waiting_for_adapter(), {RequestStatus.WAITING}),
         (remote.blocked_producers.values(), {RequestStatus.WAITING}),
@@ -62,7 +62,7 @@ def _check_statuses(
             if request.status not in statuses:
                 raise IntegrityError(f"{request.request_id} is {request.status.name} and in the wrong place")
     if found != Counter(list(requests)):
-        raise IntegrityError(f"requests {sorted(requests)} are found in places as {dict(found)}")
+        raise IntegrityError(f"requests {sorted(requests)} are found as often as {dict(found)}")
     if any(not request.is_finished() for request in remote.held.values()):
         raise IntegrityError("an unfinished request is held")
     if remote.held.keys() & requests.keys():

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from actors.core.intake import Finish
-from actors.core.outbox import Outbox
+from actors.core.outputs.ending import Ending
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.queue.adapter_cache import AdapterCache
 from actors.core.queue.grammar_wait import GrammarWait
 from actors.core.queue.request_queue import RequestQueue
@@ -20,19 +20,10 @@ from actors.core.requests.status import RequestStatus
 class Preparation:
     """A part of the scheduler. adapters: None if the workers have every adapter that there is, or take none."""
 
-    def __init__(
-        self,
-        grammars: GrammarWait,
-        adapters: AdapterCache | None,
-        waiting: RequestQueue,
-        outbox: Outbox,
-        finish: Finish,
-    ) -> None:
+    def __init__(self, grammars: GrammarWait, adapters: AdapterCache | None, waiting: RequestQueue) -> None:
         self.grammars = grammars
         self.adapters = adapters
         self._waiting = waiting
-        self._outbox = outbox
-        self._finish = finish
 
     def start(self, request: Request, now_s: float) -> bool:
         """Returns whether the request has to wait here."""
@@ -51,14 +42,14 @@ class Preparation:
         else:
             self.adapters.preload(adapter, on_done)
 
-    def proceed(self, now_s: float) -> None:
-        """Let requests wait for their turn that have what they need, and end those that never will."""
+    def proceed(self, now_s: float) -> list[Ending]:
+        """Let requests that have what they need wait for their turn; return those that will never have it."""
+        endings: list[Ending] = []
         for compiled in self.grammars.take_over(now_s):
             request = compiled.request
             if (failure := compiled.failure) is not None:
-                self._finish(request, RequestStatus.FINISHED_ERROR, now_s)
-                is_fault = failure.is_requests_fault
-                self._outbox.add_end(request, now_s, error=failure.reason, is_requests_fault=is_fault)
+                cause = EndCause.REQUEST_AT_FAULT if failure.is_requests_fault else None
+                endings.append(Ending(request, RequestStatus.FINISHED_ERROR, failure.reason, cause))
                 continue
             request.set_status(RequestStatus.WAITING, now_s)
             if not self._start_adapter(request, now_s):
@@ -66,9 +57,10 @@ class Preparation:
         for over in () if self.adapters is None else self.adapters.take_over(now_s):
             if over.failure is None:
                 self._waiting.restore_request(over.request)
-                continue
-            self._finish(over.request, RequestStatus.FINISHED_ERROR, now_s)
-            self._outbox.add_end(over.request, now_s, error=over.failure, is_adapters_fault=over.is_adapters_fault)
+            else:
+                cause = EndCause.ADAPTER_AT_FAULT if over.is_adapters_fault else None
+                endings.append(Ending(over.request, RequestStatus.FINISHED_ERROR, over.failure, cause))
+        return endings
 
     def release(self, request: Request) -> None:
         """A request has ended, waiting or not."""

@@ -3,8 +3,10 @@
 There is no prefill phase and no decode phase: in each step num_computed_tokens of some requests catches up with their
 tokens, within the step's token budget. RUNNING requests come first, then waiting ones.
 
-An unfinished request is in exactly one place: running, waiting or holding (places.py), or waiting for its peer
-(remote_kv.py). batch.py gives the running ones their tokens, admission.py chooses who joins them.
+An unfinished request is in exactly one place: running, waiting or loaded (scheduler_queues.py), or waiting for its peer
+(remote_kv.py). steps/running_scheduler.py gives the running ones their tokens, steps/preemption.py chooses who loses
+its blocks, steps/waiting_scheduler.py chooses who joins them, and steps/step_update.py takes in what a step has
+computed. These parts return the requests that have to end; only the scheduler ends them.
 
 Everything is called from one thread. A step may be scheduled while earlier ones are still under way: they are taken in
 in their order. Requests may be added and finished in between.
@@ -17,48 +19,49 @@ from copy import deepcopy
 from dataclasses import replace
 
 from actors.config import CacheConfig, SchedulerConfig
-from actors.core.admission import Admission
-from actors.core.batch import Batch
 from actors.core.blocks.kv_cache_manager import KVCacheManager
 from actors.core.blocks.kv_events import KVEventBatch, KVEventLog
-from actors.core.door import Ability, engine_abilities, find_refusal
 from actors.core.drafts.draft_control import make_draft_control, take_drafts
 from actors.core.encoder.encoder_cache_manager import EncoderCacheManager
 from actors.core.encoder.encoder_scheduling import EncoderStep
-from actors.core.intake import Intake
+from actors.core.feasibility import find_refusal
 from actors.core.integrity import check_places
-from actors.core.loads.embedding_transfers import Staging
 from actors.core.loads.handoff_rank import HandoffRank
 from actors.core.loads.remote_kv import RemoteKV
-from actors.core.outbox import Outbox
-from actors.core.outputs import DraftTokenIds, EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput
+from actors.core.loads.transfer_parts import NO_TRANSFERS, TransferParts
+from actors.core.outputs.ending import Ending
+from actors.core.outputs.engine_core_outputs import EndCause, EngineCoreOutputs
+from actors.core.outputs.model_runner_output import DraftTokenIds, ModelRunnerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
+from actors.core.outputs.scheduler_stats import SchedulerStats, SpecDecodingStats
 from actors.core.preparation import Preparation
 from actors.core.queue.adapter_cache import AdapterCache
 from actors.core.queue.fair_queue import create_request_queue
 from actors.core.queue.grammar_wait import GrammarWait
-from actors.core.queue.places import Places
 from actors.core.queue.removable_heap import RemovableHeap
 from actors.core.queue.request_queue import RequestQueue
+from actors.core.queue.scheduler_queues import Queues
+from actors.core.requests.abilities import Ability, engine_abilities
 from actors.core.requests.request import Request, RequestStatus
 from actors.core.requests.running_rows import RunningRows
 from actors.core.requests.stop import find_stop
 from actors.core.requests.structured_output import StructuredOutputManager
-from actors.core.stats import SchedulerStats, SpecDecodingStats
-from actors.core.step import Step
+from actors.core.steps.client_outputs import ClientOutputs
+from actors.core.steps.preemption import Preemptor
+from actors.core.steps.running_scheduler import RunningScheduler
+from actors.core.steps.step import Step
+from actors.core.steps.step_update import StepUpdate
+from actors.core.steps.waiting_scheduler import WaitingScheduler
 from actors.errors import DuplicateRequest, IntegrityError
-from kv_transfer.config import KVTransferConfig
-from kv_transfer.connector.interface import KVConnectorScheduler
-from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.params import TransferRole
-from kv_transfer.prefix.prefix_sources import PrefixSources
 from kv_transfer.ranges import MAX_COUNT
 
 
 class Scheduler:
     """Requests in, steps out, outputs by client.
 
-    prefix_sources: where else a request's prefix may be; clock: monotonic, in seconds
     worker_abilities: what the worker can do; a request that needs more is refused
+    clock: monotonic, in seconds
     """
 
     def __init__(
@@ -68,66 +71,58 @@ class Scheduler:
         num_blocks: int,
         max_model_len: int,
         *,
-        connector: KVConnectorScheduler | None = None,
         structured_output: StructuredOutputManager | None = None,
         worker_abilities: Iterable[Ability] = frozenset(Ability),
-        prefix_sources: PrefixSources | None = None,
-        kv_transfer_config: KVTransferConfig | None = None,
         adapters: AdapterCache | None = None,
-        staging: Staging | None = None,
+        transfers: TransferParts = NO_TRANSFERS,
         vocab_size: int = MAX_COUNT,
         clock: Callable[[], float],
     ) -> None:
         self.config = scheduler_config
         self.block_size = cache_config.block_size
         self.max_model_len = max_model_len
-        self.connector = connector
         self.structured_output = structured_output
-        self._abilities = engine_abilities(worker_abilities, connector, structured_output)
+        self._clock = clock
+        self._abilities = engine_abilities(worker_abilities, transfers.connector, structured_output)
         self._kv_events = KVEventLog() if cache_config.enable_kv_events else None
-        stores = None if prefix_sources is None else prefix_sources.stores
-        self.kv_cache_manager = KVCacheManager(
-            num_blocks, self.block_size, cache_config.enable_prefix_caching, self._kv_events, stores
+        self.kv_cache_manager = kv = KVCacheManager(
+            num_blocks, self.block_size, cache_config.enable_prefix_caching, self._kv_events, transfers.stores
         )
         self.encoder_cache_manager = EncoderCacheManager(scheduler_config.encoder_cache_size)
         self.requests: dict[str, Request] = {}
+        self.finished_req_ids: set[str] = set()
+        self._queues = queues = Queues.create(scheduler_config, cache_config)
+        self._client_outputs = ClientOutputs()
+        self._stats = SchedulerStats(num_blocks=num_blocks, block_size=self.block_size)
+        if scheduler_config.speculative is not None:
+            self._stats.spec_decoding_stats = SpecDecodingStats(scheduler_config.speculative.num_tokens)
+        self._draft_control = make_draft_control(scheduler_config)
+        self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
+        self._common_prefix = (0, 0)
+        self._preempted_by_reset: set[str] = set()
         self.remote = RemoteKV(
-            connector,
-            self.kv_cache_manager,
+            transfers,
+            kv,
             blocked_consumers=create_request_queue(scheduler_config),
-            config=kv_transfer_config or KVTransferConfig(),
-            prefix_sources=prefix_sources,
             structured_output=structured_output,
-            staging=staging,
             vocab_size=vocab_size,
             num_lookahead_tokens=scheduler_config.num_lookahead_tokens,
         )
         self._handoff_rank = HandoffRank(self.requests, self.remote.held)
-        self.finished_req_ids: set[str] = set()
-        self._places = Places.create(scheduler_config, cache_config)
-        self._outbox = Outbox()
-        self._batch = Batch(scheduler_config, self.kv_cache_manager, self._places, self._outbox)
-        self._admission = Admission(scheduler_config, self.kv_cache_manager, self._places, self.remote)
-        self._clock = clock
-        self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
         grammars = GrammarWait(structured_output, scheduler_config.grammar_timeout_s)
-        self.preparation = Preparation(grammars, adapters, self._places.waiting, self._outbox, self._finish)
-        self._stats = SchedulerStats(num_blocks=num_blocks, block_size=self.block_size)
-        self._draft_control = make_draft_control(scheduler_config)
-        if scheduler_config.speculative is not None:
-            self._stats.spec_decoding_stats = SpecDecodingStats(scheduler_config.speculative.num_tokens)
-        self._intake = Intake(
-            self._places.running,
-            self.kv_cache_manager,
+        self.preparation = Preparation(grammars, adapters, queues.waiting)
+        self._preemptor = Preemptor(scheduler_config, kv, queues, self._client_outputs)
+        self._running_scheduler = RunningScheduler(scheduler_config, kv, queues, self._preemptor)
+        self._waiting_scheduler = WaitingScheduler(scheduler_config, kv, queues, self.remote)
+        self._step_update = StepUpdate(
+            queues.running,
+            kv,
             self.encoder_cache_manager,
-            self._outbox,
+            self._client_outputs,
             self._stats,
-            self._finish,
             structured_output,
             self._draft_control,
         )
-        self._common_prefix = (0, 0)
-        self._preempted_by_reset: set[str] = set()
 
     # -- requests come and go ------------------------------------------------------------------------------------
 
@@ -148,19 +143,16 @@ class Scheduler:
         self.remote.add_request(request)
         now_s = self._clock()
         if objection is not None:
-            self._finish(request, RequestStatus.FINISHED_ERROR, now_s)
-            self._outbox.add_end(request, now_s, error=f"handoff refused: {objection}")
+            self._end(Ending(request, RequestStatus.FINISHED_ERROR, f"handoff refused: {objection}"), now_s)
         elif request.num_output_tokens and (stop := find_stop(request)) is not None:
-            self._finish(request, stop, now_s)
-            self._outbox.add_end(request, now_s)
+            self._end(Ending(request, stop), now_s)
         elif (refusal := self._find_refusal(request)) is not None:
-            self._finish(request, RequestStatus.FINISHED_IGNORED, now_s)
-            self._outbox.add_end(request, now_s, error=refusal)
+            self._end(Ending(request, RequestStatus.FINISHED_IGNORED, refusal), now_s)
         else:
             if request.deadline_s is not None:
                 self._deadlines.push(request.request_id, (request.deadline_s,))
             if self.preparation.start(request, now_s):
-                self.waiting.assign_place(request)
+                self.waiting.assign_position(request)
             else:
                 self.waiting.add_request(request)
 
@@ -186,29 +178,23 @@ class Scheduler:
         now_s = self._clock()
         for request_id in [request_ids] if isinstance(request_ids, str) else list(request_ids):
             if (request := self.requests.get(request_id)) is not None:
-                self._finish(request, finished_status, now_s)
-                if error is not None:
-                    self._outbox.add_end(request, now_s, error=error)
+                self._end(Ending(request, finished_status, error, is_silent=error is None), now_s)
 
-    def _finish(
-        self,
-        request: Request,
-        status: RequestStatus,
-        now_s: float,
-        end: ProducerEnd = ProducerEnd.ABORTED,
-        first_token_id: int | None = None,
-    ) -> None:
+    def _end(self, ending: Ending, now_s: float) -> None:
         """End a request, wherever it is. Its blocks are free afterwards, or held until its transfer is over."""
-        request.set_status(status, now_s)
+        request = ending.request
+        request.set_status(ending.status, now_s)
         request_id = request.request_id
         del self.requests[request_id]
-        self._places.remove(request)
+        self._queues.remove(request)
         self.encoder_cache_manager.free(request)
         self._deadlines.remove(request_id)
         self.preparation.release(request)
-        self.remote.release(request, end, first_token_id)
+        self.remote.release(request, ending.producer_end, ending.first_token_id)
         self.finished_req_ids.add(request_id)
-        self._outbox.add_finished_id(request)
+        self._client_outputs.add_finished_id(request)
+        if not ending.is_silent:
+            self._client_outputs.add_end(ending, now_s)
 
     # -- a step is put together ----------------------------------------------------------------------------------
 
@@ -220,21 +206,18 @@ class Scheduler:
         """
         now_s = self._clock()
         self._end_overdue_requests(now_s)
-        self.preparation.proceed(now_s)
-        self.remote.proceed(self._places, now_s)
+        for ending in self.preparation.proceed(now_s):
+            self._end(ending, now_s)
+        self.remote.proceed(self._queues, now_s)
         step = self._begin_step(self.config.max_num_batched_tokens, now_s)
-        self._batch.schedule_running(step)
+        self._running_scheduler.schedule_running(step)
         if step.may_admit:
-            self._admission.schedule_waiting(step)
-        for request in step.stranded:
-            self._end_stranded(request, now_s)
+            self._waiting_scheduler.schedule_waiting(step)
+        for request in step.lacking_inputs:
+            # Its client submits it anew, with what its images are made of.
+            error = "it would have to compute its images anew, which it was not given"
+            self._end(Ending(request, RequestStatus.FINISHED_ERROR, error, EndCause.INPUTS_MISSING), now_s)
         return self._build_output(step)
-
-    def _end_stranded(self, request: Request, now_s: float) -> None:
-        """Let a request's client submit it anew, with what its images are made of."""
-        self._finish(request, RequestStatus.FINISHED_ERROR, now_s)
-        error = "it would have to compute its images anew, which it was not given"
-        self._outbox.add_end(request, now_s, error=error, is_stranded=True)
 
     def _begin_step(self, token_budget: int, now_s: float) -> Step:
         encoder = EncoderStep(self.encoder_cache_manager, self.config.max_num_encoder_input_tokens)
@@ -247,7 +230,6 @@ class Scheduler:
     def _build_output(self, step: Step) -> SchedulerOutput:
         finished_req_ids, self.finished_req_ids = self.finished_req_ids, set()
         output = step.build_output(self.running, self.kv_cache_manager, finished_req_ids, self._draft_control)
-        output.free_encoder_input_ids = self._intake.take_passed_inputs()
         output.free_encoder_mm_hashes = self.encoder_cache_manager.get_freed_mm_hashes()
         output.adapter_commands = self.preparation.take_commands()
         output.preempted_req_ids |= self._preempted_by_reset
@@ -258,7 +240,9 @@ class Scheduler:
             self._stats.num_steps += 1
             output.step_index = self._stats.num_steps
             output.block_copies = self.kv_cache_manager.begin_step(output.step_index)
-        output.kv_connector_metadata = self.remote.build_metadata(step, output.total_num_scheduled_tokens)
+        output.kv_connector_metadata = self.remote.build_metadata(
+            step.producer_progress, output.total_num_scheduled_tokens, step.now_s
+        )
         return output
 
     def _count_common_prefix_blocks(self) -> int:
@@ -286,19 +270,18 @@ class Scheduler:
         for request_id in model_runner_output.num_nans_in_logits:
             self._count_corrupted(request_id)
         drafts = scheduler_output.scheduled_spec_decode_tokens
-        self._intake.take_in(scheduler_output.batch, drafts, model_runner_output, now_s)
+        for ending in self._step_update.take_in(scheduler_output.batch, drafts, model_runner_output, now_s):
+            self._end(ending, now_s)
         if model_runner_output.draft_token_ids is not None:
             self.update_draft_token_ids(model_runner_output.draft_token_ids)
-        return self._outbox.take()
+        return self._client_outputs.take()
 
     def _update_from_connector(self, model_runner_output: ModelRunnerOutput, now_s: float) -> None:
         output = model_runner_output.kv_connector_output
         if output is None:
             return
-        for ending in self.remote.update(output, self.requests, self._places, now_s):
-            self._finish(ending.request, ending.status, now_s)
-            if not ending.is_silent:
-                self._outbox.add_end(ending.request, now_s, error=ending.error)
+        for ending in self.remote.update(output, self.requests, self._queues, now_s):
+            self._end(ending, now_s)
 
     def _count_corrupted(self, request_id: str) -> None:
         request = self.requests.get(request_id)
@@ -320,29 +303,21 @@ class Scheduler:
     @property
     def running(self) -> RunningRows:
         """RUNNING requests, in the order of admission."""
-        return self._places.running
+        return self._queues.running
 
     @property
     def waiting(self) -> RequestQueue:
         """Requests that wait for their turn without blocks."""
-        return self._places.waiting
+        return self._queues.waiting
 
     @property
-    def holding(self) -> RequestQueue:
+    def loaded(self) -> RequestQueue:
         """Requests that wait for their turn with blocks."""
-        return self._places.holding
+        return self._queues.loaded
 
     def get_request_counts(self) -> tuple[int, int]:
         """Return (running, all other unfinished) requests."""
         return len(self.running), len(self.requests) - len(self.running)
-
-    def get_num_unfinished_requests(self) -> int:
-        """Return the number of requests that have not ended."""
-        return len(self.requests)
-
-    def has_unfinished_requests(self) -> bool:
-        """Whether any request has not ended."""
-        return bool(self.requests)
 
     def has_finished_requests(self) -> bool:
         """Whether the worker has yet to be told, by the next step, of requests that ended."""
@@ -359,10 +334,6 @@ class Scheduler:
         deadlines = (own and own[0][0], self.preparation.next_deadline(), self.remote.next_deadline())
         return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
-    def get_kv_connector(self) -> KVConnectorScheduler | None:
-        """Return the scheduler side of the connector."""
-        return self.connector
-
     def make_stats(self) -> SchedulerStats:
         """Take a snapshot. The mark of a prefix cache reset is in one snapshot only."""
         pool, prefix = self.kv_cache_manager.block_pool, self.kv_cache_manager.prefix_cache_stats
@@ -376,7 +347,7 @@ class Scheduler:
             num_refused_handoffs=self._handoff_rank.num_refused,
             num_free_blocks=pool.num_free_blocks,
             kv_cache_usage=self.kv_cache_manager.usage,
-            num_preemptions=self._batch.num_preemptions,
+            num_preemptions=self._preemptor.num_preemptions,
             num_late_completions=self.remote.num_late_completions,
             prefix_cache_stats=replace(prefix),
             spec_decoding_stats=deepcopy(self._stats.spec_decoding_stats),
@@ -394,18 +365,14 @@ class Scheduler:
         reset_running_requests: preempt all that run; they start over. Refused too, with nothing touched, while a
         transfer holds blocks, or a request that has got its KV by one: a peer has these already.
         """
-        rows = self._places.running
-        is_transferring = bool(self.remote.loading or self.remote.has_transfers or self._places.all_holding())
+        rows = self._queues.running
+        is_transferring = bool(self.remote.loading or self.remote.has_transfers or self._queues.all_loaded())
         if reset_running_requests and not is_transferring and not rows.is_producer.any():
             step = self._begin_step(0, self._clock())
             for request in list(rows.last_admitted()):
-                self._batch.preempt(request, step)
+                self._preemptor.preempt(request, step)
             self._preempted_by_reset |= step.preempted.keys()
         return self.kv_cache_manager.reset_prefix_cache()
-
-    def reset_encoder_cache(self) -> bool:
-        """Forget all encoder outputs. Refuses, and returns False, while a request still has to read any."""
-        return self.encoder_cache_manager.reset()
 
     def take_kv_events(self) -> KVEventBatch | None:
         """What the prefix cache has stored and forgotten since the last time; None if nothing, or if it is not on."""
@@ -416,10 +383,10 @@ class Scheduler:
         self.finish_requests(list(self.requests), RequestStatus.FINISHED_ABORTED, error="the engine shuts down")
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError if blocks, places and statuses contradict each other. Costs O(blocks + requests)."""
+        """Raise IntegrityError if blocks, queues and statuses contradict each other. Costs O(blocks + requests)."""
         self.kv_cache_manager.check_integrity()
         self.encoder_cache_manager.check_integrity()
         self.preparation.check_integrity()
-        check_places(self.requests, self._places, self.remote, self.preparation, self.kv_cache_manager)
+        check_places(self.requests, self._queues, self.remote, self.preparation, self.kv_cache_manager)
         if not self.encoder_cache_manager.holders() <= self.running.by_id.keys():
             raise IntegrityError("a request that does not run holds encoder outputs")

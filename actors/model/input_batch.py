@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from actors.core.outputs import NO_TOKEN, NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
+from actors.core.outputs.model_runner_output import NO_TOKEN
+from actors.core.outputs.scheduler_output import NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
 from actors.core.requests.sampling_params import SamplingParams
 from actors.core.requests.token_rules import TokenRules
 from actors.model.attention.base import BatchShape

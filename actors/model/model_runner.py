@@ -15,14 +15,9 @@ from torch import Tensor
 
 from actors.checkpoint.pooling_facts import PoolingFacts
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.core.door import Ability
-from actors.core.outputs import (
-    NO_TOKEN,
-    DraftTokenIds,
-    ModelRunnerOutput,
-    SchedulerOutput,
-    TokenLogprobs,
-)
+from actors.core.outputs.model_runner_output import NO_TOKEN, DraftTokenIds, ModelRunnerOutput, TokenLogprobs
+from actors.core.outputs.scheduler_output import SchedulerOutput
+from actors.core.requests.abilities import Ability
 from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.core.requests.request_limits import ImageFacts
 from actors.core.requests.sampling_params import SamplingParams

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from actors.core.outputs import SchedulerOutput, StepBatch
+from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
 from actors.core.requests.request import PromptEmbeds
 
 _NOTHING: Final = nullcontext()
@@ -50,7 +50,7 @@ class PromptEmbedsBatch:
 
     @contextmanager
     def _replaced(self, places: Tensor, embeds: Tensor) -> Iterator[None]:
-        assert self._lookup is not None, "the door lets none in where there is no look-up"
+        assert self._lookup is not None, "an engine whose model has no look-up refuses such requests"
         hook = self._lookup.register_forward_hook(
             lambda module, inputs, output: output.index_copy(1, places, embeds[None].to(output.dtype))
         )

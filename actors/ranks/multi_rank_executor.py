@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from actors.config import ModelFacts
-from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
+from actors.core.outputs.model_runner_output import ModelRunnerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.executor import Executor, RunningStep
 from actors.model.errors import RankLost, RanksDisagree
+from actors.model_facts import ModelFacts
 from actors.ranks.rank_group import RankGroup
 from actors.ranks.rank_messages import RankStep
 from kv_transfer.connector.reports import KVConnectorOutput

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from actors.core.outputs import SchedulerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.model.errors import RankLost
 from actors.ranks.rank_messages import (
     CODEC,

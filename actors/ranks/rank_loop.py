@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import torch
 
-from actors.core.outputs import SchedulerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.model.errors import RankLost
 from actors.model.loader import choose_device
 from actors.model.tensor_parallel.group import join_group

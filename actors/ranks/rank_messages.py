@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 
 from actors.config import EngineConfig
-from actors.core.outputs import SchedulerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.model.errors import RankLost
 from actors.ranks.rank_codec import RankCodec
 from actors.ranks.rank_stream import RankStream

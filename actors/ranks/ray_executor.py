@@ -15,11 +15,11 @@ import ray
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.engine_actor import RankResources
 from actors.process.garbage_collection import no_collection
 from actors.process.log_lines import write_log_lines
 from actors.process.ray_calls import RayCallFailed, result_of
 from actors.ranks.rank_messages import RankTask
+from actors.ranks.rank_resources import RankResources
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from actors.core.outputs import EngineCoreOutputs
+from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
 from actors.core.requests.request import EngineCoreRequest, StatusChange
 from kv_transfer.ranges import MALFORMED, MAX_ITEMS, Clock, Count, Incarnation, Name
 

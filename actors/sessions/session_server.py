@@ -17,10 +17,10 @@ from typing import Protocol
 
 import grpc
 
-from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput, EngineCoreOutputs
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.status import FinishReason
-from actors.core.stats import SchedulerStats
 from actors.sessions.session_messages import (
     SESSION_METHOD,
     EngineMessage,
@@ -148,11 +148,6 @@ class SessionServer:
         """From any thread: the engine is dead. End every session and answer no further one."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._hang_up, reason)
-
-    @property
-    def num_sessions(self) -> int:
-        """Clients connected now."""
-        return len(self._sessions)
 
     def _distribute(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         for client_index, batch in outputs.items():

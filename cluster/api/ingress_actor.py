@@ -9,8 +9,8 @@ from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import ray
 
-from actors.config import ModelFacts
 from actors.engine_profile import EngineProfile
+from actors.model_facts import ModelFacts
 from actors.process.allocator import give_back_large_blocks, give_back_regularly
 from actors.process.garbage_collection import collect_seldom, leave_out_what_is_loaded, no_collection
 from actors.process.log_lines import write_log_lines

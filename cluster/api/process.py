@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from actors.config import ModelFacts
 from actors.core.requests.block_hash import BlockHashKey
+from actors.model_facts import ModelFacts
 from actors.process.loop_watch import LoopWatch
 from cluster.access.access_control import AccessControl
 from cluster.access.server_tls import ServerTls

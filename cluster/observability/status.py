@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from actors.core.stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.routing.pairing import RefusedPair
 

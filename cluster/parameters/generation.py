@@ -9,7 +9,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actors.core.outputs import RequestTimings, TokenLogprobs
+from actors.core.outputs.engine_core_outputs import RequestTimings
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import FinishReason
 from cluster.access.caller import Caller, current_caller
 from cluster.parameters.json_types import JSON

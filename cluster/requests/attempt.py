@@ -20,7 +20,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Final, Self
 
-from actors.core.outputs import EngineCoreOutput, RequestTimings
+from actors.core.outputs.engine_core_outputs import EndCause, EngineCoreOutput, RequestTimings
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import (
     DeadlineExceeded,
@@ -104,12 +104,12 @@ class EngineStream:
         self.timings = output.timings or self.timings
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             reason = output.error or f"it ended with reason {output.finish_reason}"
-            if output.is_requests_fault and self._structured_output is not None:
+            if output.end_cause is EndCause.REQUEST_AT_FAULT and self._structured_output is not None:
                 raise refused_by_compiler(self._structured_output, reason)
-            if output.is_adapters_fault and self._lora is not None:
+            if output.end_cause is EndCause.ADAPTER_AT_FAULT and self._lora is not None:
                 allowed = f"an adapter that can be served: {reason}"
                 raise InvalidRequest(FieldViolation("lora_name", repr(self._lora.name), allowed))
-            kind = EndKind.OUT_OF_BLOCKS if output.is_stranded else EndKind.GIVEN_UP
+            kind = EndKind.OUT_OF_BLOCKS if output.end_cause is EndCause.INPUTS_MISSING else EndKind.GIVEN_UP
             self.end = StreamEnd(kind, f"engine {self.engine_id} gave the request up: {reason}")
             return None
         self.has_given_tokens |= bool(output.new_token_ids)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from actors.core.stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.errors import NoEngineAvailable
 from cluster.routing.base import candidates
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey

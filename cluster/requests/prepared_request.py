@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actors.core.outputs import EngineCoreOutput
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
 from actors.core.requests.request import EngineCoreRequest
 from cluster.parameters.generation import GenerateChunk, GenerateEnd, GenerateTimings, Usage
 from cluster.requests.in_flight import InFlight

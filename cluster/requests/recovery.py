@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 
-from actors.core.outputs import EngineCoreOutput, Preemption, RequestTimings
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput, Preemption, RequestTimings
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import EngineFailed, ModelVersionLeft, NoEngineAvailable
 from cluster.requests.attempt import Attempt

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from actors.core.outputs import Preemption
+from actors.core.outputs.engine_core_outputs import Preemption
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import DeadlineExceeded, EngineFailed, NoEngineAvailable
 from cluster.requests.migration import PreemptedRequest

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, TypeAlias
 
-from actors.core.outputs import EngineCoreOutput
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
 from actors.core.requests.request import EngineCoreRequest
 from kv_transfer.links.link_compatibility import PairingFacts
 from kv_transfer.params import EngineAddress

@@ -23,10 +23,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Final
 
-from actors.config import ModelFacts
-from actors.core.outputs import EngineCoreOutput, TokenLogprobs
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from actors.core.requests.sampling_params import PoolingParams, SamplingParams
+from actors.model_facts import ModelFacts
 from cluster.errors import CanaryFailed, EngineLost
 from cluster.routing.engine_connection import EngineConnection
 from kv_transfer.params import KVTransferParams, TransferRole

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from actors.config import ModelFacts
 from actors.core.requests.adapter import Adapter
+from actors.model_facts import ModelFacts
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey, EngineRole
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Final
 
-from actors.core.outputs import EngineCoreOutput
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import EngineLost
 

@@ -16,9 +16,9 @@ from typing import Final
 
 import grpc
 
-from actors.core.outputs import EngineCoreOutputs
+from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.request import EngineCoreRequest
-from actors.core.stats import SchedulerStats
 from actors.sessions.session_messages import (
     MAX_MESSAGE_BYTES,
     SESSION_METHOD,

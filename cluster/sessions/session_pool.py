@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from actors.core.stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.errors import EngineLost
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey, EngineRole
 from cluster.sessions.cluster_membership import Membership

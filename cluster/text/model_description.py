@@ -7,7 +7,7 @@ from typing import Self
 
 from actors.checkpoint.generation_defaults import NO_DEFAULTS, GenerationDefaults
 from actors.checkpoint.pooling_facts import PoolingFacts
-from actors.config import ModelFacts
+from actors.model_facts import ModelFacts
 
 
 @dataclass(frozen=True, slots=True)

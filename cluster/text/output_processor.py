@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
-from actors.core.outputs import EngineCoreOutput, TokenLogprobs
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import FieldViolation, InvalidRequest
 from cluster.parameters.sampling_options import SamplingOptions

@@ -32,7 +32,7 @@ import msgspec
 from kv_transfer.errors import NotRaypd, OtherParty, OtherProtocol, Untrusted, WrongSecret
 from kv_transfer.trust.secret import MAX_ACCEPTED, KeySource, Purpose, SessionKey
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 MAX_MESSAGE_BYTES: Final = 4096
 NUM_NONCE_BYTES: Final = 32
 _NUM_PROOF_BYTES: Final = 32

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from tests.reference import logprobs_after
 
 

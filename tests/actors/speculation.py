@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig
-from actors.core.outputs import EngineCoreOutput, TokenLogprobs
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
+from actors.core.outputs.model_runner_output import TokenLogprobs
+from actors.core.outputs.scheduler_stats import SpecDecodingStats
 from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from actors.core.scheduler import Scheduler
-from actors.core.stats import SpecDecodingStats
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor
 from actors.model import model_runner as model_runner_module

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from actors.config import EngineConfig
+from actors.core.outputs.scheduler_stats import EmbeddingStats
 from actors.core.requests.request import EngineCoreRequest
-from actors.core.stats import EmbeddingStats
 from actors.engine_server import EngineServer
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.session import EngineSession

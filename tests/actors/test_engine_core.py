@@ -11,14 +11,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from actors.config import ModelFacts
-from actors.core.outputs import ModelRunnerOutput, SchedulerOutput
+from actors.core.outputs.model_runner_output import ModelRunnerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor, RunningStep
+from actors.model_facts import ModelFacts
 from actors.worker import Worker
 from tests.actors.core.builders import Clock, make_scheduler
 from tests.actors.core.fakes import FakeWorker, reference_tokens

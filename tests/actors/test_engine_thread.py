@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from actors.core.stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.engine_core import EngineCore, StepResult
 from actors.engine_thread import EngineThread
 

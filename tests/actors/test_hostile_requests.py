@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.core.outputs import EngineCoreOutput
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
 from actors.core.requests.multimodal import EncoderInput, MultiModalFeature, PackedArray
 from actors.core.requests.request import EngineCoreRequest, PromptEmbeds
 from actors.core.requests.sampling_params import PoolingParams, SamplingParams

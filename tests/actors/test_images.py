@@ -15,8 +15,10 @@ import pytest
 from PIL import Image
 
 from actors.config import EngineConfig
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from actors.core.requests.sampling_params import SamplingParams
+from actors.core.vllm_view import reset_encoder_cache
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor
@@ -121,7 +123,7 @@ def test_an_image_is_encoded_once_for_all_who_show_it(case: Case) -> None:
         answers = engine.run(case.request(f"{name}1", (1,)), case.request(f"{name}2", (1, 2)))
         assert answers == {f"{name}1": case.expected((1,)), f"{name}2": case.expected((1, 2))}
     assert engine.images.num_encoded == 2
-    assert engine.core.scheduler.reset_encoder_cache()
+    assert reset_encoder_cache(engine.core.scheduler)
     assert engine.run(case.request("c", (1,)))["c"] == case.expected((1,))
     assert engine.images.num_encoded == 3
     engine.core.shutdown()
@@ -210,7 +212,7 @@ def test_a_consumer_that_lost_an_images_kv_gives_the_request_back(case: Case) ->
         pair.engines["decode"].scheduler.reset_prefix_cache(reset_running_requests=True)
         pair.run()
         last = pair.answers["r"].last["decode"]
-        assert (last.finish_reason, last.is_stranded) == (FinishReason.ERROR, True)
+        assert (last.finish_reason, last.end_cause) == (FinishReason.ERROR, EndCause.INPUTS_MISSING)
         num_given = len(pair.answers["r"].token_ids)
         assert pair.answers["r"].token_ids == case.expected((1,))[:num_given]
         pair.assert_whole()

@@ -16,6 +16,7 @@ import pytest
 from actors.checkpoint.adapter_files import AdapterFiles, read_adapter
 from actors.checkpoint.peft_config import AdapterRefused
 from actors.config import EngineConfig, SpeculativeConfig
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.sampling_params import PoolingParams, SamplingParams
 from actors.lora_config import LoraConfig
 from actors.model.lora import store
@@ -112,7 +113,7 @@ def test_an_adapter_that_cannot_be_loaded_ends_its_requests_alone(
             for engine in ("prefill", "decode"):
                 last = pair.answers[reason].last[engine]
                 assert reason in (last.error or "")
-                assert last.is_adapters_fault
+                assert last.end_cause is EndCause.ADAPTER_AT_FAULT
         assert pair.answers["fine"].token_ids == adapted_tokens(llama, adapters["small"], prompt, NUM_TOKENS)
         stats = pair.engines["decode"].make_stats().adapter_stats
         assert stats is not None

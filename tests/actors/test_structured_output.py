@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import EngineCoreRequest, FinishReason, RequestStatus
 from actors.core.requests.sampling_params import SamplingParams, StructuredOutputParams
 from tests.actors.test_multi_rank_engine import running
@@ -121,7 +122,7 @@ def test_a_grammar_that_is_wrong_ends_its_request_alone(checkpoint: CheckpointOf
             pair.run()
             for end in pair.answers["wrong"].last.values():
                 assert end.finish_reason is FinishReason.ERROR
-                assert end.is_requests_fault
+                assert end.end_cause is EndCause.REQUEST_AT_FAULT
                 assert end.error == "Regex parsing error at position 3: The parenthesis is not closed."
             assert pair.answers["free"].token_ids == greedy_tokens(directory, tuple(PROMPTS["free"]), NUM_TOKENS)
 
@@ -151,7 +152,7 @@ def test_rules_that_leave_the_grammar_no_token_end_their_request_alone(
         pair.run()
         end = pair.answers["ruled"].last["decode"]
         assert end.finish_reason is FinishReason.ERROR
-        assert end.is_requests_fault
+        assert end.end_cause is EndCause.REQUEST_AT_FAULT
         assert f"after {num_tokens} others; grammar, allowed_token_ids and bad_words leave none" in str(end.error)
         assert pair.answers["free"].token_ids == greedy_tokens(directory, tuple(PROMPTS["free"]), NUM_TOKENS)
 

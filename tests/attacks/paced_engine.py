@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from actors.core.outputs import EngineCoreOutput
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineRole
 from cluster.sessions.cluster_membership import Membership

@@ -12,7 +12,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Final
 
 from actors.checkpoint.pooling_facts import PoolingFacts
-from actors.config import ModelConfig, ModelFacts
+from actors.config import ModelConfig
+from actors.model_facts import ModelFacts
 from actors.process.allocator import give_back_large_blocks, give_back_regularly
 from actors.process.garbage_collection import collect_seldom, leave_out_what_is_loaded
 from cluster.api.process import IngressProcess

@@ -6,8 +6,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import count
 
-from actors.core.outputs import RequestTimings, StatusChange
-from actors.core.requests.request import EngineCoreRequest, RequestStatus
+from actors.core.outputs.engine_core_outputs import RequestTimings
+from actors.core.requests.request import EngineCoreRequest, RequestStatus, StatusChange
 from actors.engine_profile import EngineProfile
 from cluster.api.grpc.server import GrpcServerSettings, IngressServer
 from cluster.errors import (

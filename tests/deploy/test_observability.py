@@ -17,7 +17,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.core.stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.observability.metrics import ServingMetrics, exposition
 from cluster.observability.status import ClusterView, EngineView, RequestView
 from kv_transfer.transfer_stats import TransferStats

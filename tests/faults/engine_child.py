@@ -21,7 +21,7 @@ from torch import Tensor
 
 from actors import engine_server, engine_thread
 from actors.config import EngineConfig
-from actors.core.stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.engine_server import EngineServer
 from actors.model import model_runner
 from kv_transfer.agent.transfer_agent import TransferAgent

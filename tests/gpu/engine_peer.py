@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from actors.config import EngineConfig
-from actors.core.outputs import EngineCoreOutputs
+from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_builder import build_engine_core

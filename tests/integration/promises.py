@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 from actors.config import EngineConfig
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from cluster.parameters.generation import GenerateChunk, GenerateRequest, TokenPrompt
 from cluster.parameters.sampling_options import SamplingOptions
 from kv_transfer.config import KVTransferConfig

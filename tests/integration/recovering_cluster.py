@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from actors.config import EngineConfig
-from actors.core.outputs import EngineCoreOutput, SchedulerOutput
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.request import EngineCoreRequest
 from actors.engine_server import EngineServer
 from actors.executor import Executor, RunningStep

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from actors.config import EngineConfig, ModelConfig
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.engine_server import EngineServer
 from cluster.errors import CanaryFailed
 from cluster.routing.engine_connection import EngineRole

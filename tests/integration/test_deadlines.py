@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from actors.core.outputs import EngineCoreOutput
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
 from actors.core.requests.request import EngineCoreRequest, FinishReason, RequestStatus
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.client import CallFailed, GenerateClient

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from actors.core.stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.parameters.generation import GenerateRequest, TokenPrompt
 from cluster.parameters.sampling_options import SamplingOptions
 from kv_transfer.config import KVTransferConfig

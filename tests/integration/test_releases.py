@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.core.outputs import EngineCoreOutput
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
 from actors.core.requests.request import EngineCoreRequest, RequestStatus
 from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from actors.config import SpeculativeConfig
+from actors.core.outputs.scheduler_stats import SchedulerStats, SpecDecodingStats
 from actors.core.requests.sampling_params import SamplingParams
-from actors.core.stats import SchedulerStats, SpecDecodingStats
 from tests.actors.speculation import EAGER, ProposerMaker, always_right, always_wrong, proposing, right_by_chance
 from tests.checkpoints import EOS_TOKEN_ID
 from tests.engine_pair import Answer, EnginePair, engine_config

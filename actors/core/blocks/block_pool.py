@@ -1,4 +1,4 @@
-"""Who holds which block, and which block to give away next.
+"""The blocks of the KV cache: who holds which, and which cached block is evicted next.
 
 A block is held (ref_cnt > 0) or free. A free block may still be named in the prefix cache: it keeps its KV until it is
 given away, and a hit takes it out of the middle of the free queue.
@@ -9,9 +9,9 @@ Invariants:
 - only blocks that were found in the cache are shared, so at most one request holds a block without a hash; a step
   that copies it may hold it as well
 
-The free queue is given away from its front. Blocks without a hash are worth nothing and go to the front; cached ones go
-to the back, the last blocks of a prefix before its first ones, so a prefix is lost from its end, the least recently
-used first.
+Eviction: the free queue is given away from its front. Blocks without a hash are worth nothing and go to the front;
+cached ones go to the back, the last blocks of a prefix before its first ones, so a prefix is lost from its end, the
+least recently used first.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ fenced, held by nobody and not free.
 
 Blocks are shared when they are full. What a prompt has after them is copied (prompt_tails.py): the step that admits a
 request copies first. It holds the source until it is over, whatever becomes of its request.
+
+Which cached block is evicted when a new one is needed is decided in block_pool.py.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from collections.abc import Iterable, Sequence
 
 from actors.core.blocks.block_pool import BlockPool, CacheObserver, KVCacheBlock
 from actors.core.blocks.kv_events import BlockStored, KVEventLog
-from actors.core.blocks.prompt_tails import BlockCopy, PartialHit, PromptTails
+from actors.core.blocks.prompt_tails import PartialHit, PromptTails
+from actors.core.outputs.scheduler_output import BlockCopy
+from actors.core.outputs.scheduler_stats import PrefixCacheStats
 from actors.core.requests.request import Request
-from actors.core.stats import PrefixCacheStats
 from actors.errors import IntegrityError
 from kv_transfer.connector.keys import TransferKey
 from kv_transfer.params import TransferRole

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from actors.core.blocks.block_pool import KVCacheBlock
 from actors.core.requests.block_hash import BlockHash
-from kv_transfer.ranges import Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +22,6 @@ class PartialHit:
 
     block: KVCacheBlock
     num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class BlockCopy:
-    """To be done when a step begins, before anything is written in it. Ids of blocks; all of a block is copied."""
-
-    source: Count
-    destination: Count
 
 
 class PromptTails:

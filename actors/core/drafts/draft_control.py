@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 
 from actors.config import SchedulerConfig, SpeculativeConfig
-from actors.core.outputs import NO_TOKEN, DraftTokenIds, StepBatch
+from actors.core.outputs.model_runner_output import NO_TOKEN, DraftTokenIds
+from actors.core.outputs.scheduler_output import StepBatch
 from actors.core.requests.running_rows import RunningRows
 from actors.core.requests.structured_output import StructuredOutputManager, cut_drafts
 

@@ -23,9 +23,9 @@ from typing import Final
 
 from actors.core.blocks.kv_cache_manager import KVCacheManager
 from actors.core.loads.kept_embeddings import KeptEmbeddings
-from actors.core.queue.places import Places
+from actors.core.outputs.scheduler_stats import EmbeddingStats
 from actors.core.queue.request_queue import RequestQueue
-from actors.core.stats import EmbeddingStats
+from actors.core.queue.scheduler_queues import Queues
 from kv_transfer.connector.fetches import BytesFetch, WantedFetch
 from kv_transfer.connector.keys import TransferKey, TransferKind
 from kv_transfer.connector.reports import FinishedReceiving
@@ -133,7 +133,7 @@ class EmbeddingTransfers:
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def proceed(self, queues: Places, blocked: RequestQueue, now_s: float) -> None:
+    def proceed(self, queues: Queues, blocked: RequestQueue, now_s: float) -> None:
         """Before a step is made: begin what there is room for, give up what is late.
 
         blocked: consumers that wait beside `queues`
@@ -254,7 +254,7 @@ class EmbeddingTransfers:
         self.stats.num_failed += 1
         fetch.on_over(Fetched(None, reason))
 
-    def _num_spare_blocks(self, queues: Places, blocked: RequestQueue) -> int:
+    def _num_spare_blocks(self, queues: Queues, blocked: RequestQueue) -> int:
         pool = self._kv.block_pool
         firsts = [queue.peek_request() for queue in (queues.waiting, blocked) if queue]
         num_wanted = max((self._kv.num_blocks_for(first.num_tokens + 1) for first in firsts), default=0)

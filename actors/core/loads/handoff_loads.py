@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from actors.core.blocks.kv_cache_manager import KVCacheManager
 from actors.core.loads.load_room import LoadRoom
 from actors.core.loads.loading_requests import LoadingRequests
-from actors.core.queue.places import Places
+from actors.core.outputs.ending import Ending
+from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request
 from actors.core.requests.status import RequestStatus
 from actors.core.requests.stop import find_stop
@@ -28,16 +28,6 @@ class LoadDecision(enum.Enum):
     """The blocks are free, but those that are admitted will need them: others may pass, within bounds."""
     NO_ROOM = enum.auto()
     """The blocks are missing: nobody may pass."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """A request that has to end. is_silent: its client hears of it from elsewhere."""
-
-    request: Request
-    status: RequestStatus
-    error: str | None = None
-    is_silent: bool = False
 
 
 class HandoffLoads:
@@ -63,7 +53,7 @@ class HandoffLoads:
         self._structured_output = structured_output
         self._vocab_size = vocab_size
 
-    def start(self, request: Request, queues: Places, num_headroom_blocks: int, now_s: float) -> LoadDecision:
+    def start(self, request: Request, queues: Queues, num_headroom_blocks: int, now_s: float) -> LoadDecision:
         """Reserve blocks for a consumer's prompt and for its first token's own KV, and ask for the KV."""
         assert self._connector is not None, "a ticket without a connector is refused when it comes"
         hit = self._kv.get_computed_blocks(request)
@@ -81,7 +71,7 @@ class HandoffLoads:
         self._connector.update_state_after_alloc(request.request_id, prompt_block_ids, num_local_tokens)
         return LoadDecision.STARTED
 
-    def finish(self, request: Request, received: ReceivedKV, queues: Places, now_s: float) -> list[Ending]:
+    def finish(self, request: Request, received: ReceivedKV, queues: Queues, now_s: float) -> list[Ending]:
         """Let a consumer go on from what has arrived. Nothing writes its blocks any more."""
         request.transfer_role = None
         request.transfer_timings = received.timings
@@ -99,21 +89,21 @@ class HandoffLoads:
         self._recompute(request, received.num_valid_tokens, queues, now_s)
         return []
 
-    def _join(self, request: Request, first_token_id: int, queues: Places, now_s: float) -> list[Ending]:
+    def _join(self, request: Request, first_token_id: int, queues: Queues, now_s: float) -> list[Ending]:
         """All KV is here: append the producer's token, whose own KV is the first that this engine computes."""
         request.num_computed_tokens = request.num_tokens
         self._kv.cache_blocks(request, request.num_tokens)
         self._kv.offer_prompt_tail(request)
         request.set_status(RequestStatus.WAITING, now_s)
         request.append_output_token_ids(first_token_id)
-        queues.holding.add_request(request)
+        queues.loaded.add_request(request)
         if error := find_objection(self._structured_output, request, [first_token_id]):
             return [Ending(request, RequestStatus.FINISHED_ERROR, error)]
         # The producer has looked already; but this engine's limits may be tighter.
         stop = find_stop(request)
         return [] if stop is None else [Ending(request, stop)]
 
-    def _recompute(self, request: Request, num_valid_tokens: int, queues: Places, now_s: float) -> None:
+    def _recompute(self, request: Request, num_valid_tokens: int, queues: Queues, now_s: float) -> None:
         """Prefill the rest here, from the last whole block that is valid; one token at least is computed."""
         block_size = self._kv.block_size
         num_valid_tokens = max(num_valid_tokens, request.num_cached_tokens)

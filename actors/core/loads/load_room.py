@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from actors.core.blocks.kv_cache_manager import KVCacheManager
-from actors.core.queue.places import Places
+from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request
 from kv_transfer.params import TransferRole
 
@@ -38,7 +38,7 @@ class LoadRoom:
         num_slots = kv_cache_manager.block_pool.num_blocks * kv_cache_manager.block_size
         self._num_growth_tokens = min(_MAX_GROWTH_TOKENS, num_slots // _MAX_GROWTH)
 
-    def is_left_by(self, consumer: Request, queues: Places) -> bool:
+    def is_left_by(self, consumer: Request, queues: Queues) -> bool:
         """Whether each admitted request can grow beside all pinned blocks, this load's included.
 
         By max_tokens, one client could keep everybody's loads out: it looks as far ahead as a load takes.
@@ -50,7 +50,7 @@ class LoadRoom:
         max_growth = max(0, self._num_blocks_soon(consumer) - num_own)
         for request in self._loading.values():
             max_growth = max(max_growth, self._num_blocks_soon(request) - num_blocks_of(request.request_id))
-        for request in queues.all_holding():
+        for request in queues.all_loaded():
             max_growth = max(max_growth, self._num_blocks_soon(request))
             if request.transfer_role is TransferRole.PRODUCER:
                 num_pinned += num_blocks_of(request.request_id)

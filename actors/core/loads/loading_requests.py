@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from actors.core.blocks.kv_cache_manager import KVCacheManager
-from actors.core.queue.places import Places
 from actors.core.queue.removable_heap import RemovableHeap
+from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request
 from actors.core.requests.status import RequestStatus
 
@@ -45,9 +45,9 @@ class LoadingRequests:
         first = self._deadlines.peek()
         return None if first is None else first[0][0]
 
-    def go_on(self, request: Request, num_computed_tokens: int, queues: Places, now_s: float) -> None:
+    def go_on(self, request: Request, num_computed_tokens: int, queues: Queues, now_s: float) -> None:
         """Let a request whose load is over compute the rest, in its turn. It keeps its blocks."""
         self._kv.cache_blocks(request, num_computed_tokens)
         request.set_status(RequestStatus.WAITING, now_s)
         request.num_computed_tokens = num_computed_tokens
-        queues.holding.add_request(request)
+        queues.loaded.add_request(request)

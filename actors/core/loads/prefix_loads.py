@@ -13,7 +13,7 @@ from actors.core.blocks.block_pool import KVCacheBlock
 from actors.core.blocks.kv_cache_manager import KVCacheManager
 from actors.core.loads.load_room import LoadRoom
 from actors.core.loads.loading_requests import LoadingRequests
-from actors.core.queue.places import Places
+from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request
 from kv_transfer.connector.fetches import PrefixFetch, WantedFetch
 from kv_transfer.connector.keys import TransferKey
@@ -56,7 +56,7 @@ class PrefixLoads:
     # -- what requests load --------------------------------------------------------------------------------------
 
     def try_start(
-        self, request: Request, hit: Sequence[KVCacheBlock], queues: Places, num_headroom_blocks: int, now_s: float
+        self, request: Request, hit: Sequence[KVCacheBlock], queues: Queues, num_headroom_blocks: int, now_s: float
     ) -> bool:
         """Reserve blocks for a request, and ask for what others have of its prefix beyond its hit here.
 
@@ -99,7 +99,7 @@ class PrefixLoads:
         assert self._sources is not None, "they have started it"
         self._sources.cancel(request_id)
 
-    def finish(self, request_id: str, loaded: LoadedBlocks, queues: Places, now_s: float) -> bool:
+    def finish(self, request_id: str, loaded: LoadedBlocks, queues: Queues, now_s: float) -> bool:
         """Let a request go on from what is here of its prefix now.
 
         Returns False if no such load was under way, or its request has ended meanwhile.

@@ -1,6 +1,6 @@
 """Requests whose KV comes from, or goes to, another engine, and why they never wait in a circle.
 
-Places of such a request, beside the scheduler's own queues:
+Such a request can be in one of these, beside the scheduler's own queues:
 - blocked_producers: READY is not in yet; it holds nothing
 - blocked_consumers: as many loads as are allowed are under way; it holds nothing
 - loading:           WAITING_FOR_REMOTE_KVS; a link, or a store, may write its blocks
@@ -20,39 +20,37 @@ Pinned blocks come back without any further block of this engine:
 - answers, and sent embeddings, leave into blocks that the engine which fetches them has reserved
 - embeddings that are fetched wait for nobody's request, and have their deadline
 So the engine that waits for blocks waits only for things that end by themselves; nothing is admitted past a request at
-the head that waits for blocks; and with nothing pinned and nothing running, whatever passed the door fits.
+the head that waits for blocks; and with nothing pinned and nothing running, whatever was not refused fits.
 
 Others may pass a load for which there is no room beside what runs (load_room.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from actors.core.blocks.block_pool import KVCacheBlock
 from actors.core.blocks.kv_cache_manager import KVCacheManager
-from actors.core.loads.embedding_transfers import EmbeddingTransfers, Staging
-from actors.core.loads.handoff_loads import Ending, HandoffLoads, LoadDecision
+from actors.core.loads.embedding_transfers import EmbeddingTransfers
+from actors.core.loads.handoff_loads import HandoffLoads, LoadDecision
 from actors.core.loads.load_room import LoadRoom
 from actors.core.loads.loading_requests import LoadingRequests
 from actors.core.loads.prefix_loads import PrefixLoads
-from actors.core.queue.places import Places
+from actors.core.loads.transfer_parts import TransferParts
+from actors.core.outputs.ending import Ending
 from actors.core.queue.request_queue import RequestQueue
+from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request
 from actors.core.requests.status import RequestStatus
 from actors.core.requests.structured_output import StructuredOutputManager
-from actors.core.step import Step
-from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector import reports
 from kv_transfer.connector.fetches import BytesFetch, PrefixFetch, WantedFetch
-from kv_transfer.connector.interface import KVConnectorScheduler
 from kv_transfer.connector.keys import TransferKey, TransferKind
-from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd
+from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerProgress
 from kv_transfer.connector.store_steps import LoadedBlocks, StoreStats
 from kv_transfer.params import TransferRole
-from kv_transfer.prefix.prefix_sources import PrefixSources
 from kv_transfer.ranges import MAX_COUNT
 from kv_transfer.transfer_stats import TransferStats
 
@@ -65,19 +63,16 @@ class RemoteKV:
 
     def __init__(
         self,
-        connector: KVConnectorScheduler | None,
+        transfers: TransferParts,
         kv_cache_manager: KVCacheManager,
         *,
         blocked_consumers: RequestQueue,
-        config: KVTransferConfig,
-        prefix_sources: PrefixSources | None = None,
         structured_output: StructuredOutputManager | None = None,
-        staging: Staging | None = None,
         vocab_size: int = MAX_COUNT,
         num_lookahead_tokens: int = 0,
     ) -> None:
         """vocab_size: a producer's first token has to be below it; num_lookahead_tokens: see SchedulerConfig"""
-        self.connector = connector
+        self.connector = transfers.connector
         self.blocked_producers: dict[str, Request] = {}
         self.blocked_consumers = blocked_consumers
         self.held: dict[str, Request] = {}
@@ -88,20 +83,22 @@ class RemoteKV:
         self._kv = kv_cache_manager
         self._loading = LoadingRequests(kv_cache_manager)
         room = LoadRoom(kv_cache_manager, self.loading, self.held, self._num_other_pinned_blocks, num_lookahead_tokens)
-        self.embeddings = EmbeddingTransfers(staging, kv_cache_manager, config.prefix_load_timeout_s)
+        self.embeddings = EmbeddingTransfers(
+            transfers.staging, kv_cache_manager, transfers.config.prefix_load_timeout_s
+        )
         self.prefix_loads = PrefixLoads(
-            prefix_sources,
+            transfers.prefix_sources,
             kv_cache_manager,
             loading=self._loading,
             room=room,
-            timeout_s=config.prefix_load_timeout_s,
+            timeout_s=transfers.config.prefix_load_timeout_s,
         )
         self._handoff_loads = HandoffLoads(
-            connector,
+            transfers.connector,
             kv_cache_manager,
             loading=self._loading,
             room=room,
-            config=config,
+            config=transfers.config,
             structured_output=structured_output,
             vocab_size=vocab_size,
         )
@@ -115,11 +112,6 @@ class RemoteKV:
         return self.prefix_loads.num_answered_blocks() + self.embeddings.num_blocks()
 
     @property
-    def num_blocked(self) -> int:
-        """Requests that wait for a peer and hold nothing."""
-        return len(self.blocked_producers) + len(self.blocked_consumers)
-
-    @property
     def has_transfers(self) -> bool:
         """Whether a link may use blocks that are no unfinished request's."""
         return bool(self.held or self.prefix_loads.answers or self.embeddings)
@@ -130,12 +122,14 @@ class RemoteKV:
             params = replace(request.kv_transfer_params, content_hash=request.content_hash())
             self.connector.on_new_request(request.request_id, params, request.num_tokens)
 
-    def build_metadata(self, step: Step, num_tokens: int) -> KVConnectorMetadata | None:
-        """What this step, which computes so many tokens, asks of the worker side; None without a connector."""
+    def build_metadata(
+        self, progress: Sequence[ProducerProgress], num_tokens: int, now_s: float
+    ) -> KVConnectorMetadata | None:
+        """Return what a step that computes so many tokens asks of the worker side; None without a connector."""
         if self.connector is None:
             return None
-        metadata = self.connector.build_connector_meta(step.producer_progress)
-        return self.embeddings.add_to(self.prefix_loads.begin_step(metadata, num_tokens, step.now_s))
+        metadata = self.connector.build_connector_meta(progress)
+        return self.embeddings.add_to(self.prefix_loads.begin_step(metadata, num_tokens, now_s))
 
     def may_prefill(self, request: Request, num_local_tokens: int) -> bool:
         """Whether the request may compute here now: READY is in, if it is a producer."""
@@ -144,12 +138,12 @@ class RemoteKV:
         num_tokens, _ = self.connector.get_num_new_matched_tokens(request.request_id, num_local_tokens)
         return num_tokens is not None
 
-    def start_load(self, request: Request, queues: Places, num_headroom_blocks: int, now_s: float) -> LoadDecision:
+    def start_load(self, request: Request, queues: Queues, num_headroom_blocks: int, now_s: float) -> LoadDecision:
         """Reserve blocks for a consumer's prompt and for its first token's own KV, and ask for the KV."""
         return self._handoff_loads.start(request, queues, num_headroom_blocks, now_s)
 
     def start_prefix_load(
-        self, request: Request, hit: list[KVCacheBlock], queues: Places, num_headroom_blocks: int, now_s: float
+        self, request: Request, hit: list[KVCacheBlock], queues: Queues, num_headroom_blocks: int, now_s: float
     ) -> bool:
         """Ask for what others have of a request's prefix beyond its hit here; returns whether that is worth it."""
         return self.prefix_loads.try_start(request, hit, queues, num_headroom_blocks, now_s)
@@ -183,7 +177,7 @@ class RemoteKV:
             assert self.connector is not None, "no handoff without a connector"
             self.connector.cancel_load(request_id)
 
-    def proceed(self, queues: Places, now_s: float) -> None:
+    def proceed(self, queues: Queues, now_s: float) -> None:
         """Before a step is made: cancel what is overdue, and move embeddings for which there is room."""
         self._cancel_overdue_loads(now_s)
         self.embeddings.proceed(queues, self.blocked_consumers, now_s)
@@ -199,7 +193,7 @@ class RemoteKV:
         return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     def update(
-        self, output: reports.KVConnectorOutput, requests: Mapping[str, Request], queues: Places, now_s: float
+        self, output: reports.KVConnectorOutput, requests: Mapping[str, Request], queues: Queues, now_s: float
     ) -> list[Ending]:
         """Take in what the connector's worker side reports, and return the requests that end by it."""
         assert self.connector is not None, "only a connector has an output"
@@ -237,7 +231,7 @@ class RemoteKV:
             case _:
                 self._free_held(key.name, TransferRole.PRODUCER)
 
-    def _on_received(self, report: reports.FinishedReceiving, queues: Places, now_s: float) -> list[Ending]:
+    def _on_received(self, report: reports.FinishedReceiving, queues: Queues, now_s: float) -> list[Ending]:
         key, received = report.key, report.received
         if key.kind is TransferKind.PREFIX_FETCH:
             loaded = LoadedBlocks(received.num_valid_tokens // self._kv.block_size, received.reason)
@@ -250,11 +244,11 @@ class RemoteKV:
             self._free_held(key.name, TransferRole.CONSUMER)
         return []
 
-    def _finish_prefix_load(self, request_id: str, loaded: LoadedBlocks, queues: Places, now_s: float) -> None:
+    def _finish_prefix_load(self, request_id: str, loaded: LoadedBlocks, queues: Queues, now_s: float) -> None:
         if not self.prefix_loads.finish(request_id, loaded, queues, now_s):
             self._free_held(request_id, TransferRole.CONSUMER)
 
-    def _on_want(self, want: WantedFetch, queues: Places, now_s: float) -> None:
+    def _on_want(self, want: WantedFetch, queues: Queues, now_s: float) -> None:
         match want.fetch:
             case PrefixFetch():
                 self.prefix_loads.answer(want, want.fetch, queues.running.num_blocks_due(_ANSWER_STEPS))

@@ -21,7 +21,7 @@ def create_request_queue(config: SchedulerConfig) -> RequestQueue:
     With fairness "tenant" tenants share, and within each the ingresses; with "ingress" the ingresses alone. There, what
     is more urgent by the policy comes first, through whichever ingress it has come.
     """
-    # Places outlive a flow's queue, which is closed when it is empty: one count for all of them.
+    # Positions outlive a flow's queue, which is closed when it is empty: one count for all of them.
     arrivals = itertools.count(0)
 
     def make_flat() -> RequestQueue:
@@ -93,14 +93,14 @@ class FairRequestQueue:
         self._note_first(flow)
         self._num_requests += 1
 
-    def assign_place(self, request: Request) -> None:
-        """Give a request its place among its flow's, without adding it. Places are comparable across queues."""
+    def assign_position(self, request: Request) -> None:
+        """Give a request its position among its flow's, without adding it. Positions are comparable across queues."""
         queue = self._queues.get(self._flow_of(request))
-        (self._make_queue() if queue is None else queue).assign_place(request)
+        (self._make_queue() if queue is None else queue).assign_position(request)
 
     def restore_request(self, request: Request) -> None:
         """Bring a request back to its place among its flow's, or among those that were prepended."""
-        if request.queue_place[0] == FRONT_LANE:
+        if request.queue_position[0] == FRONT_LANE:
             self._front.restore_request(request)
         else:
             flow = self._flow_of(request)

@@ -30,7 +30,7 @@ class GrammarWait:
     def start(self, request: Request, now_s: float) -> None:
         """Let a request wait for its grammar."""
         params = request.sampling_params.structured_output
-        assert self._manager is not None, "refused at the door"
+        assert self._manager is not None, "a request with a grammar is refused before it waits here"
         assert params is not None, "it has no grammar to wait for"
         request.set_status(RequestStatus.WAITING_FOR_FSM, now_s)
         self.requests[request.request_id] = request

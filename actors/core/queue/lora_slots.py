@@ -19,12 +19,12 @@ class LoraSlots:
     all here or all not, but for those that arrived since, or come before who is given way to.
     """
 
-    def __init__(self, config: SchedulerConfig, rows: RunningRows, waits: LoraWaits, *, is_holding: bool) -> None:
-        """is_holding: the requests hold blocks, so they take any free slot"""
+    def __init__(self, config: SchedulerConfig, rows: RunningRows, waits: LoraWaits, *, has_blocks: bool) -> None:
+        """has_blocks: the requests hold blocks, so they take any free slot"""
         self._config = config
         self._rows = rows
         self._waits = waits
-        self._is_holding = is_holding
+        self._has_blocks = has_blocks
         self._set_aside: dict[str, dict[str, Request]] = {}
 
     def __len__(self) -> int:
@@ -36,7 +36,7 @@ class LoraSlots:
 
     def may_join(self, request: Request) -> bool:
         """Whether the batch has, or can take, the request's adapter."""
-        if self._is_holding:
+        if self._has_blocks:
             return request.lora_name is None or self._waits.has_slot(request.lora_name)
         return self._waits.may_join(request)
 

@@ -22,7 +22,7 @@ from actors.core.queue.request_queue import RequestQueue, order_of
 from actors.core.requests.request import Request
 from actors.core.requests.running_rows import RunningRows
 
-_Place = tuple[float, float, str]
+_Position = tuple[float, float, str]
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class LoraWaits:
         self._rows = rows
         self._waits: dict[str, _Wait] = {}
         self._overdue: list[str] = []
-        self._first: _Place | None = None
+        self._first: _Position | None = None
         self.held_loads: dict[str, tuple[Request, RequestQueue]] = {}
 
     # -- waits ---------------------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class LoraWaits:
         longest = now_s - self._config.max_lora_wait_s
         self._overdue = [lora_name for lora_name, wait in self._waits.items() if wait.since_s <= longest]
         late = (request for lora_name in self._overdue for request in self._waits[lora_name].requests.values())
-        self._first = min(map(self._place_of, late), default=None)
+        self._first = min(map(self._position_of, late), default=None)
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -108,9 +108,9 @@ class LoraWaits:
         return request.lora_name is None or not self._comes_after(request)
 
     def _comes_after(self, request: Request) -> bool:
-        return self._first is not None and self._place_of(request) > self._first
+        return self._first is not None and self._position_of(request) > self._first
 
-    def _place_of(self, request: Request) -> _Place:
+    def _position_of(self, request: Request) -> _Position:
         if self._config.policy == "priority":
             return order_of(request, self._config)
         return (0.0, request.arrival_time, "")

@@ -21,7 +21,7 @@ class RequestQueue(Protocol):
     def add_request(self, request: Request) -> None:
         """Add a request at its place."""
 
-    def assign_place(self, request: Request) -> None:
+    def assign_position(self, request: Request) -> None:
         """Give a request the place that it would have if it were added now, without adding it: see restore_request."""
 
     def prepend_request(self, request: Request) -> None:
@@ -48,7 +48,7 @@ class RequestQueue(Protocol):
 
 
 class _HeapQueue:
-    """Requests by their queue_place; who makes the places makes the policy.
+    """Requests by their queue_position; who assigns the positions makes the policy.
 
     lane: every place begins with it, so that a place says in which of several queues it is
     """
@@ -61,7 +61,7 @@ class _HeapQueue:
     def restore_request(self, request: Request) -> None:
         """Add a request at the place that it had."""
         self._requests[request.request_id] = request
-        self._heap.push(request.request_id, request.queue_place)
+        self._heap.push(request.request_id, request.queue_position)
 
     def peek_request(self) -> Request:
         """Return the next request. Raises IndexError if there is none."""
@@ -97,7 +97,7 @@ class _HeapQueue:
 class FCFSRequestQueue(_HeapQueue):
     """First come, first served; what is prepended comes before all.
 
-    arrivals: counts what is added, here and in other queues whose places must stay comparable with these
+    arrivals: counts what is added, here and in other queues whose positions must stay comparable with these
     """
 
     def __init__(self, lane: float = 0.0, arrivals: Iterator[int] | None = None) -> None:
@@ -105,18 +105,18 @@ class FCFSRequestQueue(_HeapQueue):
         self._last = itertools.count(0) if arrivals is None else arrivals
         self._first = itertools.count(-1, -1)
 
-    def assign_place(self, request: Request) -> None:
+    def assign_position(self, request: Request) -> None:
         """Give a request the place at the end, without adding it."""
-        request.queue_place = (self._lane, float(next(self._last)))
+        request.queue_position = (self._lane, float(next(self._last)))
 
     def add_request(self, request: Request) -> None:
         """Add a request at the end."""
-        self.assign_place(request)
+        self.assign_position(request)
         self.restore_request(request)
 
     def prepend_request(self, request: Request) -> None:
         """Add a request at the front."""
-        request.queue_place = (self._lane, float(next(self._first)))
+        request.queue_position = (self._lane, float(next(self._first)))
         self.restore_request(request)
 
 
@@ -127,13 +127,13 @@ class PriorityRequestQueue(_HeapQueue):
         super().__init__(lane)
         self._config = config
 
-    def assign_place(self, request: Request) -> None:
+    def assign_position(self, request: Request) -> None:
         """Give a request the place of its priority, without adding it."""
-        request.queue_place = (self._lane, *order_of(request, self._config)[:2])
+        request.queue_position = (self._lane, *order_of(request, self._config)[:2])
 
     def add_request(self, request: Request) -> None:
         """Add a request at the place of its priority."""
-        self.assign_place(request)
+        self.assign_position(request)
         self.restore_request(request)
 
     def prepend_request(self, request: Request) -> None:

@@ -145,7 +145,7 @@ class Request:
         "priority",
         "prompt_embeds",
         "prompt_token_ids",
-        "queue_place",
+        "queue_position",
         "request_id",
         "row",
         "sampling_params",
@@ -200,7 +200,7 @@ class Request:
 
         self._rows: RunningRows | None = None
         self.row = -1
-        self.queue_place: tuple[float, ...] = ()
+        self.queue_position: tuple[float, ...] = ()
         self._num_computed_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
@@ -320,11 +320,6 @@ class Request:
         """
         wants_last = self.pooling_params is None or self.pooling_params.pooling == "last"
         return wants_last and (not self.wants_prompt_logprobs or self.transfer_role is TransferRole.CONSUMER)
-
-    @property
-    def num_tokens_with_spec(self) -> int:
-        """Tokens so far and those that are only drafted."""
-        return len(self.all_token_ids) + len(self.spec_token_ids)
 
     @property
     def max_tokens(self) -> int:

@@ -1,9 +1,9 @@
 """What an engine checks of a request where it enters: everything that its loaded model decides.
 
 Fields have ranges of their own (request.py), which are checked when a request is decoded. Whether a request has room
-and what it needs is the scheduler's to say (door.py). Here is what would otherwise be found inside a step, where it
-would end the engine: tokens that the model does not know, arrays of another size than they say, a peer that this model
-cannot be shared with.
+and what it needs is the scheduler's to say (feasibility.py). Here is what would otherwise be found inside a step, where
+it would end the engine: tokens that the model does not know, arrays of another size than they say, a peer that this
+model cannot be shared with.
 """
 
 from __future__ import annotations

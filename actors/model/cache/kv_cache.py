@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from actors.core.blocks.prompt_tails import BlockCopy
+from actors.core.outputs.scheduler_output import BlockCopy
 from actors.model.attention.probe import KVGeometry
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.transports.shared_pool import allocate_shared_pool

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.core.outputs import SchedulerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.core.outputs import NewRequestData, SchedulerOutput, StepBatch
+from actors.core.outputs.scheduler_output import NewRequestData, SchedulerOutput, StepBatch
 from actors.core.requests.multimodal import EMBEDDINGS, EncoderInput, MultiModalFeature, PackedArray
 from actors.errors import IntegrityError
 from actors.model.input_batch import StepInputs

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.core.outputs import SchedulerOutput, StepBatch
+from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
 from actors.core.requests.sampling_params import PoolingParams
 from actors.model.pooling.head import ClassificationHead
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.model_runner_output import TokenLogprobs
 
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprobs]:

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.core.outputs import StepBatch, TokenLogprobs
+from actors.core.outputs.model_runner_output import TokenLogprobs
+from actors.core.outputs.scheduler_output import StepBatch
 from actors.model.sampling.logprobs import token_logprobs
 
 _MAX_ROWS: Final = 64

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.model.grammar.mask import GrammarMask
 from actors.model.sampling.filters import filter_logits
 from actors.model.sampling.logprobs import token_logprobs

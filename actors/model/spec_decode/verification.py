@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.core.outputs import NO_TOKEN
+from actors.core.outputs.model_runner_output import NO_TOKEN
 
 
 class StepDrafts:

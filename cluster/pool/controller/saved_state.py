@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ray.experimental import internal_kv
 
-from actors.config import ModelFacts
+from actors.model_facts import ModelFacts
 from actors.process.ray_calls import FailureKind, RayCallFailed, ask_head, on_thread
 from cluster.observability.status import Decision
 from cluster.pool.engine_slots import Slot, SlotHistory

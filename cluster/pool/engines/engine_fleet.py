@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from actors.config import ModelFacts
 from actors.core.requests.adapter import Adapter
+from actors.model_facts import ModelFacts
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, UnknownEngine
 from cluster.pool.cluster_trust import ClusterTrust

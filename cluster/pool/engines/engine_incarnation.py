@@ -12,9 +12,10 @@ from typing import Any
 import ray
 
 from actors.core.requests.adapter import Adapter
-from actors.engine_actor import EngineActor, EngineHealth, EngineReady, RankResources
+from actors.engine_actor import EngineActor, EngineHealth, EngineReady
 from actors.engine_profile import EngineProfile
 from actors.process.ray_calls import FailureKind, RayCallFailed, call
+from actors.ranks.rank_resources import RankResources
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, EngineRefused
 from cluster.observability.status import EngineView

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any, Final
 
-from actors.config import ModelFacts
+from actors.model_facts import ModelFacts
 from actors.process.ray_calls import FailureKind, RayCallFailed, call
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from actors.config import ModelFacts
+from actors.model_facts import ModelFacts
 from actors.process.ray_calls import RayCallFailed, call
 from cluster.api.ingress_actor import IngressHealth
 from cluster.api.shared.ports import IngressPorts

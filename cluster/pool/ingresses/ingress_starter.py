@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final
 
-from actors.config import ModelFacts
+from actors.model_facts import ModelFacts
 from actors.process.ray_calls import RayCallFailed, ray_failures
 from cluster.api.ingress_actor import IngressActor
 from cluster.config import ClusterConfig

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import ray
 
-from actors.config import ModelFacts
+from actors.model_facts import ModelFacts
 from cluster.api.shared.ports import IngressPorts
 from cluster.observability.status import IngressView
 from cluster.pool.engine_slots import RestartPolicy, SlotHistory

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from actors.config import CacheConfig, SchedulerConfig, SpeculativeConfig
-from actors.core.door import Ability
 from actors.core.loads.embedding_transfers import Staging
+from actors.core.loads.transfer_parts import TransferParts
+from actors.core.requests.abilities import Ability
 from actors.core.requests.adapter import Adapter
 from actors.core.requests.block_hash import PUBLIC_KEY, BlockHasher
 from actors.core.requests.multimodal import EncoderInput, MultiModalFeature
@@ -90,14 +91,14 @@ def make_scheduler(
         ),
         num_blocks,
         max_model_len,
-        connector=connector,
-        prefix_sources=prefix_sources,
         structured_output=structured_output,
         worker_abilities=worker_abilities,
-        kv_transfer_config=KVTransferConfig(
-            load_failure_policy=load_failure_policy, handoff_timeout_s=handoff_timeout_s
+        transfers=TransferParts(
+            connector=connector,
+            prefix_sources=prefix_sources,
+            staging=staging,
+            config=KVTransferConfig(load_failure_policy=load_failure_policy, handoff_timeout_s=handoff_timeout_s),
         ),
-        staging=staging,
         clock=clock or Clock(),
     )
 

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs, ModelRunnerOutput, SchedulerOutput
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput, EngineCoreOutputs
+from actors.core.outputs.model_runner_output import ModelRunnerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.multimodal import MultiModalFeature
 from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.core.requests.structured_output import GrammarFailure
 from actors.core.scheduler import Scheduler
+from actors.core.vllm_view import scheduled_cached_reqs
 from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.reports import FinishedReceiving, KVConnectorOutput, LoadOutcome, ReadyToPrefill, ReceivedKV
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
@@ -63,7 +66,7 @@ class FakeWorker:
         self._learn(output)
         req_ids = list(output.num_scheduled_tokens)
         starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
-        cached = output.scheduled_cached_reqs
+        cached = scheduled_cached_reqs(output)
         starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         assert set(starts) == set(req_ids)
         self._encode(output, starts)
@@ -117,7 +120,7 @@ class FakeWorker:
             self.features[new.req_id] = new.mm_features
             if new.pooling_params is not None:
                 self.pooling.add(new.req_id)
-        cached = output.scheduled_cached_reqs
+        cached = scheduled_cached_reqs(output)
         for request_id, is_resumed, block_ids, num_output_tokens in zip(
             cached.req_ids,
             cached.resumed_from_preemption,

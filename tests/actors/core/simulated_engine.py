@@ -6,7 +6,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from actors.core.outputs import EngineCoreOutput, ModelRunnerOutput, SchedulerOutput
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
+from actors.core.outputs.model_runner_output import ModelRunnerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.request import Request, RequestStatus
 from actors.core.scheduler import Scheduler
 from kv_transfer.agent.transfer_table import TransferTable

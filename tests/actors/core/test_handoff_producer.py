@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import FinishReason, RequestStatus
 from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.params import TransferRole
@@ -68,7 +69,7 @@ def test_a_deadline_that_passes_while_a_request_is_held_changes_nothing() -> Non
     prompt = ending_prompt(with_eos=False)
     driver.scheduler.add_request(make_request("p", prompt, role=PRODUCER, deadline_s=clock.now_s + 5.0))
     driver.step()
-    assert driver.end_of("p").handed_over
+    assert driver.end_of("p").end_cause is EndCause.HANDED_OVER
     assert driver.scheduler.next_deadline() is None
     clock.now_s += 5.0
     driver.step()
@@ -118,7 +119,7 @@ def test_its_first_token_hands_the_request_over_and_its_blocks_stay_until_they_a
     driver.scheduler.add_request(request)
     driver.step()
     end = driver.end_of("p")
-    assert (end.handed_over, end.finish_reason, end.first_position) == (True, None, 0)
+    assert (end.end_cause, end.finish_reason, end.first_position) == (EndCause.HANDED_OVER, None, 0)
     assert end.new_token_ids == [next_token(prompt)]
     assert request.status is RequestStatus.FINISHED_LENGTH_CAPPED
     assert connector.finished == [("p", ProducerEnd.HANDED_OVER, next_token(prompt))]
@@ -139,7 +140,7 @@ def test_a_first_token_that_ends_the_request_ends_it_here(with_eos: bool, max_to
         make_request("p", ending_prompt(with_eos=with_eos), max_tokens=max_tokens, role=PRODUCER)
     )
     driver.step()
-    assert not driver.end_of("p").handed_over
+    assert driver.end_of("p").end_cause is None
     assert driver.end_of("p").finish_reason is (FinishReason.STOP if with_eos else FinishReason.LENGTH)
     assert [(end, token) for _, end, token in connector.finished] == [(ProducerEnd.FINISHED_HERE, None)]
 
@@ -224,7 +225,7 @@ def test_a_producer_needs_no_room_for_the_tokens_that_others_will_generate() -> 
     driver = Driver(make_scheduler(connector=connector, num_blocks=2))
     driver.scheduler.add_request(make_request("p", 8, max_tokens=40, role=PRODUCER, ignore_eos=True))
     driver.step()
-    assert driver.end_of("p").handed_over
+    assert driver.end_of("p").end_cause is EndCause.HANDED_OVER
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
@@ -287,4 +288,4 @@ def test_a_producer_whose_prompt_fills_the_pool_runs_with_slots_to_look_ahead(nu
     driver.run_until_finished("p")
     driver.step(output_of(finished_sending={"p"}))
     driver.run(max_steps=50)
-    assert driver.end_of("p").handed_over
+    assert driver.end_of("p").end_cause is EndCause.HANDED_OVER

@@ -9,9 +9,10 @@ from collections import deque
 
 import pytest
 
-from actors.core.outputs import SchedulerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.request import RequestStatus
 from actors.core.scheduler import Scheduler
+from actors.core.vllm_view import scheduled_cached_reqs
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens
@@ -58,8 +59,8 @@ def test_a_request_goes_on_before_its_last_token_is_known() -> None:
     assert pipeline.schedule().num_scheduled_tokens == {"a": 6}
     second = pipeline.schedule()
     assert second.num_scheduled_tokens == {"a": 1}
-    assert second.scheduled_cached_reqs.num_computed_tokens == [6]
-    assert second.scheduled_cached_reqs.num_output_tokens == [1]
+    assert scheduled_cached_reqs(second).num_computed_tokens == [6]
+    assert scheduled_cached_reqs(second).num_output_tokens == [1]
     pipeline.run()
     assert pipeline.driver.tokens_of("a") == reference_tokens(range(1, 7), 4, eos=-1)
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from actors.core.outputs import ModelRunnerOutput
+from actors.core.outputs.model_runner_output import ModelRunnerOutput
 from actors.core.requests.request import FinishReason, PromptEmbeds
 from actors.core.requests.sampling_params import PoolingParams
 from actors.errors import IntegrityError

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import FinishReason, Request
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
@@ -382,7 +383,7 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
             assert request_id in engine.aborted or self.has_ended_at_its_producer(request_id)
             return
         [end] = ends
-        if end.handed_over:
+        if end.end_cause is EndCause.HANDED_OVER:
             assert len(seen) == 1
         elif end.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert request.output_token_ids == right

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.core.outputs import EngineCoreOutput
+from actors.core.outputs.engine_core_outputs import EndCause, EngineCoreOutput
 from actors.core.requests.multimodal import MultiModalFeature
 from actors.core.requests.request import FinishReason, Request
 from actors.core.requests.sampling_params import PoolingParams
@@ -345,7 +345,9 @@ class RingMachine(RuleBasedStateMachine):
             assert name in engine.aborted or self.has_ended_elsewhere(engine, name)
         elif ends[0].finish_reason is FinishReason.STOP:
             assert request.output_token_ids == right
-        elif ends[0].finish_reason is not FinishReason.LENGTH and not (ends[0].handed_over or self.has_faults):
+        elif ends[0].finish_reason is not FinishReason.LENGTH and not (
+            ends[0].end_cause is EndCause.HANDED_OVER or self.has_faults
+        ):
             assert self.is_refused(name), f"{name} failed without a fault: {ends[0]}"
 
     def has_ended_elsewhere(self, engine: SimulatedEngine, name: str) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.core.outputs import SchedulerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.request import FinishReason, Request, RequestStatus
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver, reference_tokens

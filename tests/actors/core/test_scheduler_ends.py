@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.door import Ability
-from actors.core.outputs import ModelRunnerOutput, TokenLogprobs
+from actors.core.outputs.model_runner_output import ModelRunnerOutput, TokenLogprobs
+from actors.core.requests.abilities import Ability
 from actors.core.requests.request import FinishReason, Request, RequestStatus
 from actors.core.requests.sampling_params import PoolingParams
+from actors.core.vllm_view import get_num_unfinished_requests, has_unfinished_requests
 from actors.errors import DuplicateRequest
 from tests.actors.core.builders import EOS, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver
@@ -36,13 +37,13 @@ def test_a_request_ends_with_the_token_that_completes_it(
     scheduler = make_scheduler(max_num_batched_tokens=64)
     scheduler.add_request(request_)
     for token_id in sampled:
-        assert scheduler.has_unfinished_requests()
+        assert has_unfinished_requests(scheduler)
         outputs = scheduler.update_from_output(scheduler.schedule(), ModelRunnerOutput(["r"], [[token_id]]))
     [end] = outputs[0].outputs
     assert (end.finish_reason, end.stop_token_id, end.new_token_ids) == (reason, stop_token_id, sampled[-1:])
     assert end.first_position == len(sampled) - 1
     assert outputs[0].finished_req_ids == {"r"}
-    assert not scheduler.has_unfinished_requests()
+    assert not has_unfinished_requests(scheduler)
     scheduler.check_integrity()
 
 
@@ -108,7 +109,7 @@ def test_an_abort_ends_a_request_wherever_it_is_and_its_client_only_sees_its_id(
     driver.step()
     driver.scheduler.finish_requests(["running", "waiting", "unknown"], ABORTED)
     driver.scheduler.finish_requests("running", ABORTED)
-    assert driver.scheduler.get_num_unfinished_requests() == 1
+    assert get_num_unfinished_requests(driver.scheduler) == 1
     outputs = driver.step()
     assert driver.steps[-1].finished_req_ids == {"running", "waiting"}
     assert outputs[0].finished_req_ids == {"running", "waiting"}

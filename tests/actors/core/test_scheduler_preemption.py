@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from actors.config import SchedulerConfig
-from actors.core.outputs import Preemption
+from actors.core.outputs.engine_core_outputs import Preemption
 from actors.core.requests.request import RequestStatus
 from actors.core.requests.running_rows import RunningRows
-from actors.core.step import Step
+from actors.core.steps.step import Step
+from actors.core.vllm_view import scheduled_cached_reqs
 from tests.actors.core.builders import BLOCK_SIZE, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, reference_tokens
 
@@ -43,7 +44,7 @@ def test_a_resumed_request_replaces_its_blocks_at_the_worker() -> None:
     driver.run()
     resumed = [
         (cached.new_block_ids[index][0], cached.num_computed_tokens[index])
-        for cached in (step.scheduled_cached_reqs for step in driver.steps)
+        for cached in (scheduled_cached_reqs(step) for step in driver.steps)
         for index, is_resumed in enumerate(cached.resumed_from_preemption)
         if is_resumed
     ]

@@ -13,10 +13,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from actors.core.outputs import DraftTokenIds, SchedulerOutput
+from actors.core.outputs.engine_core_outputs import EndCause
+from actors.core.outputs.model_runner_output import DraftTokenIds
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.request import FinishReason, Request, RequestStatus
 from actors.core.requests.sampling_params import PoolingParams, StructuredOutputParams
 from actors.core.requests.structured_output import GrammarFailure
+from actors.core.vllm_view import finished_sending
 from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import Reservation
 from kv_transfer.connector.store_steps import BlockLoad, LoadedBlocks, StoreMetadata
@@ -217,8 +220,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for client in outputs.values():
             self.driver.outputs += client.outputs
         self._draft()
-        self.sent |= model_output.finished_sending
-        for request_id in model_output.finished_sending:
+        self.sent |= finished_sending(model_output)
+        for request_id in finished_sending(model_output):
             self.announced.pop(request_id, None)
 
     def _draft(self) -> None:
@@ -289,8 +292,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert waiting not in self.set_aside(), f"{waiting.request_id} gets no slot: {describe(self.scheduler)}"
 
     def set_aside(self) -> list[Request]:
-        queues = self.scheduler._places
-        return [*queues.holding_for_lora, *queues.waiting_for_lora]
+        queues = self.scheduler._queues
+        return [*queues.loaded_for_lora, *queues.waiting_for_lora]
 
     def _add_to_stream(self, adapter: str, num_own: int, max_tokens: int) -> Request:
         """Add a request that comes after all others by any policy, and does not end before it has all its tokens."""
@@ -465,7 +468,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert not ends or ends[0].error or ends[0].pooling_output == [float(len(prompt))]
         elif ends and ends[0].finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert request.output_token_ids == right
-        if ends and ends[0].handed_over:
+        if ends and ends[0].end_cause is EndCause.HANDED_OVER:
             assert len(seen) == 1
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actors.core.outputs import ModelRunnerOutput
+from actors.core.outputs.model_runner_output import ModelRunnerOutput
 from actors.core.requests.request import RequestStatus
 from actors.core.requests.status import render_transitions
 from tests.actors.core.builders import make_request, make_scheduler

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from actors.core.outputs import DraftTokenIds, ModelRunnerOutput
+from actors.core.outputs.model_runner_output import DraftTokenIds, ModelRunnerOutput
 from actors.core.requests.request import RequestStatus
+from actors.core.vllm_view import scheduled_cached_reqs
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver, reference_tokens
 
@@ -22,7 +23,7 @@ def test_a_first_step_tells_the_worker_everything_and_later_ones_only_what_chang
     [new] = driver.steps[0].scheduled_new_reqs
     assert (new.req_id, new.prompt_token_ids, new.output_token_ids) == ("a", [1, 2, 3, 4, 5, 6], [])
     assert (new.block_ids, new.num_computed_tokens, new.eos_token_ids) == (([0, 1],), 0, (0,))
-    cached = [step.scheduled_cached_reqs for step in driver.steps[1:]]
+    cached = [scheduled_cached_reqs(step) for step in driver.steps[1:]]
     assert [c.req_ids for c in cached] == [["a"]] * 3
     assert [c.new_block_ids for c in cached] == [[([],)], [([],)], [([2],)]]
     assert [c.num_computed_tokens for c in cached] == [[6], [7], [8]]

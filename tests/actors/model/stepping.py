@@ -9,14 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.core.outputs import (
-    ModelRunnerOutput,
-    NewRequestData,
-    ResumedRequestData,
-    SchedulerOutput,
-    StepBatch,
-)
+from actors.core.outputs.model_runner_output import ModelRunnerOutput
+from actors.core.outputs.scheduler_output import NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
 from actors.core.requests.sampling_params import SamplingParams
+from actors.core.vllm_view import sampled_token_ids
 from actors.model.model_runner import ModelRunner
 
 
@@ -109,7 +105,7 @@ class Stepper:
             )
         )
         self._finished, self._preempted = set(), set()
-        for req_id, sampled in zip(output.req_ids, output.sampled_token_ids, strict=True):
+        for req_id, sampled in zip(output.req_ids, sampled_token_ids(output), strict=True):
             self.sequences[req_id].num_computed += num_tokens[req_id]
             self.sequences[req_id].output.extend(sampled)
         self.outputs.append(output)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from actors.core.outputs import NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
+from actors.core.outputs.scheduler_output import NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
 from actors.core.requests.sampling_params import SamplingParams
 from actors.model.input_batch import InputBatch
 

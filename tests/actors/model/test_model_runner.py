@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from actors.core.requests.sampling_params import SamplingParams
+from actors.core.vllm_view import sampled_token_ids
 from tests.actors.model.stepping import Sequence, Stepper, make_runner
 from tests.checkpoints import FAMILIES, VOCAB_SIZE
 from tests.reference import greedy_tokens, random_prompt
@@ -72,9 +73,9 @@ def test_nothing_is_sampled_before_the_prompt_is_through(checkpoint: CheckpointO
     output = stepper.step({"long": 39, "short": 7})
 
     assert output.req_ids == ["long", "short"]
-    assert output.sampled_token_ids[0] == []
-    assert len(output.sampled_token_ids[1]) == 1
-    assert stepper.step({"long": 1}).sampled_token_ids[0] != []
+    assert sampled_token_ids(output)[0] == []
+    assert len(sampled_token_ids(output)[1]) == 1
+    assert sampled_token_ids(stepper.step({"long": 1}))[0] != []
 
 
 def test_preempted_request_goes_on_with_the_same_tokens_in_other_blocks(checkpoint: CheckpointOf) -> None:

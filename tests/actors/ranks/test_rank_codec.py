@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.core.outputs import SchedulerOutput, StepBatch
+from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
 from actors.ranks.rank_codec import RankCodec
 from actors.ranks.rank_messages import CODEC, RankFailed, RankReady, RankSecrets, RankStep, RankTrusts
 from kv_transfer.ranges import MALFORMED

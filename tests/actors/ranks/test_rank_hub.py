@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from actors.core.outputs import SchedulerOutput, StepBatch
+from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
 from actors.model.errors import RankLost
 from actors.ranks.rank_hub import RankHub
 from actors.ranks.rank_messages import (

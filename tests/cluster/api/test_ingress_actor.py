@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actors.config import ModelFacts
+from actors.model_facts import ModelFacts
 from cluster.api.ingress_actor import IngressActor
 from cluster.api.shared.ports import IngressPorts
 from cluster.config import ClusterConfig

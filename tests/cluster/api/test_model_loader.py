@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from actors.config import ModelFacts
 from actors.core.requests.block_hash import PUBLIC_KEY
+from actors.model_facts import ModelFacts
 from cluster.api.model_loader import ModelLoader
 from cluster.api.process import IngressProcess
 from cluster.client import GenerateClient

@@ -4,6 +4,7 @@ import gc
 import psutil
 import pytest
 
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import FinishReason
 from cluster.client import CallFailed, GenerateClient
 from tests.cluster.serving_setup import make_ingress_server, make_pair
@@ -71,7 +72,7 @@ async def test_a_closed_client_leaves_no_connection_behind(ending: str) -> None:
                     await asyncio.wait([reading])
                     del reading  # A cancelled task keeps its exception, and so the call.
                 else:
-                    pair.prefill.send(producer, 0, "a", handed_over=True)
+                    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
                     assert (await reading).text == "a"
                 if ending == "read":
                     pair.decode.send(consumer, 1, "b", finish_reason=FinishReason.LENGTH)

@@ -12,8 +12,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from actors.core.outputs.engine_core_outputs import EndCause
+from actors.core.outputs.scheduler_stats import EmbeddingStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats
 from actors.core.requests.adapter import AdapterStats
-from actors.core.stats import EmbeddingStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats
 from cluster.api.grpc.conversions.status_messages import status_to_proto
 from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.client import GenerateClient
@@ -251,7 +252,7 @@ async def test_a_request_is_seen_on_its_way() -> None:
             producer, _ = await pair.next_requests()
             [request] = (await client.status()).requests
             assert (request.phase, request.attempt, request.output_tokens) == ("prefill", 1, 0)
-            pair.prefill.send(producer, 0, "a", handed_over=True)
+            pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
             await first
             status: admin_pb2.GetStatusResponse = await client.status()
             [request] = status.requests

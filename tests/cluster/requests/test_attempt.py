@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import DeadlineExceeded, EngineFailed, OutputsDiverged
 from cluster.parameters.generation import EngineReport, GenerateChunk
@@ -42,7 +43,7 @@ async def test_a_token_that_overtakes_the_first_one_waits_for_it() -> None:
 
     pair.decode.send(consumer, 1, "bc", finish_reason=FinishReason.LENGTH)
     await asyncio.sleep(0)
-    pair.prefill.send(producer, 0, "a", handed_over=True)
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
 
     assert [chunk.text for chunk in await collecting] == ["a", "bc"]
 
@@ -52,7 +53,7 @@ async def test_a_token_that_both_engines_send_comes_once() -> None:
     collecting = asyncio.create_task(collect(pair.serving.generate(HELLO)))
     producer, consumer = await pair.next_requests()
 
-    pair.prefill.send(producer, 0, "a", handed_over=True)
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
     pair.decode.send(consumer, 0, "ab", finish_reason=FinishReason.LENGTH)
 
     chunks = await collecting
@@ -148,7 +149,7 @@ async def test_an_error_of_the_decode_engine_is_the_clients_to_know() -> None:
     collecting = asyncio.create_task(collect(pair.serving.generate(HELLO)))
     producer, consumer = await pair.next_requests()
 
-    pair.prefill.send(producer, 0, "a", handed_over=True)
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
     pair.decode.send(consumer, 1, "", finish_reason=FinishReason.ERROR, error="NaN in its logits")
 
     with pytest.raises(EngineFailed, match="engine d0 gave the request up: NaN in its logits") as raised:
@@ -163,7 +164,7 @@ async def test_an_engine_that_drops_a_request_for_its_deadline_is_not_to_blame(
     pair = make_pair()
     collecting = asyncio.create_task(collect(pair.serving.generate(replace(HELLO, timeout_s=60.0))))
     producer, consumer = await pair.next_requests()
-    pair.prefill.send(producer, 0, "a", handed_over=True)
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
     pair.decode.send(consumer, 1, "b")
     for _ in range(20):
         await asyncio.sleep(0)
@@ -212,7 +213,7 @@ async def test_engines_that_both_let_go_are_an_error() -> None:
     collecting = asyncio.create_task(collect(pair.serving.generate(HELLO)))
     producer, consumer = await pair.next_requests()
 
-    pair.prefill.send(producer, 0, "a", handed_over=True)
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
     pair.decode.let_go(consumer)
 
     with pytest.raises(EngineFailed, match="let go of it unfinished"):
@@ -279,7 +280,7 @@ class _Speaker:
             case "again":
                 engine.send(request, 0, ALPHABET[:position])
             case "hand over":
-                engine.send(request, position, ALPHABET[position], handed_over=True)
+                engine.send(request, position, ALPHABET[position], end_cause=EndCause.HANDED_OVER)
             case "end":
                 engine.send(request, position, ALPHABET[position], finish_reason=FinishReason.LENGTH)
             case "error":

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.core.stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.requests.migration import MigrationPlanner, PreemptedRequest, Target, choose_target
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey, EngineRole
 from tests.fakes import FakeEngine

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from actors.core.outputs import Preemption
+from actors.core.outputs.engine_core_outputs import Preemption
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.request import EngineCoreRequest, FinishReason
-from actors.core.stats import SchedulerStats
 from cluster.errors import EngineFailed
 from cluster.parameters.generation import GenerateChunk
 from cluster.requests.migration import MigrationPlanner

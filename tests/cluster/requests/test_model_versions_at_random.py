@@ -9,8 +9,8 @@ from typing import Literal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.config import ModelFacts
 from actors.core.requests.request import EngineCoreRequest, FinishReason
+from actors.model_facts import ModelFacts
 from cluster.errors import ClusterError, EngineFailed, NoEngineAvailable
 from cluster.parameters.generation import GenerateChunk
 from cluster.parameters.sampling_options import SamplingOptions

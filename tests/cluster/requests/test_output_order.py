@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.core.outputs import EngineCoreOutput, TokenLogprobs
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import FinishReason
 from cluster.requests.output_order import Diverged, OutputOrder
 

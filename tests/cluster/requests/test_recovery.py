@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import DeadlineExceeded, EngineFailed, NoEngineAvailable
 from cluster.parameters.generation import GenerateChunk
@@ -51,7 +52,7 @@ class Cluster:
         """A request that has got "ab"; what its decode engine was asked."""
         answer = asyncio.create_task(collect(self.serving.generate(HELLO)))
         producer, consumer = await self.prefill.next_request(), await decode.next_request()
-        self.prefill.send(producer, 0, "a", handed_over=True)
+        self.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
         decode.send(consumer, 1, "b")
         return answer, consumer
 
@@ -84,7 +85,7 @@ async def test_a_request_goes_on_at_the_next_position_when_its_decode_engine_die
     assert (resumed.attempt, resumed.output_token_ids) == (1, list(b"ab"))
     assert resumed.request_id == producer.request_id != consumer.request_id
     assert resumed.sampling_params == consumer.sampling_params
-    cluster.prefill.send(producer, 2, "c", handed_over=True)
+    cluster.prefill.send(producer, 2, "c", end_cause=EndCause.HANDED_OVER)
     second.send(resumed, 3, "d", finish_reason=LENGTH)
     chunks = await answer
     assert text_of(chunks) == "abcd"
@@ -103,7 +104,7 @@ async def test_the_router_is_told_of_each_attempt_as_soon_as_its_engines_have_it
     cluster.lose(first)
     producer, resumed = await cluster.prefill.next_request(), await second.next_request()
     assert router.told == [("start", "p0", "d0"), ("start", "p0", "d1")]
-    cluster.prefill.send(producer, 2, "c", handed_over=True)
+    cluster.prefill.send(producer, 2, "c", end_cause=EndCause.HANDED_OVER)
     second.send(resumed, 3, "d", finish_reason=LENGTH)
     assert text_of(await answer) == "abcd"
     assert router.told[2:] == [("end", "p0", "d1")]
@@ -189,7 +190,7 @@ async def test_a_request_that_engines_go_on_with_is_not_what_they_die_of() -> No
     cluster.lose(cluster.decodes[0])
     for number, position in ((1, 2), (2, 4)):
         producer, consumer = await cluster.prefill.next_request(), await cluster.decodes[number].next_request()
-        cluster.prefill.send(producer, position, "x", handed_over=True)
+        cluster.prefill.send(producer, position, "x", end_cause=EndCause.HANDED_OVER)
         cluster.decodes[number].send(consumer, position + 1, "y")
         await settle()
         cluster.lose(cluster.decodes[number])
@@ -228,12 +229,16 @@ async def test_cached_tokens_are_those_of_the_first_prefill() -> None:
     cluster = make_cluster()
     answer = asyncio.create_task(collect(cluster.serving.generate(HELLO)))
     producer, _ = await cluster.prefill.next_request(), await cluster.decodes[0].next_request()
-    cluster.prefill.send(producer, 0, "a", handed_over=True, timings=replace(prefill_timings(), num_cached_tokens=2))
+    cluster.prefill.send(
+        producer, 0, "a", end_cause=EndCause.HANDED_OVER, timings=replace(prefill_timings(), num_cached_tokens=2)
+    )
     await settle()
     cluster.lose(cluster.decodes[0])
     producer, resumed = await cluster.prefill.next_request(), await cluster.decodes[1].next_request()
     # All of the prompt, and the output so far: the first attempt has left them there.
-    cluster.prefill.send(producer, 1, "b", handed_over=True, timings=replace(prefill_timings(), num_cached_tokens=6))
+    cluster.prefill.send(
+        producer, 1, "b", end_cause=EndCause.HANDED_OVER, timings=replace(prefill_timings(), num_cached_tokens=6)
+    )
     cluster.decodes[1].send(resumed, 2, "c", finish_reason=LENGTH)
     chunks = await answer
     assert chunks[-1].end is not None
@@ -248,7 +253,7 @@ async def test_attempts_are_counted() -> None:
         producer, consumer = await cluster.prefill.next_request(), await decode.next_request()
         # A gap that nobody fills: the engines let go of it, and are not to blame for anything worse.
         decode.send(consumer, position + 2, "x")
-        cluster.prefill.send(producer, position, "a", handed_over=True)
+        cluster.prefill.send(producer, position, "a", end_cause=EndCause.HANDED_OVER)
         decode.send(consumer, position + 3, "y", finish_reason=LENGTH)
     with pytest.raises(EngineFailed, match="of the output is missing") as raised:
         await answer
@@ -291,9 +296,9 @@ async def test_a_request_that_its_decode_engine_gives_back_goes_on_however_often
     for position, letter in enumerate("abcd"):
         producer, consumer = await cluster.prefill.next_request(), await decode.next_request()
         assert consumer.output_token_ids == list(b"abcd"[:position])
-        cluster.prefill.send(producer, position, letter, handed_over=True)
+        cluster.prefill.send(producer, position, letter, end_cause=EndCause.HANDED_OVER)
         await settle()
-        decode.send(consumer, position + 1, "", finish_reason=FinishReason.ERROR, is_stranded=True)
+        decode.send(consumer, position + 1, "", finish_reason=FinishReason.ERROR, end_cause=EndCause.INPUTS_MISSING)
     producer, consumer = await cluster.prefill.next_request(), await decode.next_request()
     cluster.prefill.send(producer, 4, "e", finish_reason=LENGTH)
     assert text_of(await answer) == "abcde"
@@ -304,6 +309,6 @@ async def test_a_request_that_is_given_back_without_a_token_is_given_up_in_the_e
     answer = asyncio.create_task(collect(cluster.serving.generate(HELLO)))
     for _ in range(2):
         consumer = await cluster.decodes[0].next_request()
-        cluster.decodes[0].send(consumer, 0, "", finish_reason=FinishReason.ERROR, is_stranded=True)
+        cluster.decodes[0].send(consumer, 0, "", finish_reason=FinishReason.ERROR, end_cause=EndCause.INPUTS_MISSING)
     with pytest.raises(EngineFailed):
         await answer

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.core.outputs import Preemption
+from actors.core.outputs.engine_core_outputs import Preemption
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.errors import DeadlineExceeded, EngineFailed, NoEngineAvailable, OutputsDiverged

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from actors.core.outputs import Preemption
+from actors.core.outputs.engine_core_outputs import EndCause, Preemption
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.request import EngineCoreRequest, FinishReason
-from actors.core.stats import SchedulerStats
 from cluster.errors import EngineFailed
 from cluster.parameters.generation import GenerateChunk
 from cluster.requests.migration import MigrationPlanner
@@ -47,7 +47,7 @@ class Cluster:
         """A request that has got "ab" on the first decode engine; what that was asked."""
         answer = asyncio.create_task(collect(self.serving.generate(HELLO)))
         producer, consumer = await self.prefill.next_request(), await self.decodes[0].next_request()
-        self.prefill.send(producer, 0, "a", handed_over=True)
+        self.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
         self.decodes[0].send(consumer, 1, "b")
         await settle()
         return answer, consumer
@@ -271,7 +271,7 @@ async def test_a_request_whose_first_token_is_missing_stays() -> None:
     cluster.decodes[0].preempt(consumer, 2, LONG)
     await settle()
     assert cluster.decodes[1].submitted == []
-    cluster.prefill.send(producer, 0, "a", handed_over=True)
+    cluster.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
     cluster.decodes[0].send(consumer, 2, "c", finish_reason=LENGTH)
     assert text_of(await answer) == "abc"
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import pytest
 
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.engine_core_outputs import EndCause
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.api.protos.sample_seeds import sample_seed
 from cluster.api.protos.side_by_side import side_by_side
@@ -57,7 +58,7 @@ async def test_samples_follow_the_first_one_to_its_decode_engine() -> None:
     assert producer.kv_transfer_params is not None
     assert producer.kv_transfer_params.role is TransferRole.PRODUCER
 
-    pair.prefill.send(producer, 0, "a", handed_over=True)
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
     pair.decode.send(consumer, 1, "b")
     followers = [await pair.decode.next_request() for _ in range(2)]
 
@@ -146,7 +147,7 @@ async def test_leaving_aborts_all_of_them() -> None:
     chunks = pair.serving.generate_many(many("hello", n=3))
     first = asyncio.create_task(anext(chunks))
     producer, consumer = await pair.next_requests()
-    pair.prefill.send(producer, 0, "a", handed_over=True)
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
     assert (await first).chunk.text == "a"
     pair.decode.send(consumer, 1, "b")
     await pair.decode.next_request()
@@ -160,7 +161,7 @@ async def test_one_that_fails_ends_the_others() -> None:
     pair = make_pair()
     asking = asyncio.create_task(collect(pair.serving, many("hello", "world")))
     (producer, _), _ = await pair.next_requests(), await pair.next_requests()
-    pair.prefill.send(producer, 0, "a", handed_over=True)
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
     pair.decode.lose()
 
     with pytest.raises(Exception, match="d0"):
@@ -180,7 +181,7 @@ async def test_the_best_have_the_largest_log_probability() -> None:
     asking = asyncio.create_task(collect(pair.serving, many("hello", n=2, best_of=3)))
     producer, consumer = await pair.next_requests()
     assert producer.sampling_params.logprobs == 0
-    pair.prefill.send(producer, 0, "a", handed_over=True, logprobs=[TokenLogprobs([97], [-2.0], 1)])
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER, logprobs=[TokenLogprobs([97], [-2.0], 1)])
     pair.decode.send(consumer, 1, "b", logprobs=[TokenLogprobs([98], [-2.0], 1)])
     followers = [await pair.decode.next_request() for _ in range(2)]
     answer(pair.decode, followers[0], "xy", -3.0)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.engine_core_outputs import EndCause
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import FinishReason
 from cluster.access.allowance import Allowance, AllowanceLimits
 from cluster.access.caller import Caller
@@ -43,7 +44,7 @@ async def test_the_first_token_comes_from_prefill_and_the_others_from_decode() -
     first = asyncio.ensure_future(anext(chunks))
     producer, consumer = await pair.next_requests()
 
-    pair.prefill.send(producer, 0, "a", handed_over=True, timings=prefill_timings())
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER, timings=prefill_timings())
     assert await first == GenerateChunk(
         text="a", token_ids=[97], first_position=0, seed=3, model_version=1, prompt_token_ids=list(b"hello")
     )
@@ -75,7 +76,7 @@ async def test_a_stop_string_aborts_the_decode_engine_before_the_client_reads_th
     first = asyncio.ensure_future(anext(chunks))
     producer, consumer = await pair.next_requests()
 
-    pair.prefill.send(producer, 0, "a", handed_over=True)
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
     await first
     pair.decode.send(consumer, 1, "xyzzy")
     last = await anext(chunks)
@@ -158,7 +159,7 @@ async def test_a_resumed_request_goes_on_at_its_position() -> None:
     producer, consumer = await pair.next_requests()
 
     assert producer.output_token_ids == list("€".encode()[:2])
-    pair.prefill.send(producer, 2, "€".encode()[2:], handed_over=True)
+    pair.prefill.send(producer, 2, "€".encode()[2:], end_cause=EndCause.HANDED_OVER)
     pair.decode.send(consumer, 3, "!", finish_reason=FinishReason.LENGTH)
 
     chunks = await collecting
@@ -306,7 +307,7 @@ async def test_prompt_and_output_are_charged_to_the_token() -> None:
     caller = Caller("a", "alice", allowance=Allowance("a", AllowanceLimits(tokens_per_s=1.0, burst_s=1.0), clock))
     chunks = asyncio.create_task(collect(pair.serving.generate(replace(HELLO, caller=caller))))
     producer, consumer = await pair.next_requests()
-    pair.prefill.send(producer, 0, "a", handed_over=True)
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
     pair.decode.send(consumer, 1, "bc", finish_reason=FinishReason.LENGTH)
     await chunks
 
@@ -324,7 +325,7 @@ async def test_prompts_that_would_make_too_many_tokens_wait_are_refused_until_on
         await collect(pair.serving.generate(replace(HELLO, request_id="second")))
 
     second = pair.serving.generate(replace(HELLO, request_id="third"))
-    pair.prefill.send(producer, 0, "a", handed_over=True)
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
     pair.decode.send(consumer, 1, "b", finish_reason=FinishReason.LENGTH)
     await first
     third = asyncio.ensure_future(anext(second))

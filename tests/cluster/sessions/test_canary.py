@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from actors.checkpoint.pooling_facts import PoolingFacts
-from actors.config import ModelFacts
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.engine_core_outputs import EndCause
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import EngineCoreRequest, FinishReason
+from actors.model_facts import ModelFacts
 from cluster.errors import CanaryFailed
 from cluster.routing.engine_connection import EngineRole
 from cluster.sessions.canary import run_canary
@@ -131,7 +132,7 @@ class Model:
             prompt = next(self._prompts)
             self._begun.put_nowait(prompt)
             self.num_prompts += 1
-            self._send(engine, request, 0, prompt.pair[:1], handed_over=True)
+            self._send(engine, request, 0, prompt.pair[:1], end_cause=EndCause.HANDED_OVER)
 
     async def _decode(self, engine: FakeEngine) -> None:
         while True:
@@ -155,14 +156,19 @@ class Model:
 
     @staticmethod
     def _send(
-        engine: FakeEngine, request: EngineCoreRequest, position: int, tokens: Tokens, *, handed_over: bool = False
+        engine: FakeEngine,
+        request: EngineCoreRequest,
+        position: int,
+        tokens: Tokens,
+        *,
+        end_cause: EndCause | None = None,
     ) -> None:
         engine.send(
             request,
             position,
             [token_id for token_id, _ in tokens],
-            finish_reason=None if handed_over else FinishReason.LENGTH,
-            handed_over=handed_over,
+            finish_reason=None if end_cause else FinishReason.LENGTH,
+            end_cause=end_cause,
             logprobs=[TokenLogprobs([token_id], [logprob], 1) for token_id, logprob in tokens],
         )
 

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
-from actors.config import ModelFacts
 from actors.core.requests.adapter import Adapter
+from actors.model_facts import ModelFacts
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.cluster_membership import Membership, ServedModel
 from tests.kv_transfer.connected_workers import LAYOUT

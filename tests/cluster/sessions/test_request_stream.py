@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.core.outputs import EngineCoreOutput, Preemption, TokenLogprobs
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput, Preemption
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.errors import EngineLost

@@ -14,11 +14,11 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from actors.core.outputs import EngineCoreOutput, EngineCoreOutputs
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput, EngineCoreOutputs
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.core.requests.request import EngineCoreRequest, FinishReason, PromptEmbeds
 from actors.core.requests.sampling_params import SamplingParams
-from actors.core.stats import SchedulerStats
 from actors.sessions import session_server
 from actors.sessions.session_messages import SESSION_METHOD, Hello, Outputs, Submit, decode_engine_message, encode
 from actors.sessions.session_server import SessionServer

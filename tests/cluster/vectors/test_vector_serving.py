@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.core.outputs import Preemption
+from actors.core.outputs.engine_core_outputs import Preemption
 from actors.core.requests.request import FinishReason
 from actors.core.requests.sampling_params import PoolingParams
 from cluster.access.allowance import Allowance, AllowanceLimits

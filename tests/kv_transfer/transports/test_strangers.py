@@ -95,7 +95,7 @@ def test_another_user_of_the_host_gets_no_descriptor() -> None:
     consumer.close()
 
 
-@pytest.mark.parametrize("said", [b"", b"\xff" * 64, b"\x00\x07raypd\x01\x01", b"m"], ids=repr)
+@pytest.mark.parametrize("said", [b"", b"\xff" * 64, b"\x00\x07raypd\x02\x01", b"m"], ids=repr)
 @pytest.mark.parametrize("is_shared", [False, True], ids=["tcp", "shared memory"])
 def test_more_strangers_than_are_heard_at_a_time_do_not_delay_the_consumer(is_shared: bool, said: bytes) -> None:
     """They came first, to both sockets, and none of them hangs up."""

@@ -134,7 +134,7 @@ def test_members_get_in_while_strangers_go_on_calling(opened: ExitStack) -> None
 
 
 @pytest.mark.parametrize(
-    "said", [b"\xff" * 64, b"\x00\x00", b"\x10\x00raypd", b"\x00\x40raypd\x01\x01", b"x"], ids=repr
+    "said", [b"\xff" * 64, b"\x00\x00", b"\x10\x00raypd", b"\x00\x40raypd\x02\x01", b"x"], ids=repr
 )
 def test_nonsense_is_refused_and_the_next_member_gets_in(said: bytes, opened: ExitStack) -> None:
     listening = Listening(opened)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import FinishReason
 from actors.core.requests.sampling_params import StructuredOutputParams
 from cluster.api.protos.raypd.v1 import generate_pb2, model_pb2

@@ -15,7 +15,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from actors.core.stats import EmbeddingStats
+from actors.core.outputs.scheduler_stats import EmbeddingStats
 from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.api.shared.version import server_version
 from cluster.observability.status import ClusterView

@@ -9,7 +9,7 @@ from typing import TypeGuard
 import msgspec
 from msgspec import UNSET
 
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import FinishReason
 from cluster.api.http.openai.answers import AnswerHead, TokenTextsOf, UsageCount, request_of
 from cluster.api.http.openai.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from cluster.api.http.openai.token_text import TokenTexts
 from cluster.api.http.responses import (
     ChatLogprobs,

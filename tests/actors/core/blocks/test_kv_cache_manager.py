@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from actors.core.blocks.kv_cache_manager import KVCacheManager
+from actors.core.outputs.scheduler_stats import PrefixCacheStats
 from actors.core.requests.request import Request
-from actors.core.stats import PrefixCacheStats
 from actors.errors import IntegrityError
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import BLOCK_SIZE, make_request

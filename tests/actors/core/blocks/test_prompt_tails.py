@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actors.core.blocks.kv_cache_manager import KVCacheManager
-from actors.core.blocks.prompt_tails import BlockCopy
+from actors.core.outputs.scheduler_output import BlockCopy
 from actors.core.requests.block_hash import PUBLIC_KEY, BlockHasher
 from actors.core.requests.multimodal import MultiModalFeature
 from actors.core.requests.request import EngineCoreRequest, Request, RequestStatus

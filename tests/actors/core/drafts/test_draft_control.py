@@ -7,7 +7,8 @@ import pytest
 
 from actors.config import SpeculativeConfig
 from actors.core.drafts.draft_control import DraftControl
-from actors.core.outputs import DraftTokenIds, ModelRunnerOutput, SchedulerOutput
+from actors.core.outputs.model_runner_output import DraftTokenIds, ModelRunnerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.request import PromptEmbeds, RequestStatus
 from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.core.scheduler import Scheduler

@@ -17,8 +17,10 @@ from actors.core.encoder.encoder_scheduling import (
     find_encoder_refusal,
     schedule_encoder_inputs,
 )
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.multimodal import MultiModalFeature
 from actors.core.requests.request import FinishReason, RequestStatus
+from actors.core.vllm_view import free_encoder_input_ids
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver, reference_tokens
 
@@ -118,12 +120,15 @@ def test_what_can_never_be_encoded_is_refused_with_the_numbers() -> None:
 
 def test_items_are_encoded_once_and_let_go_when_their_requests_are_past_them() -> None:
     driver = Driver(make_scheduler(max_num_batched_tokens=10))
-    for name in ("r", "s"):
-        driver.scheduler.add_request(make_request(name, 24, mm_features=FEATURES, max_tokens=2, ignore_eos=True))
+    requests = {
+        name: make_request(name, 24, mm_features=FEATURES, max_tokens=2, ignore_eos=True) for name in ("r", "s")
+    }
+    for request in requests.values():
+        driver.scheduler.add_request(request)
     passed = []
     while driver.scheduler.has_requests():
         driver.step()
-        passed += driver.steps[-1].free_encoder_input_ids
+        passed += free_encoder_input_ids(driver.steps[-1], requests)
     assert sorted(passed) == [(name, input_id) for name in ("r", "s") for input_id in range(3)]
     assert driver.worker.num_encoded == 2
     assert driver.scheduler.encoder_cache_manager.num_freeable_slots == 16
@@ -142,14 +147,14 @@ def test_a_request_that_is_not_admitted_holds_no_embeddings() -> None:
 def test_what_cannot_be_encoded_here_is_given_back_unless_its_kv_is_cached() -> None:
     driver = Driver(make_scheduler())
     prompt = range(500, 524)
-    unreachable, cached = (make_request(name, prompt, mm_features=FEATURES) for name in ("unreachable", "cached"))
-    unreachable.encoder_inputs = cached.encoder_inputs = ()
-    for request in (unreachable, make_request("behind", prompt, mm_features=FEATURES)):
+    resumed, cached = (make_request(name, prompt, mm_features=FEATURES) for name in ("resumed", "cached"))
+    resumed.encoder_inputs = cached.encoder_inputs = ()
+    for request in (resumed, make_request("behind", prompt, mm_features=FEATURES)):
         driver.scheduler.add_request(request)
     driver.run()
     ends = {output.request_id: output for output in driver.outputs if output.finished}
-    assert (ends["unreachable"].finish_reason, ends["unreachable"].is_stranded) == (FinishReason.ERROR, True)
-    assert (ends["behind"].finish_reason, ends["behind"].is_stranded) == (FinishReason.LENGTH, False)
+    assert (ends["resumed"].finish_reason, ends["resumed"].end_cause) == (FinishReason.ERROR, EndCause.INPUTS_MISSING)
+    assert (ends["behind"].finish_reason, ends["behind"].end_cause) == (FinishReason.LENGTH, None)
     assert FEATURES[-1].end <= 23 // driver.scheduler.block_size * driver.scheduler.block_size
     driver.scheduler.add_request(cached)
     driver.run()

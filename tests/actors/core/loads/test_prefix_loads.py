@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from actors.core.outputs import SchedulerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.request import RequestStatus
 from actors.core.scheduler import Scheduler
 from kv_transfer.connector.fetches import PrefixFetch, WantedFetch

@@ -8,6 +8,7 @@ import pytest
 
 from actors.core.requests.request import RequestStatus
 from actors.core.requests.status import TRANSITIONS
+from actors.core.vllm_view import num_tokens_with_spec
 from actors.errors import IllegalTransition
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import EOS, make_request
@@ -39,7 +40,7 @@ def test_a_request_does_not_change_the_lists_that_it_was_made_from() -> None:
 def test_drafted_tokens_are_counted_apart() -> None:
     request = make_request("a", [1, 2, 3])
     request.spec_token_ids = [4, 5]
-    assert (request.num_tokens, request.num_tokens_with_spec) == (3, 5)
+    assert (request.num_tokens, num_tokens_with_spec(request)) == (3, 5)
 
 
 def test_ignored_eos_does_not_stop_but_a_stop_token_does() -> None:

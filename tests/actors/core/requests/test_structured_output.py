@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import FinishReason, RequestStatus
 from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.core.requests.structured_output import GrammarFailure
@@ -67,7 +68,7 @@ def test_a_grammar_that_does_not_compile_ends_its_request_alone_with_the_compile
     grammars.compiled["a"] = GrammarFailure("unexpected '}' at 3")
     driver.run()
     assert (driver.end_of("a").finish_reason, driver.end_of("a").error) == (FinishReason.ERROR, "unexpected '}' at 3")
-    assert driver.end_of("a").is_requests_fault
+    assert driver.end_of("a").end_cause is EndCause.REQUEST_AT_FAULT
     assert driver.end_of("b").error is None
 
 
@@ -80,7 +81,7 @@ def test_a_grammar_has_a_deadline() -> None:
     clock.now_s += 30.0
     driver.step()
     assert driver.end_of("a").error == "the grammar was not compiled within 30 s"
-    assert not driver.end_of("a").is_requests_fault
+    assert driver.end_of("a").end_cause is None
     assert driver.scheduler.next_deadline() is None
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.core.outputs import NOTHING_GROWN, SchedulerOutput, StepBatch
+from actors.core.outputs.scheduler_output import NOTHING_GROWN, SchedulerOutput, StepBatch
 from actors.core.requests.sampling_params import SamplingParams
 from actors.model.grammar.mask import GrammarMask
 from actors.model.sampling.sampler import sample

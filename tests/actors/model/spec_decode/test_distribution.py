@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.core.outputs import NO_TOKEN
+from actors.core.outputs.model_runner_output import NO_TOKEN
 from actors.core.requests.sampling_params import SamplingParams
 from actors.model.sampling.philox import uniforms
 from actors.model.sampling.sampler import sample

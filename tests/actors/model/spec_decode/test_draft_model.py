@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from actors.config import ModelConfig, SchedulerConfig, SpeculativeConfig
-from actors.core.outputs import NewRequestData, SchedulerOutput, StepBatch
+from actors.core.outputs.scheduler_output import NewRequestData, SchedulerOutput, StepBatch
 from actors.core.requests.sampling_params import SamplingParams
 from actors.model.input_batch import InputBatch
 from actors.model.loader import load_model

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from actors.core.outputs import SchedulerOutput, StepBatch
+from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
 from actors.model.grammar.mask import GrammarMask
 from actors.model.grammar.matching import EVERY_TOKEN, TokenMatcher
 from actors.model.grammar.vocabulary import load_vocabulary

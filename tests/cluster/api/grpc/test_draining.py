@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2
 
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import FinishReason
 from cluster.api.grpc.server import GrpcServerSettings, IngressServer
 from cluster.api.protos.raypd.v1 import admin_pb2, generate_pb2, generate_pb2_grpc
@@ -52,7 +53,7 @@ async def _draining(settings: GrpcServerSettings | None = None) -> AsyncIterator
         stub = generate_pb2_grpc.GenerateServiceStub(channel)
         responses = aiter(stub.Generate(generate_pb2.GenerateRequest(text="hello")))
         producer, _ = await pair.next_requests()
-        pair.prefill.send(producer, 0, "a", handed_over=True)
+        pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
         assert (await anext(responses)).text == "a"
         task = asyncio.create_task(server.drain(grace_s=60))
         await channel.wait_for_state_change(READY)
@@ -120,7 +121,7 @@ async def test_a_port_that_cannot_be_had_again_only_leaves_refusals_unexplained(
         responses = client.generate("hello")
         first = asyncio.ensure_future(anext(responses))
         producer, consumer = await pair.next_requests()
-        pair.prefill.send(producer, 0, "a", handed_over=True)
+        pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
         await first
         monkeypatch.setattr(IngressServer, "_listen", taken)
         task = asyncio.create_task(server.drain(grace_s=60))

@@ -13,7 +13,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.engine_core_outputs import EndCause
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import FinishReason
 from cluster.api.protos.raypd.v1 import generate_pb2, model_pb2, model_pb2_grpc
 from cluster.client import CallFailed, GenerateClient
@@ -59,7 +60,9 @@ async def test_tokens_stream_as_they_come_and_the_last_response_tells_everything
         producer, consumer = await pair.next_requests()
 
         logprobs = [TokenLogprobs([97, 98, 99], [-0.5, -0.25, -2.0], 2)]
-        pair.prefill.send(producer, 0, "a", handed_over=True, timings=prefill_timings(), logprobs=logprobs)
+        pair.prefill.send(
+            producer, 0, "a", end_cause=EndCause.HANDED_OVER, timings=prefill_timings(), logprobs=logprobs
+        )
         assert await first == generate_pb2.GenerateResponse(
             request_id="mine",
             text="a",
@@ -129,7 +132,7 @@ async def test_a_stop_string_across_tokens_ends_the_stream() -> None:
         responses = client.generate("hello", stop=["END"])
         first = asyncio.ensure_future(anext(responses))
         producer, consumer = await pair.next_requests()
-        pair.prefill.send(producer, 0, "E", handed_over=True)
+        pair.prefill.send(producer, 0, "E", end_cause=EndCause.HANDED_OVER)
         assert (await first).text == ""
         pair.decode.send(consumer, 1, "x E")
         pair.decode.send(consumer, 4, "N")
@@ -282,7 +285,7 @@ async def test_a_lost_decode_engine_can_be_retried_or_resumed(num_tokens: int, c
         reading = asyncio.ensure_future(anext(responses))
         producer, _ = await pair.next_requests()
         if num_tokens:
-            pair.prefill.send(producer, 0, "a", handed_over=True)
+            pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
             await reading
             reading = asyncio.ensure_future(anext(responses))
         pair.decode.lose()
@@ -379,7 +382,7 @@ async def test_draining_lets_running_requests_end_and_refuses_new_ones() -> None
         responses = client.generate("hello")
         first = asyncio.ensure_future(anext(responses))
         producer, consumer = await pair.next_requests()
-        pair.prefill.send(producer, 0, "a", handed_over=True)
+        pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
         await first
         draining = asyncio.create_task(server.drain(grace_s=60))
         await asyncio.sleep(0)  # It begins.

@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import FinishReason
 from cluster.access.allowance import Allowance, AllowanceLimits
 from cluster.api.grpc.server import GrpcServerSettings, IngressServer
@@ -41,7 +42,7 @@ class Slot:
         call = generate_pb2_grpc.GenerateServiceStub(self.channel).Generate(request, timeout=timeout_s)
         reading = asyncio.ensure_future(call.read())
         producer, _ = await self.pair.next_requests()
-        self.pair.prefill.send(producer, 0, "a", handed_over=True)
+        self.pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
         await reading
         assert self.allowance.num_running == 1
         return call

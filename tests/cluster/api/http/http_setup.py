@@ -12,6 +12,7 @@ import httpx2
 import openai
 
 from actors.checkpoint.pooling_facts import PoolingFacts
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.access.access_control import AccessControl
 from cluster.api.http.server import HttpServer
@@ -42,7 +43,7 @@ class Setup:
     ) -> EngineCoreRequest:
         """Let the engines answer the next request; the last character ends it. Returns what D was asked."""
         producer, consumer = await self.pair.next_requests()
-        self.pair.prefill.send(producer, 0, text[:1], handed_over=True)
+        self.pair.prefill.send(producer, 0, text[:1], end_cause=EndCause.HANDED_OVER)
         if reason is FinishReason.STOP:
             self.pair.decode.send(consumer, 1, text[1:] + stop, finish_reason=reason, stop_token_id=ord(stop))
         else:

@@ -19,7 +19,7 @@ import jsonschema
 import pytest
 
 from actors.checkpoint.pooling_facts import PoolingFacts
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.api.http.handlers import OPERATIONS
 from cluster.api.http.openapi import openapi

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from actors.checkpoint.pooling_facts import PoolingFacts
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from tests.cluster.api.http.http_setup import Setup, http_setup
 from tests.cluster.serving_setup import assert_nothing_is_left
@@ -83,7 +84,7 @@ async def test_a_deadline_that_passes_within_a_stream_is_its_last_event() -> Non
             setup.client.completions.create(model="tiny", prompt="hello", stream=True, extra_body={"timeout": 2})
         )
         producer, _ = await setup.pair.next_requests()
-        setup.pair.prefill.send(producer, 0, "a", handed_over=True)
+        setup.pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
         stream = aiter(await asking)
         assert (await anext(stream)).choices[0].text == "a"
         with pytest.raises(openai.APIError) as caught:

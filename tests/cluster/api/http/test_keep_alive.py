@@ -7,6 +7,7 @@ import asyncio
 import openai
 import pytest
 
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import FinishReason
 from cluster.settings.http import HttpConfig
 from tests.cluster.api.http.http_setup import http_setup
@@ -22,7 +23,7 @@ async def test_a_silent_stream_has_comments_between_its_events_and_none_within()
             producer, consumer = await setup.pair.next_requests()
             lines = answer.aiter_lines()
             assert [await anext(lines) for _ in range(4)] == [": keep-alive", ""] * 2, "before the first token too"
-            setup.pair.prefill.send(producer, 0, "a", handed_over=True)
+            setup.pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
             while (line := await anext(lines)).startswith(":") or not line:
                 pass
             assert '"text":"a"' in line
@@ -40,7 +41,7 @@ async def test_openais_client_hears_nothing_of_them() -> None:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello", stream=True))
         producer, consumer = await setup.pair.next_requests()
         async with asyncio.timeout(30), await asking as stream:  # it has begun, though nothing has come
-            setup.pair.prefill.send(producer, 0, "a", handed_over=True)
+            setup.pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
             setup.pair.decode.send(consumer, 1, "b", finish_reason=FinishReason.LENGTH)
             assert [choice.text async for chunk in stream for choice in chunk.choices] == ["a", "b"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from tests.cluster.api.http.http_setup import Setup, http_setup
 from tests.cluster.serving_setup import assert_nothing_is_left

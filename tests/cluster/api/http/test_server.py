@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from actors.checkpoint.generation_defaults import GenerationDefaults
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import FinishReason
 from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token
@@ -69,7 +70,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
             client.connect(("127.0.0.1", setup.port))
             client.sendall(request + body)
             producer, consumer = await setup.pair.next_requests()
-            setup.pair.prefill.send(producer, 0, "a", handed_over=True)
+            setup.pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
             position = 1
             async with asyncio.timeout(20):
                 while not setup.pair.decode.has_aborted.is_set():
@@ -83,7 +84,7 @@ async def test_an_error_after_the_first_token_is_the_streams_last_event() -> Non
     async with http_setup() as setup:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello", stream=True))
         producer, consumer = await setup.pair.next_requests()
-        setup.pair.prefill.send(producer, 0, "a", handed_over=True)
+        setup.pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
         stream = aiter(await asking)
         assert (await anext(stream)).choices[0].text == "a"
         setup.pair.decode.send(consumer, 1, [], finish_reason=FinishReason.ERROR, error="it broke")
@@ -247,7 +248,7 @@ async def test_a_drain_lets_running_answers_end_and_refuses_new_ones() -> None:
     async with http_setup() as setup:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello", stream=True))
         producer, consumer = await setup.pair.next_requests()
-        setup.pair.prefill.send(producer, 0, "a", handed_over=True)
+        setup.pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
         stream = aiter(await asking)
         await anext(stream)
         draining = asyncio.create_task(setup.server.drain(10))
@@ -295,7 +296,7 @@ async def test_what_a_drain_aborts_is_no_error_in_the_log(is_stream: bool, caplo
         )
         producer, _ = await setup.pair.next_requests()
         if is_stream:
-            setup.pair.prefill.send(producer, 0, "a", handed_over=True)
+            setup.pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
             await asking
         async with asyncio.timeout(10):
             await setup.server.drain(0)

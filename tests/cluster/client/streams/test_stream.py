@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import pytest
 
+from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.api.grpc.server import IngressServer
 from cluster.api.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
@@ -40,7 +41,7 @@ class RunningIngress:
         """A request that has got this text from its engines, and its client as well; what decode was asked."""
         producer, consumer = await self.pair.next_requests()
         position = len(consumer.output_token_ids)
-        self.pair.prefill.send(producer, position, text[:1], handed_over=True)
+        self.pair.prefill.send(producer, position, text[:1], end_cause=EndCause.HANDED_OVER)
         if text[1:]:
             self.pair.decode.send(consumer, position + 1, text[1:])
         await answer.wait_for_tokens(position + len(text))
@@ -50,7 +51,7 @@ class RunningIngress:
         """A request that is answered with this text to its end; what prefill was asked."""
         producer, consumer = await self.pair.next_requests()
         position = len(consumer.output_token_ids)
-        self.pair.prefill.send(producer, position, text[:1], handed_over=True)
+        self.pair.prefill.send(producer, position, text[:1], end_cause=EndCause.HANDED_OVER)
         self.pair.decode.send(consumer, position + 1, text[1:], finish_reason=LENGTH)
         return producer
 
@@ -175,11 +176,11 @@ async def test_half_a_character_before_the_cut_is_completed_after_it() -> None:
     async with ingresses(2) as (first, second), GenerateClient([first.address, second.address]) as client:
         answer = Answer(client)
         producer, _ = await first.pair.next_requests()
-        first.pair.prefill.send(producer, 0, [0xC3], handed_over=True)
+        first.pair.prefill.send(producer, 0, [0xC3], end_cause=EndCause.HANDED_OVER)
         await answer.wait_for_tokens(1)
         await first.die()
         producer, consumer = await second.pair.next_requests()
-        second.pair.prefill.send(producer, 1, [0xA9], handed_over=True)
+        second.pair.prefill.send(producer, 1, [0xA9], end_cause=EndCause.HANDED_OVER)
         second.pair.decode.send(consumer, 2, "!", finish_reason=LENGTH)
         await answer.wait_over()
     assert answer.text == "é!"

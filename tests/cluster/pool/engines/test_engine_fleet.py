@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from actors.config import ModelFacts
-from actors.core.stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.engine_actor import EngineHealth, EngineReady
+from actors.model_facts import ModelFacts
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, UnknownEngine
 from cluster.pool.cluster_trust import ClusterTrust

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 import ray
 
-from actors.config import ModelFacts
+from actors.model_facts import ModelFacts
 from cluster.api.ingress_actor import IngressHealth
 from cluster.api.shared.ports import IngressPorts
 from cluster.config import ClusterConfig

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
 
-from actors.core.stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats
+from actors.core.outputs.scheduler_stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats
 from cluster.api.grpc.conversions.status_messages import source_of, status_to_proto
 from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.observability.status import ClusterView, ControllerView, EngineView

@@ -14,7 +14,8 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from pydantic import BaseModel
 
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.engine_core_outputs import EndCause
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import FinishReason
 from cluster.api.http.openai.chat_prompt import chat_prompt
 from cluster.api.http.requests import ChatCompletionRequest
@@ -159,7 +160,7 @@ async def test_logprobs_come_in_openais_new_shape() -> None:
         producer, consumer = await setup.pair.next_requests()
         assert producer.sampling_params.logprobs == 1
         top = [TokenLogprobs([97, 98], [-0.5, -0.25], 2)]
-        setup.pair.prefill.send(producer, 0, "a", handed_over=True, logprobs=top)
+        setup.pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER, logprobs=top)
         setup.pair.decode.send(consumer, 1, [], finish_reason=FinishReason.LENGTH)
         [choice] = (await asking).choices
     assert choice.logprobs is not None
@@ -197,7 +198,7 @@ async def test_the_calls_of_a_stream_come_in_deltas() -> None:
             setup.client.chat.completions.create(model="tiny", messages=HI, tools=[F], stream=True)
         )
         producer, consumer = await setup.pair.next_requests()
-        setup.pair.prefill.send(producer, 0, CALL[0], handed_over=True)
+        setup.pair.prefill.send(producer, 0, CALL[0], end_cause=EndCause.HANDED_OVER)
         for index, char in enumerate(CALL[1:], start=1):
             setup.pair.decode.send(consumer, index, char)
         setup.pair.decode.send(consumer, len(CALL), "!", finish_reason=FinishReason.STOP, stop_token_id=33)

@@ -12,7 +12,8 @@ from typing import Any
 import openai
 import pytest
 
-from actors.core.outputs import TokenLogprobs
+from actors.core.outputs.engine_core_outputs import EndCause
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import FinishReason
 from tests.cluster.api.http.http_setup import Setup, http_setup
 from tests.cluster.serving_setup import assert_nothing_is_left
@@ -55,7 +56,7 @@ async def test_a_stream_brings_text_as_it_comes_and_usage_at_its_end() -> None:
             )
         )
         producer, consumer = await setup.pair.next_requests()
-        setup.pair.prefill.send(producer, 0, "a", handed_over=True)
+        setup.pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
         chunks = aiter(await stream)
         first = await anext(chunks)
         assert [choice.text for choice in first.choices] == ["a"]
@@ -89,7 +90,7 @@ async def test_logprobs_come_in_openais_old_shape() -> None:
         )
         producer, consumer = await setup.pair.next_requests()
         top = [TokenLogprobs([97, 98], [-0.5, -0.25], 2), TokenLogprobs([195, 195], [float("-inf"), -1.0], 9)]
-        setup.pair.prefill.send(producer, 0, "a", handed_over=True, logprobs=top[:1])
+        setup.pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER, logprobs=top[:1])
         setup.pair.decode.send(consumer, 1, [195], finish_reason=FinishReason.LENGTH, logprobs=top[1:])
         [choice] = (await asking).choices
 
@@ -124,7 +125,7 @@ async def _answer_all(setup: Setup, num_answers: int) -> None:
     async def answer_on_prefill() -> None:
         while True:
             request = await setup.pair.prefill.next_request()
-            setup.pair.prefill.send(request, 0, str(len(request.prompt_token_ids)), handed_over=True)
+            setup.pair.prefill.send(request, 0, str(len(request.prompt_token_ids)), end_cause=EndCause.HANDED_OVER)
 
     prefilling = asyncio.create_task(answer_on_prefill())
     for _ in range(num_answers):

@@ -10,17 +10,17 @@ from actors.core.blocks.kv_cache_manager import KVCacheManager
 from actors.core.blocks.prompt_tails import PartialHit
 from actors.core.loads.handoff_loads import LoadDecision
 from actors.core.loads.remote_kv import RemoteKV
-from actors.core.queue.places import Places
 from actors.core.queue.request_queue import RequestQueue, order_of
+from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request, RequestStatus
-from actors.core.step import SqueezingLoad, Step
+from actors.core.steps.step import SqueezingLoad, Step
 from kv_transfer.params import TransferRole
 
 _MAX_SQUEEZING_LOADS: Final = 8
 """How many loads are passed in one step; each costs a look-up of its prefix, in each step."""
 
 
-class Admission:
+class WaitingScheduler:
     """Takes waiting requests in the policy's order.
 
     The first one that has no room stops the scan: nothing overtakes it, so it can't starve. Those that wait for a peer
@@ -29,11 +29,11 @@ class Admission:
     """
 
     def __init__(
-        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, places: Places, remote: RemoteKV
+        self, config: SchedulerConfig, kv_cache_manager: KVCacheManager, queues: Queues, remote: RemoteKV
     ) -> None:
         self._config = config
         self._kv = kv_cache_manager
-        self._places = places
+        self._queues = queues
         self._remote = remote
         self._num_watermark_blocks = int(config.watermark * kv_cache_manager.block_pool.num_blocks)
 
@@ -47,7 +47,7 @@ class Admission:
             if request.transfer_role is TransferRole.CONSUMER:
                 has_room = self._start_load(request, queue, step)
             else:
-                has_room = self._has_seat(step) and self._admit(request, queue, step)
+                has_room = self._has_free_row(step) and self._admit(request, queue, step)
             if not has_room:
                 break
         for load in step.squeezing:
@@ -55,21 +55,21 @@ class Admission:
             load.queue.restore_request(load.request)
 
     def _bring_back_loras(self, step: Step) -> None:
-        places = self._places
-        places.lora_waits.look(step.now_s)
-        places.lora_waits.bring_back_loads()
-        places.holding_for_lora.bring_back(places.holding)
-        places.waiting_for_lora.bring_back(places.waiting)
+        queues = self._queues
+        queues.lora_waits.look(step.now_s)
+        queues.lora_waits.bring_back_loads()
+        queues.loaded_for_lora.bring_back(queues.loaded)
+        queues.waiting_for_lora.bring_back(queues.waiting)
 
     def _is_set_aside(self, request: Request, queue: RequestQueue, step: Step) -> bool:
         """Set a request aside if the batch has no slot for its adapter: nobody has to wait behind it."""
-        places = self._places
-        slots = places.holding_for_lora if queue is places.holding else places.waiting_for_lora
+        queues = self._queues
+        slots = queues.loaded_for_lora if queue is queues.loaded else queues.waiting_for_lora
         if request.transfer_role is TransferRole.CONSUMER:
             # A load takes no slot: its request needs one when the blocks are here.
-            if places.lora_waits.may_load(request):
+            if queues.lora_waits.may_load(request):
                 return False
-            places.lora_waits.hold_load(request, queue)
+            queues.lora_waits.hold_load(request, queue)
             return True
         if slots.may_join(request):
             return False
@@ -83,32 +83,32 @@ class Admission:
         Requests that hold blocks go first. A blocked consumer was before all that wait, except for those that were
         preempted: these have felt that blocks are short, and no load is started before they are back.
         """
-        if self._places.holding and self._has_seat(step):
-            return self._places.holding
+        if self._queues.loaded and self._has_free_row(step):
+            return self._queues.loaded
         blocked = self._remote.blocked_consumers
         if blocked and not step.is_load_limit_reached:
-            first = self._places.waiting.peek_request() if self._places.waiting else None
+            first = self._queues.waiting.peek_request() if self._queues.waiting else None
             if first is None or self._goes_before(blocked.peek_request(), first):
                 return blocked
-        return self._places.waiting or None
+        return self._queues.waiting or None
 
     def _goes_before(self, blocked: Request, first: Request) -> bool:
         if self._config.policy == "priority":
             return order_of(blocked, self._config) < order_of(first, self._config)
         return first.status is not RequestStatus.PREEMPTED
 
-    def _has_seat(self, step: Step) -> bool:
-        return step.token_budget > 0 and len(self._places.running) < self._config.max_num_seqs
+    def _has_free_row(self, step: Step) -> bool:
+        return step.token_budget > 0 and len(self._queues.running) < self._config.max_num_seqs
 
     def _start_load(self, request: Request, queue: RequestQueue, step: Step) -> bool:
-        """Reserve a consumer's blocks; it needs neither tokens nor a seat. Returns whether others may follow."""
+        """Reserve a consumer's blocks; it needs neither tokens nor a row. Returns whether others may follow."""
         # What is loaded further ahead than one batch would only take blocks from those that run.
-        num_holding = len(self._places.holding) + len(self._places.holding_for_lora)
-        num_ahead = len(self._remote.loading) + num_holding
+        num_loaded = len(self._queues.loaded) + len(self._queues.loaded_for_lora)
+        num_ahead = len(self._remote.loading) + num_loaded
         if step.is_load_limit_reached or num_ahead >= self._config.max_num_seqs:
             decision = LoadDecision.LIMIT_REACHED
         else:
-            decision = self._remote.start_load(request, self._places, self._num_headroom_blocks(), step.now_s)
+            decision = self._remote.start_load(request, self._queues, self._num_headroom_blocks(), step.now_s)
         if decision is LoadDecision.WOULD_SQUEEZE:
             decision = self._set_load_aside(request, queue, step)
         if decision is LoadDecision.STARTED:
@@ -138,30 +138,30 @@ class Admission:
         Returns whether others may follow.
         """
         kv = self._kv
-        is_holding = queue is self._places.holding
-        hit = [] if is_holding else kv.get_computed_blocks(request)
+        has_blocks = queue is self._queues.loaded
+        hit = [] if has_blocks else kv.get_computed_blocks(request)
         num_hit_tokens = len(hit) * self._kv.block_size
         if not self._remote.may_prefill(request, num_hit_tokens):
             queue.remove_request(request)
             self._remote.blocked_producers[request.request_id] = request
-            self._places.lora_waits.end(request)
+            self._queues.lora_waits.end(request)
             return True
-        if not is_holding and self._remote.start_prefix_load(
-            request, hit, self._places, self._num_headroom_blocks(), step.now_s
+        if not has_blocks and self._remote.start_prefix_load(
+            request, hit, self._queues, self._num_headroom_blocks(), step.now_s
         ):
             queue.pop_request()
-            self._places.lora_waits.end(request)
+            self._queues.lora_waits.end(request)
             step.num_admitted += 1
             return True
-        partial_hit = None if is_holding else kv.find_partial_block(request, hit)
+        partial_hit = None if has_blocks else kv.find_partial_block(request, hit)
         if partial_hit is not None:
             num_hit_tokens += partial_hit.num_tokens
         num_missing_tokens = request.num_tokens - request.num_computed_tokens - num_hit_tokens
-        num_new_tokens = step.num_new_tokens(request, num_missing_tokens, self._places)
+        num_new_tokens = step.num_new_tokens(request, num_missing_tokens, self._queues)
         num_computed_tokens = request.num_computed_tokens + num_hit_tokens
         if request.lacks_encoder_inputs(num_computed_tokens):
             queue.remove_request(request)
-            step.stranded.append(request)
+            step.lacking_inputs.append(request)
             return True
         chosen = step.choose_encoder_inputs(request, num_computed_tokens, num_new_tokens)
         if chosen is not None:
@@ -171,8 +171,8 @@ class Admission:
                 step.encoder.give_up(request, chosen)
             return False
         queue.pop_request()
-        step.num_admitted += not is_holding
-        self._seat(request, num_hit_tokens, step)
+        step.num_admitted += not has_blocks
+        self._start_running(request, num_hit_tokens, step)
         if chosen is not None:
             step.encoder.take(request, chosen, num_computed_tokens)
         step.take(request, num_new_tokens)
@@ -184,7 +184,7 @@ class Admission:
         """Give a newcomer its prefix hit and the blocks for so many tokens; returns whether it got them.
 
         A producer gets its whole prompt's blocks, so it can neither need more nor be preempted half-sent. What is
-        holding has all its blocks: nothing is taken, so nothing is refused. Only requests that go on after their
+        loaded has all its blocks: nothing is taken, so nothing is refused. Only requests that go on after their
         prompt get slots to look ahead: with them a prompt that fills the pool would never fit, although it was let in.
         """
         is_producer = request.transfer_role is TransferRole.PRODUCER
@@ -209,8 +209,8 @@ class Admission:
         )
         return new_blocks is not None
 
-    def _seat(self, request: Request, num_hit_tokens: int, step: Step) -> None:
-        self._places.lora_waits.end(request)
+    def _start_running(self, request: Request, num_hit_tokens: int, step: Step) -> None:
+        self._queues.lora_waits.end(request)
         request.num_computed_tokens += num_hit_tokens
         if request.is_known_to_worker:
             step.resumed.add(request.request_id)
@@ -221,7 +221,7 @@ class Admission:
         request.set_status(RequestStatus.RUNNING, step.now_s)
         num_slots = self._kv.num_blocks_of(request.request_id) * self._kv.block_size
         is_plain = self._config.num_lookahead_tokens == 0
-        self._places.running.add(request, num_slots, runs_ahead=self._may_run_ahead(request), is_plain=is_plain)
+        self._queues.running.add(request, num_slots, runs_ahead=self._may_run_ahead(request), is_plain=is_plain)
 
     def _may_run_ahead(self, request: Request) -> bool:
         """Whether a step may be scheduled before the token of the one before it is known.
@@ -233,4 +233,4 @@ class Admission:
 
     def _num_headroom_blocks(self) -> int:
         """Blocks that a newcomer leaves to those that run and grow."""
-        return self._num_watermark_blocks if self._places.running else 0
+        return self._num_watermark_blocks if self._queues.running else 0

@@ -11,9 +11,15 @@ from actors.core.blocks.kv_cache_manager import KVCacheManager
 from actors.core.drafts.draft_control import DraftControl
 from actors.core.encoder.encoder_cache_manager import EncoderCacheManager
 from actors.core.encoder.encoder_scheduling import EncoderInputs, EncoderStep
-from actors.core.outputs import NOTHING_GROWN, NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
-from actors.core.queue.places import Places
+from actors.core.outputs.scheduler_output import (
+    NOTHING_GROWN,
+    NewRequestData,
+    ResumedRequestData,
+    SchedulerOutput,
+    StepBatch,
+)
 from actors.core.queue.request_queue import RequestQueue
+from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request
 from actors.core.requests.running_rows import RunningRows
 from kv_transfer.connector.keys import TransferKey
@@ -40,7 +46,7 @@ class SqueezingLoad:
 
 @dataclass(slots=True)
 class Step:
-    """What a step may still take, and what it has taken.
+    """A step that is being put together: what it may still take, and what it has taken.
 
     Invariant: token_budget, the steady rows and the sum of num_scheduled_tokens are what the step began with.
 
@@ -50,7 +56,7 @@ class Step:
     preempted: by request id, the first victim first
     squeezing: loads that would squeeze out those that run
     num_admitted: waiting requests that have got blocks
-    stranded: requests that would have to encode what this engine was not given; they have left their queues
+    lacking_inputs: requests that would have to encode what this engine was not given; they have left their queues
     somebody_waits_for_blocks: a running request lacks blocks that are there when the steps under way are over
     """
 
@@ -64,7 +70,7 @@ class Step:
     spec_token_ids: dict[str, list[int]] = field(default_factory=dict)
     resumed: set[str] = field(default_factory=set)
     preempted: dict[str, Victim] = field(default_factory=dict)
-    stranded: list[Request] = field(default_factory=list)
+    lacking_inputs: list[Request] = field(default_factory=list)
     is_load_limit_reached: bool = False
     squeezing: list[SqueezingLoad] = field(default_factory=list)
     num_admitted: int = 0
@@ -98,7 +104,7 @@ class Step:
         self.token_budget += len(is_other) - int(is_other.sum())
         self.steady_rows = self.steady_rows[is_other]
 
-    def num_new_tokens(self, request: Request, num_missing_tokens: int, places: Places) -> int:
+    def num_new_tokens(self, request: Request, num_missing_tokens: int, queues: Queues) -> int:
         """How many tokens the request gets in this step; 0 if it has to wait for an emptier one.
 
         num_missing_tokens: that it has and has not computed, drafts not included
@@ -118,7 +124,7 @@ class Step:
             is_possible = num_new_tokens <= config.max_num_batched_tokens
             return 0 if is_possible and num_new_tokens > self.token_budget else min(num_new_tokens, self.token_budget)
         threshold = config.long_prefill_token_threshold
-        if 0 < threshold < num_new_tokens and places.others_wait(request):
+        if 0 < threshold < num_new_tokens and queues.others_wait(request):
             num_new_tokens = threshold
         return min(num_new_tokens, self.token_budget)
 

@@ -1,4 +1,4 @@
-"""Where the requests are that compute here, or will."""
+"""The queues of the requests that compute here, or will."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from actors.core.requests.running_rows import RunningRows
 
 
 @dataclass(slots=True)
-class Places:
+class Queues:
     """The scheduler's queues. RemoteKV has the requests that wait for a peer, Preparation those for a grammar or
     an adapter.
 
     running: RUNNING
-    holding: WAITING, with all the blocks that the next token needs: their load is over
+    loaded: WAITING, with all the blocks that the next token needs: their load is over
     waiting: WAITING or PREEMPTED, without blocks
-    waiting_for_lora, holding_for_lora: like these, set aside until their adapter has a slot
+    waiting_for_lora, loaded_for_lora: like these, set aside until their adapter has a slot
     lora_waits: how long they have been, and loads that are held back for them
     """
 
     waiting: RequestQueue
-    holding: RequestQueue
+    loaded: RequestQueue
     running: RunningRows
     waiting_for_lora: LoraSlots
-    holding_for_lora: LoraSlots
+    loaded_for_lora: LoraSlots
     lora_waits: LoraWaits
 
     @classmethod
-    def create(cls, config: SchedulerConfig, cache_config: CacheConfig) -> Places:
+    def create(cls, config: SchedulerConfig, cache_config: CacheConfig) -> Queues:
         """Make empty queues of the configured policy."""
         rows = RunningRows(config.max_num_seqs, cache_config.block_size)
         waits = LoraWaits(config, rows)
@@ -41,8 +41,8 @@ class Places:
             create_request_queue(config),
             create_request_queue(config),
             rows,
-            LoraSlots(config, rows, waits, is_holding=False),
-            LoraSlots(config, rows, waits, is_holding=True),
+            LoraSlots(config, rows, waits, has_blocks=False),
+            LoraSlots(config, rows, waits, has_blocks=True),
             waits,
         )
 
@@ -52,16 +52,16 @@ class Places:
         _ = (
             self.running.remove(request)
             or self.waiting.remove_request(request)
-            or self.holding.remove_request(request)
+            or self.loaded.remove_request(request)
             or self.waiting_for_lora.remove(request)
-            or self.holding_for_lora.remove(request)
+            or self.loaded_for_lora.remove(request)
         )
 
-    def all_holding(self) -> list[Request]:
-        """Those that wait for their turn with blocks, whatever else they wait for."""
-        return [*self.holding, *self.holding_for_lora]
+    def all_loaded(self) -> list[Request]:
+        """The requests that wait for their turn with blocks, whatever else they wait for."""
+        return [*self.loaded, *self.loaded_for_lora]
 
     def others_wait(self, request: Request) -> bool:
         """Whether any other request waits for its turn."""
         is_waiting = request.status is not RequestStatus.RUNNING
-        return len(self.waiting) + len(self.holding) > is_waiting
+        return len(self.waiting) + len(self.loaded) > is_waiting

@@ -1,79 +1,70 @@
-"""What a step computed, taken in: tokens appended, full blocks named, complete requests ended, clients told."""
+"""Takes in what a step computed: appends tokens, names full blocks, tells clients, returns complete requests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from actors.core.blocks.kv_cache_manager import KVCacheManager
 from actors.core.drafts.draft_control import DraftControl
 from actors.core.encoder.encoder_cache_manager import EncoderCacheManager
-from actors.core.outbox import Outbox
-from actors.core.outputs import NO_TOKEN, ModelRunnerOutput, StepBatch
+from actors.core.outputs.ending import Ending
+from actors.core.outputs.engine_core_outputs import EndCause
+from actors.core.outputs.model_runner_output import NO_TOKEN, ModelRunnerOutput, TokenLogprobs
+from actors.core.outputs.scheduler_output import StepBatch
+from actors.core.outputs.scheduler_stats import SchedulerStats, SpecDecodingStats
 from actors.core.requests.request import Request
 from actors.core.requests.running_rows import RunningRows
 from actors.core.requests.status import RequestStatus
 from actors.core.requests.stop import find_stop
 from actors.core.requests.structured_output import StructuredOutputManager, find_objection
-from actors.core.stats import SchedulerStats, SpecDecodingStats
+from actors.core.steps.client_outputs import ClientOutputs
 from actors.errors import IntegrityError
 from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.params import TransferRole
 
 
-class Finish(Protocol):
-    """Ends a request, wherever it is."""
+class StepUpdate:
+    """Takes steps in. Requests that ended, or were preempted, since a step was scheduled get nothing of it.
 
-    def __call__(
-        self,
-        request: Request,
-        status: RequestStatus,
-        now_s: float,
-        end: ProducerEnd = ...,
-        first_token_id: int | None = ...,
-    ) -> None:
-        """end, first_token_id: of a producer."""
-
-
-class Intake:
-    """Requests that ended, or were preempted, since the step was scheduled get nothing of it."""
+    Every method that ends requests returns how they end; the scheduler ends them.
+    """
 
     def __init__(
         self,
         rows: RunningRows,
         kv_cache_manager: KVCacheManager,
         encoder_cache_manager: EncoderCacheManager,
-        outbox: Outbox,
+        client_outputs: ClientOutputs,
         stats: SchedulerStats,
-        finish: Finish,
         structured_output: StructuredOutputManager | None,
-        draft_control: DraftControl | None = None,
+        draft_control: DraftControl | None,
     ) -> None:
         self._rows = rows
         self._kv = kv_cache_manager
         self._encoder_cache = encoder_cache_manager
-        self._passed_inputs: list[tuple[str, int]] = []
-        self._outbox = outbox
+        self._client_outputs = client_outputs
         self._stats = stats
-        self._finish = finish
         self._structured_output = structured_output
         self._draft_control = draft_control
 
     def take_in(
         self, batch: StepBatch, drafts: Mapping[str, list[int]], model_output: ModelRunnerOutput, now_s: float
-    ) -> None:
-        """Take in a step. drafts: those that it verified, by request id."""
+    ) -> list[Ending]:
+        """Take in a step, and return the requests that end by it. drafts: those that it verified, by request id."""
         token_ids = model_output.token_ids_of(batch.req_ids)
-        self._take_plain(batch, token_ids, now_s)
+        endings = self._take_plain(batch, token_ids)
         results = _Results(batch, token_ids, drafts, model_output, now_s)
         for index in range(batch.num_plain, len(batch)):
             if self._rows.epochs[batch.rows[index]] == batch.epochs[index]:
-                self._take_one(results, index)
+                ending = self._take_one(results, index)
+                if ending is not None:
+                    endings.append(ending)
+        return endings
 
-    def _take_plain(self, batch: StepBatch, token_ids: np.ndarray, now_s: float) -> None:
+    def _take_plain(self, batch: StepBatch, token_ids: np.ndarray) -> list[Ending]:
         """Take in all that decoded one token, together."""
         rows, num_plain = self._rows, batch.num_plain
         indices, tokens = batch.rows[:num_plain], token_ids[:num_plain, 0]
@@ -82,7 +73,7 @@ class Intake:
         if not is_live.all():
             indices, tokens, num_computed = indices[is_live], tokens[is_live], num_computed[is_live]
         if not len(indices):
-            return
+            return []
         if (tokens == NO_TOKEN).any():
             raise IntegrityError("a request decoded in this step, and no token was sampled for it")
         num_tokens = num_computed + 1
@@ -93,34 +84,30 @@ class Intake:
         for index in (num_computed % self._kv.block_size == 0).nonzero()[0].tolist():
             # The step has filled a block, and is over now: its KV can be shared.
             self._kv.cache_blocks(rows.requests[indices[index]], int(num_computed[index]))
-        self._report_plain(indices, tokens, num_tokens, now_s)
+        return self._report_plain(indices, tokens, num_tokens)
 
-    def _report_plain(self, indices: np.ndarray, tokens: np.ndarray, num_tokens: np.ndarray, now_s: float) -> None:
-        """End the requests that their token completes, and tell of the others."""
+    def _report_plain(self, indices: np.ndarray, tokens: np.ndarray, num_tokens: np.ndarray) -> list[Ending]:
+        """Tell of the requests that go on, and return those that their token completes."""
         rows = self._rows
         positions = num_tokens - 1 - rows.num_prompt[indices]
         may_stop = (tokens[:, None] == rows.stop_token_ids[indices]).any(axis=1)
         may_stop |= num_tokens >= rows.max_num_tokens[indices]
+        endings: list[Ending] = []
         if may_stop.any():
-            goes_on = ~self._end_stopped(indices, tokens, may_stop, now_s)
+            goes_on = np.ones(len(indices), dtype=bool)
+            for index in may_stop.nonzero()[0].tolist():
+                request: Request = rows.requests[indices[index]]
+                if (stop := find_stop(request)) is not None:
+                    goes_on[index] = False
+                    endings.append(_completed(request, stop, [int(tokens[index])]))
             indices, tokens, positions = indices[goes_on], tokens[goes_on], positions[goes_on]
         if len(indices):
-            self._outbox.add_decoded(
+            self._client_outputs.add_decoded(
                 rows.client_index[indices], rows.req_ids[indices], rows.attempt[indices], positions, tokens
             )
+        return endings
 
-    def _end_stopped(self, indices: np.ndarray, tokens: np.ndarray, may_stop: np.ndarray, now_s: float) -> np.ndarray:
-        """End those of may_stop that their token completes indeed; returns a mask of them."""
-        has_ended = np.zeros(len(indices), dtype=bool)
-        for index in may_stop.nonzero()[0].tolist():
-            request: Request = self._rows.requests[indices[index]]
-            if (stop := find_stop(request)) is not None:
-                has_ended[index] = True
-                self._finish(request, stop, now_s, ProducerEnd.FINISHED_HERE)
-                self._outbox.add_end(request, now_s, new_token_ids=[int(tokens[index])])
-        return has_ended
-
-    def _take_one(self, results: _Results, index: int) -> None:
+    def _take_one(self, results: _Results, index: int) -> Ending | None:
         """Take in a request whose prompt was computed, or that needs a look for another reason."""
         rows, row = self._rows, int(results.batch.rows[index])
         request: Request = rows.requests[row]
@@ -140,13 +127,13 @@ class Intake:
             self._pass_inputs(request, num_computed_tokens)
         new_token_ids = request.all_token_ids[num_earlier_tokens:]
         if request.pooling_params is not None and num_computed_tokens == request.num_prompt_tokens:
-            self._report_vector(request, results)
-        elif new_token_ids and (error := find_objection(self._structured_output, request, new_token_ids)):
-            self._finish(request, RequestStatus.FINISHED_ERROR, results.now_s)
-            is_fault = request.sampling_params.has_token_rules
-            self._outbox.add_end(request, results.now_s, error=error, is_requests_fault=is_fault)
-        elif new_token_ids:
-            self._report_tokens(request, new_token_ids, stop, results)
+            return _with_vector(request, results)
+        if not new_token_ids:
+            return None
+        if error := find_objection(self._structured_output, request, new_token_ids):
+            cause = EndCause.REQUEST_AT_FAULT if request.sampling_params.has_token_rules else None
+            return Ending(request, RequestStatus.FINISHED_ERROR, error, cause)
+        return self._report_tokens(request, new_token_ids, stop, results)
 
     @staticmethod
     def _check_that_a_due_token_came(request: Request, token_ids: Sequence[int], results: _Results, index: int) -> None:
@@ -170,12 +157,6 @@ class Intake:
         for input_id in self._encoder_cache.get_cached_input_ids(request):
             if request.mm_features[input_id].end <= num_computed_tokens:
                 self._encoder_cache.free_encoder_input(request, input_id)
-                self._passed_inputs.append((request.request_id, input_id))
-
-    def take_passed_inputs(self) -> list[tuple[str, int]]:
-        """Hand out the items that requests have passed since the last time, as (request id, input id)."""
-        passed, self._passed_inputs = self._passed_inputs, []
-        return passed
 
     def _reject_drafts(self, request: Request, num_tokens: int, drafts: Mapping[str, list[int]]) -> int:
         """Take back the drafts that the step did not accept; their KV is computed over. Returns how many."""
@@ -189,14 +170,6 @@ class Intake:
         num_rejected = len(drafted) - num_accepted
         self._rows.num_computed[request.row] -= num_rejected
         return num_rejected
-
-    def _report_vector(self, request: Request, results: _Results) -> None:
-        """End a pooling request."""
-        vector = results.model_output.pooler_output.get(request.request_id)
-        if vector is None:
-            raise IntegrityError(f"{request.request_id}: its prompt is through, and there is no vector")
-        self._finish(request, RequestStatus.FINISHED_STOPPED, results.now_s)
-        self._outbox.add_end(request, results.now_s, pooling_output=vector)
 
     def _count_drafts(self, num_drafted: int, num_accepted: int) -> None:
         stats = self._stats.spec_decoding_stats
@@ -212,37 +185,34 @@ class Intake:
 
     def _report_tokens(
         self, request: Request, token_ids: list[int], stop: RequestStatus | None, results: _Results
-    ) -> None:
-        """Tell of a request's new tokens, and end it if they complete it or it is to be handed over."""
-        now_s = results.now_s
+    ) -> Ending | None:
+        """Tell of a request's new tokens; if they complete it, or it is to be handed over, return its end instead."""
         logprobs = results.model_output.logprobs.get(request.request_id)
         logprobs = None if logprobs is None else logprobs[: len(token_ids)]
         prompt_logprobs = results.model_output.prompt_logprobs_dict.get(request.request_id)
         self._stats.num_output_tokens += len(token_ids)
         if request.first_token_at_s is None:
-            request.first_token_at_s = now_s
-        is_handed_over = stop is None and request.transfer_role is TransferRole.PRODUCER
-        if is_handed_over:
-            capped = RequestStatus.FINISHED_LENGTH_CAPPED
-            self._finish(request, capped, now_s, ProducerEnd.HANDED_OVER, token_ids[0])
-        elif stop is not None:
-            self._finish(request, stop, now_s, ProducerEnd.FINISHED_HERE)
-        else:
-            self._outbox.add_tokens(request, token_ids, logprobs, prompt_logprobs)
-            return
-        self._outbox.add_end(
-            request,
-            now_s,
-            new_token_ids=token_ids,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            handed_over=is_handed_over,
-        )
+            request.first_token_at_s = results.now_s
+        if stop is not None:
+            return _completed(request, stop, token_ids, logprobs, prompt_logprobs)
+        if request.transfer_role is TransferRole.PRODUCER:
+            return Ending(
+                request,
+                RequestStatus.FINISHED_LENGTH_CAPPED,
+                cause=EndCause.HANDED_OVER,
+                new_token_ids=token_ids,
+                logprobs=logprobs,
+                prompt_logprobs=prompt_logprobs,
+                producer_end=ProducerEnd.HANDED_OVER,
+                first_token_id=token_ids[0],
+            )
+        self._client_outputs.add_tokens(request, token_ids, logprobs, prompt_logprobs)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """What a step had and what came of it. token_ids: in the order of the batch."""
+    """A step and what came of it. token_ids: in the order of the batch."""
 
     batch: StepBatch
     token_ids: np.ndarray
@@ -258,3 +228,29 @@ def _append_until_stop(request: Request, token_ids: list[int]) -> RequestStatus 
         if (stop := find_stop(request)) is not None:
             return stop
     return None
+
+
+def _completed(
+    request: Request,
+    stop: RequestStatus,
+    token_ids: list[int],
+    logprobs: list[TokenLogprobs] | None = None,
+    prompt_logprobs: list[TokenLogprobs] | None = None,
+) -> Ending:
+    """Return the end of a request that its new tokens complete."""
+    return Ending(
+        request,
+        stop,
+        new_token_ids=token_ids,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        producer_end=ProducerEnd.FINISHED_HERE,
+    )
+
+
+def _with_vector(request: Request, results: _Results) -> Ending:
+    """Return the end of a pooling request."""
+    vector = results.model_output.pooler_output.get(request.request_id)
+    if vector is None:
+        raise IntegrityError(f"{request.request_id}: its prompt is through, and there is no vector")
+    return Ending(request, RequestStatus.FINISHED_STOPPED, pooling_output=vector)

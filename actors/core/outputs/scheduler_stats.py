@@ -1,4 +1,4 @@
-"""What the scheduler counts."""
+"""The counters of the scheduler."""
 
 from __future__ import annotations
 

@@ -1,23 +1,25 @@
-"""What clients are told: collected while it happens, handed out once per step."""
+"""The outputs for clients: collected while a step is put together and taken in, handed out once per step."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from actors.core.outputs import (
+from actors.core.outputs.ending import Ending
+from actors.core.outputs.engine_core_outputs import (
     DecodedTokens,
+    EndCause,
     EngineCoreOutput,
     EngineCoreOutputs,
     Preemption,
     RequestTimings,
-    TokenLogprobs,
 )
+from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.multimodal import EMBEDDINGS
 from actors.core.requests.request import Request, RequestStatus
 from actors.core.requests.status import FINISH_REASONS
 
 
-class Outbox:
+class ClientOutputs:
     """Outputs by client, since they were last taken."""
 
     def __init__(self) -> None:
@@ -56,42 +58,26 @@ class Outbox:
                 req_ids[own].tolist(), attempts[own].tolist(), positions[own].tolist(), token_ids[own].tolist()
             )
 
-    def add_end(
-        self,
-        request: Request,
-        now_s: float,
-        *,
-        new_token_ids: list[int] | None = None,
-        logprobs: list[TokenLogprobs] | None = None,
-        prompt_logprobs: list[TokenLogprobs] | None = None,
-        handed_over: bool = False,
-        error: str | None = None,
-        is_requests_fault: bool = False,
-        is_adapters_fault: bool = False,
-        is_stranded: bool = False,
-        pooling_output: list[float] | None = None,
-    ) -> None:
-        """Tell of a request's end, with its last tokens if there are any."""
-        tokens = new_token_ids or []
+    def add_end(self, ending: Ending, now_s: float) -> None:
+        """Tell of a request's end, with its last tokens if there are any; its status says how it has ended."""
+        request = ending.request
         is_stopped = request.status is RequestStatus.FINISHED_STOPPED and request.num_output_tokens > 0
         last_token_id = request.all_token_ids[-1] if request.num_output_tokens else None
         is_stop_token = is_stopped and last_token_id in request.stop_token_ids
+        is_handed_over = ending.cause is EndCause.HANDED_OVER
         output = EngineCoreOutput(
             request_id=request.request_id,
             attempt=request.attempt,
-            new_token_ids=tokens,
-            first_position=request.num_output_tokens - len(tokens),
-            finish_reason=None if handed_over else FINISH_REASONS[request.status],
-            handed_over=handed_over,
+            new_token_ids=list(ending.new_token_ids),
+            first_position=request.num_output_tokens - len(ending.new_token_ids),
+            finish_reason=None if is_handed_over else FINISH_REASONS[request.status],
             stop_token_id=last_token_id if is_stop_token else None,
             stop_reason="repetition" if is_stopped and not is_stop_token else None,
-            error=error,
-            is_requests_fault=is_requests_fault,
-            is_adapters_fault=is_adapters_fault,
-            is_stranded=is_stranded,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            pooling_output=pooling_output,
+            error=ending.error,
+            end_cause=ending.cause,
+            logprobs=ending.logprobs,
+            prompt_logprobs=ending.prompt_logprobs,
+            pooling_output=ending.pooling_output,
             timings=_timings(request, now_s),
         )
         self._of(request.client_index).others.append(output)

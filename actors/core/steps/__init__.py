@@ -1,0 +1,1 @@
+"""One step: who computes how many tokens in it, and what came of it."""

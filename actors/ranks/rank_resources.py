@@ -1,0 +1,14 @@
+"""The resources of an engine's ranks; free of torch and ray, for those who only count them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RankResources:
+    """The resources that each rank of an engine reserves, in the one bundle of the engine's placement group."""
+
+    num_cpus: float = 1
+    num_gpus: float = 0
+    custom: dict[str, float] = field(default_factory=dict)
