@@ -1,6 +1,6 @@
 """The life of a step: what comes in while one runs, what goes out, and when the engine may sleep.
 
-Tests of actors/executor.py, actors/worker.py.
+Tests of actors/executor.py, actors/model_facts.py, actors/worker.py.
 """
 
 from __future__ import annotations

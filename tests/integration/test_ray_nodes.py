@@ -1,7 +1,7 @@
 """raypd in a Ray cluster of several nodes that is there before and after it: what the manifests would start, started
 on nodes as KubeRay would make them; a job; attached and detached.
 
-Tests of cluster/commands/operate.py, actors/ranks/ray_executor.py.
+Tests of cluster/commands/operate.py, actors/ranks/rank_resources.py, actors/ranks/ray_executor.py.
 """
 
 from __future__ import annotations

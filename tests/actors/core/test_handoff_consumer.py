@@ -1,7 +1,7 @@
 """The consumer's end of a handoff, as the scheduler drives it.
 
-Tests of actors/core/admission.py, actors/core/loads/handoff_loads.py, actors/core/loads/load_room.py,
-actors/core/loads/loading_requests.py, actors/core/loads/remote_kv.py.
+Tests of actors/core/loads/handoff_loads.py, actors/core/loads/load_room.py, actors/core/loads/loading_requests.py,
+actors/core/loads/remote_kv.py, actors/core/loads/transfer_parts.py, actors/core/steps/waiting_scheduler.py.
 """
 
 from __future__ import annotations

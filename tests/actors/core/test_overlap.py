@@ -1,6 +1,6 @@
 """A step is scheduled while another one runs: same tokens, one token too many at most, no block given away early.
 
-Tests of actors/core/batch.py.
+Tests of actors/core/steps/running_scheduler.py, actors/core/outputs/scheduler_output.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of actors/core/stats.py."""
+"""Tests of actors/core/outputs/scheduler_stats.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The contents of a step: budget, chunks, order of admission, prefix hits.
 
-Tests of actors/core/outbox.py, actors/core/outputs.py.
+Tests of actors/core/outputs/engine_core_outputs.py, actors/core/outputs/model_runner_output.py,
+actors/core/steps/client_outputs.py, actors/core/vllm_view.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """At most max_loras adapters in a batch: requests for others are skipped, and come back in their order.
 
-Tests of actors/core/queue/lora_waits.py, actors/core/queue/places.py.
+Tests of actors/core/queue/lora_waits.py, actors/core/queue/scheduler_queues.py.
 """
 
 from __future__ import annotations
