@@ -1,4 +1,4 @@
-"""The command `raypd`: the list of its commands."""
+"""The program `raypd`: the list of its commands."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ for command in (
 
 
 def main() -> None:
-    """Entry point of `raypd` and of `python -m cluster`."""
+    """Run the command line: the entry point of `raypd` and of `python -m cluster`."""
     app()

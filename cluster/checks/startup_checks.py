@@ -117,7 +117,7 @@ def why_not_listen(host: str, port: int) -> str | None:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             return None
     except OSError as error:
-        return "somebody listens there already" if error.errno == errno.EADDRINUSE else str(error.strerror)
+        return "another process listens there already" if error.errno == errno.EADDRINUSE else str(error.strerror)
 
 
 def _taken(ingress: IngressConfig, num_ingresses: int) -> Iterable[tuple[str, str]]:

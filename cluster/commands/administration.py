@@ -1,4 +1,8 @@
-"""`raypd scale`, `drain`, `set-role`, `load-adapter` and `update`: changes to a running cluster."""
+"""The bodies of the commands that change a running cluster: `raypd scale`, `drain`, `update` and the like.
+
+Each function calls an ingress, prints what happened, and raises ClusterError if the call fails.
+address: of the ingress, as host:port; timeout_s: how long each single call may take, in seconds.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,23 @@ _POLL_INTERVAL_S = 0.5
 
 
 async def scale(address: str, console: Console, counts: Mapping[str, int | None], *, timeout_s: float) -> None:
-    """Ask for other numbers of engines, by role, and say which ones are wanted then. Raises ClusterError."""
+    """Request other numbers of engines, and print which engines the cluster keeps or starts. Raises ClusterError.
+
+    counts: the number of engines of each role; None leaves a role's number as it is
+    """
     async with GenerateClient(address) as client:
         engine_ids = await client.scale(**counts, timeout_s=timeout_s)
-    console.print(f"wanted from now on: {', '.join(engine_ids) or 'nothing'}")
+    console.print(f"wanted engines from now on: {', '.join(engine_ids) or 'none'}")
 
 
 async def drain(
     address: str, console: Console, engine_id: str, *, for_good: bool, wait_s: float | None, timeout_s: float
 ) -> None:
-    """Take an engine out of service. wait_s: how long to wait until it has left. Raises ClusterError."""
+    """Take an engine out of service once its requests are finished. Raises ClusterError.
+
+    for_good:  do not start another engine in its place
+    wait_s:    seconds to wait until the engine has left; None returns at once. Raises NotDoneInTime after them.
+    """
     async with GenerateClient(address) as client:
         incarnations = await _incarnations_of(client, {engine_id}, timeout_s)
         await client.drain(engine_id, for_good=for_good, timeout_s=timeout_s)
@@ -37,16 +48,18 @@ async def drain(
 
 
 async def drain_node(address: str, console: Console, node: str, *, wait_s: float | None, timeout_s: float) -> None:
-    """Take everything on a node out of service. wait_s: as for drain(), its ingresses included. Raises ClusterError.
+    """Take every engine and ingress on a node out of service. Raises ClusterError.
 
-    node: its address; by another name of it, its ingresses are drained too, but not waited for
+    node:   the node's address, hostname or Ray id; the wait covers its ingresses only if this is the address
+    wait_s: seconds to wait until they have left; None returns at once. Raises NotDoneInTime after them.
     """
     async with GenerateClient(address) as client:
         status = await client.status(timeout_s)
         ingresses = [ingress.address for ingress in status.ingresses if ingress.node == node and ingress.address]
         engine_ids = await client.drain_node(node, timeout_s)
         incarnations = await _incarnations_of(client, engine_ids, timeout_s, state="draining") if engine_ids else set()
-        console.print(f"{node} gets nothing new; it had: {', '.join((*engine_ids, *ingresses)) or 'nothing'}")
+        drained = ", ".join((*engine_ids, *ingresses)) or "none"
+        console.print(f"{node} gets no new work; engines and ingresses that drain there: {drained}")
         if wait_s is None:
             return
         # The client's own ingress may be the one that leaves, and the last to do so.
@@ -58,40 +71,50 @@ async def drain_node(address: str, console: Console, node: str, *, wait_s: float
 
 
 async def set_role(address: str, console: Console, engine_id: str, role: str, *, timeout_s: float) -> None:
-    """Let an engine serve in another role. Raises ClusterError."""
+    """Change an engine's role without restarting the engine. Raises ClusterError."""
     async with GenerateClient(address) as client:
         await client.set_role(engine_id, role, timeout_s)
     console.print(f"{engine_id} serves as {role}")
 
 
 async def load_adapter(address: str, console: Console, name: str, directory: str, *, timeout_s: float) -> None:
-    """Let requests name a LoRA adapter. Raises ClusterError."""
+    """Load a LoRA adapter, so that requests can name it. Raises ClusterError."""
     async with GenerateClient(address) as client:
         digest = await client.load_adapter(name, directory, timeout_s)
     console.print(f"{name} is loaded; its digest is {digest}")
 
 
 async def unload_adapter(address: str, console: Console, name: str, *, timeout_s: float) -> None:
-    """Let no new request name a LoRA adapter. Raises ClusterError."""
+    """Unload a LoRA adapter: new requests that name it are refused. Raises ClusterError."""
     async with GenerateClient(address) as client:
         await client.unload_adapter(name, timeout_s)
-    console.print(f"{name} is no longer there for new requests")
+    console.print(f"{name} is unloaded: new requests that name it are refused")
 
 
 async def reset_prefix_cache(
     address: str, console: Console, engine_id: str, *, preempt: bool, timeout_s: float
 ) -> None:
-    """Let an engine, or every one if it is "", forget its cached prompts, and say who did. Raises ClusterError."""
+    """Empty engines' prefix caches, and print which engines have done so. Raises ClusterError.
+
+    engine_id: one engine; "" means all engines
+    preempt:   preempt running requests first, since their blocks cannot be dropped otherwise
+    """
     async with GenerateClient(address) as client:
         answers = await client.reset_prefix_cache(engine_id, preempt=preempt, timeout_s=timeout_s)
     for name, is_reset in answers.items():
-        console.print(f"{name} has forgotten all" if is_reset else f"{name} is busy: requests or transfers hold blocks")
+        if is_reset:
+            console.print(f"{name}: the prefix cache is empty")
+        else:
+            console.print(f"{name} is busy, and its prefix cache was kept: requests or transfers hold blocks")
 
 
 async def profile(
     address: str, console: Console, engine_id: str, duration_s: float, *, trace: Path | None, timeout_s: float
 ) -> None:
-    """Show what an engine does for so long. trace: where its trace goes. Raises ClusterError."""
+    """Profile an engine for duration_s seconds and print the summary. Raises ClusterError.
+
+    trace: the file that the profiler's trace is written to; None writes none
+    """
     async with GenerateClient(address) as client:
         with console.status(f"profiling {engine_id} for {duration_s:g} s"):
             timeout_s += duration_s
@@ -105,7 +128,10 @@ async def profile(
 
 
 async def update(address: str, console: Console, model: str, *, wait_s: float | None, timeout_s: float) -> None:
-    """Replace the engines by ones that serve another checkpoint. wait_s: until all have been. Raises ClusterError."""
+    """Replace the engines by engines that serve another checkpoint. Raises ClusterError.
+
+    wait_s: seconds to wait until every engine is replaced; None returns at once. Raises NotDoneInTime after them.
+    """
     async with GenerateClient(address) as client:
         version = await client.update(model, timeout_s)
         console.print(f"{model} is model version {version}; engines are replaced one after the other")
@@ -116,17 +142,19 @@ async def update(address: str, console: Console, model: str, *, wait_s: float | 
         what = f"the update to version {version}"
         await _wait_until(client, progress.is_done, what, wait_s, timeout_s, progress.what_is_missing)
     missing = progress.what_is_missing()
-    console.print(f"done, but for what has no place to serve: {missing}" if missing else "done", soft_wrap=True)
+    console.print(f"done, except for engines without room to run: {missing}" if missing else "done", soft_wrap=True)
 
 
 async def rotate_secret(address: str, console: Console, *, timeout_s: float) -> None:
-    """Replace the cluster's secret, and say how far that has come. Raises ClusterError."""
+    """Replace the cluster's secret, and print whether the older secret is refused by now. Raises ClusterError."""
     async with GenerateClient(address) as client:
         is_old_refused = await client.rotate_secret(timeout_s)
     if is_old_refused:
-        console.print("every process has the new secret, and the older one is refused")
+        console.print("every process has the new secret, and the older secret is refused")
     else:
-        console.print("the new secret is accepted; the older one is, too, until every process has the new one")
+        console.print(
+            "the new secret is accepted; the older secret is accepted too until every process has the new one"
+        )
 
 
 async def _incarnations_of(
@@ -147,7 +175,7 @@ async def _wait_until_gone(
 
 
 async def _wait_until_closed(address: str, wait_s: float) -> None:
-    """Wait until nobody listens there: an ingress stops listening after its last request."""
+    """Wait until nothing listens at the address: an ingress stops listening after its last request."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(wait_s):
@@ -170,7 +198,10 @@ async def _wait_until(
     timeout_s: float,
     what_is_missing: Callable[[], str] = str,
 ) -> None:
-    """Ask for the status until it is done. Raises NotDoneInTime, with what is missing, in words."""
+    """Poll the cluster's status until is_done(status). Raises NotDoneInTime after wait_s seconds.
+
+    what, what_is_missing: words for the error: what is waited for, and what of it is missing
+    """
     try:
         async with asyncio.timeout(wait_s):
             while True:
@@ -179,10 +210,10 @@ async def _wait_until(
                 except CallFailed as error:
                     if not error.is_passing:
                         raise
-                    # The ingress is replaced where it was; what was asked for goes on meanwhile.
+                    # The ingress is being replaced at the same address; the change goes on meanwhile.
                     await asyncio.sleep(_POLL_INTERVAL_S)
                     continue
-                # Without the controller's word nothing is known to have gone.
+                # While the controller does not answer, the status does not show which engines have left.
                 if not status.controller_error and is_done(status):
                     return
                 await asyncio.sleep(_POLL_INTERVAL_S)

@@ -1,4 +1,4 @@
-"""The commands that ask a running cluster: `raypd generate`, `embed` and `chat`."""
+"""The commands that send prompts to a running cluster: `raypd generate`, `embed` and `chat`."""
 
 from __future__ import annotations
 
@@ -8,36 +8,42 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cluster.commands.command_line import (
-    Address,
-    Parameters,
-    fail,
-    run,
-)
+from cluster.commands.command_line import Address, Parameters, fail, run
 from cluster.errors import InvalidConfig
 
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.")],
     address: Address = "127.0.0.1:50051",
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Limit on the output, in tokens.")] = 128,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="Sampling temperature; 0 takes the likeliest token.")
+        float, typer.Option(min=0.0, help="Sampling temperature; 0 always takes the likeliest token.")
     ] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Seed of sampling: the same seed gives the same answer.")] = None,
-    chat: Annotated[bool, typer.Option(help="Send the prompt as a user's chat message.")] = False,
-    adapter: Annotated[str | None, typer.Option(help="Name of a LoRA adapter.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of sampling: the same seed gives the same output; default: a random one.")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option(help="Send the prompt as a user's message, through the model's chat template.")
+    ] = False,
+    adapter: Annotated[
+        str | None, typer.Option(help="Name of the LoRA adapter to use; default: the model without an adapter.")
+    ] = None,
     param: Parameters = None,
     times: Annotated[
-        bool, typer.Option("--times", help="Print the time to the first token and the time per further token.")
+        bool,
+        typer.Option(
+            "--times", help="Print the time to the first token (TTFT) and per further token (TPOT) at the end."
+        ),
     ] = False,
     timeout_s: Annotated[
-        float | None, typer.Option("--timeout", min=0.0, help="Longest time for the whole answer, in seconds.")
+        float | None, typer.Option("--timeout", min=0.0, help="Seconds for the whole request; default: no limit.")
     ] = None,
 ) -> None:
-    """Send a prompt to a running cluster and stream the answer.
+    """Send a prompt to a running cluster and stream the output.
 
-    With several addresses, the answer goes on at another ingress if one dies.
+    With several addresses, the stream continues at another ingress if one fails.
+
+    Example: raypd generate "The capital of France is" --max-tokens 20
     """
     from cluster.client import BlockingClient
     from cluster.commands.print_answer import stream_answer
@@ -55,24 +61,33 @@ def generate(
 
 
 def embed(
-    texts: Annotated[list[str], typer.Argument(help="Texts to embed; - reads lines from standard input.")],
+    texts: Annotated[list[str], typer.Argument(help="Texts to embed; - reads one text per line of standard input.")],
     address: Address = "127.0.0.1:50051",
     pooling: Annotated[
         Literal["last", "mean", "cls"] | None,
-        typer.Option(help="How the vectors of tokens become one; default: as the checkpoint says."),
+        typer.Option(help="How the tokens' vectors are pooled into one; default: the checkpoint's pooling."),
     ] = None,
     normalize: Annotated[
-        bool | None, typer.Option(help="Scale embeddings to length 1; default: as the checkpoint says.")
+        bool | None, typer.Option(help="Scale each embedding to length 1; default: as the checkpoint sets it.")
     ] = None,
-    dimensions: Annotated[int | None, typer.Option(min=1, help="Number of dimensions to keep.")] = None,
+    dimensions: Annotated[
+        int | None, typer.Option(min=1, help="Number of leading dimensions to keep; default: all.")
+    ] = None,
     truncate_prompt_tokens: Annotated[
-        int | None, typer.Option(help="Cut each text to so many tokens; -1 cuts it to the model's context.")
+        int | None,
+        typer.Option(
+            help="Truncate each text to this number of tokens, or to the model's context with -1; default: no "
+            "truncation, and longer texts are refused."
+        ),
     ] = None,
     timeout_s: Annotated[
-        float | None, typer.Option("--timeout", min=0.0, help="Longest time for the whole answer, in seconds.")
+        float | None, typer.Option("--timeout", min=0.0, help="Seconds for the whole request; default: no limit.")
     ] = None,
 ) -> None:
-    """Print the embeddings of texts, one line of JSON for each text."""
+    """Print the embeddings of texts, one line of JSON for each text.
+
+    Example: raypd embed "first text" "second text"
+    """
     from cluster.client import BlockingClient
     from cluster.commands.print_vectors import print_embeddings
 
@@ -94,16 +109,19 @@ def embed(
 
 def chat(
     address: Address = "127.0.0.1:50051",
-    system: Annotated[str, typer.Option(help="System message that the conversation begins with.")] = "",
+    system: Annotated[str, typer.Option(help="System message at the start of the conversation; default: none.")] = "",
     param: Parameters = None,
     history: Annotated[
         Path | None,
-        typer.Option(help="File for the history of typed lines; default: in XDG_STATE_HOME. /dev/null keeps none."),
+        typer.Option(
+            help="File for the history of typed lines; /dev/null keeps none. Default: raypd/chat_history in "
+            "XDG_STATE_HOME (~/.local/state)."
+        ),
     ] = None,
 ) -> None:
     """Chat with the model of a running cluster.
 
-    /help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.
+    Within the chat, /help lists its commands, Ctrl-C stops an answer, and Ctrl-D ends the chat.
     """
     from cluster.client import BlockingClient
     from cluster.commands.terminal_chat.command import chat as talk

@@ -1,4 +1,4 @@
-"""The parts that commands share: options, settings, and how they end."""
+"""The options that several commands have, how commands load the settings, and how commands report errors and exit."""
 
 from __future__ import annotations
 
@@ -13,36 +13,45 @@ from cluster.config import ClusterConfig, load_cluster_config
 from cluster.errors import ClusterError, InvalidConfig
 
 ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="File of cluster settings (YAML); see `raypd config`.")
+    Path | None,
+    typer.Option("--config", "-c", help="Settings file (YAML); `raypd config --default` prints one with all settings."),
 ]
 RayAddress = Annotated[
-    str | None, typer.Option("--ray-address", help="Address of a running Ray cluster, as host:port.")
+    str | None,
+    typer.Option(
+        "--ray-address", help="Address of a running Ray cluster, as host:port; default: the variable RAY_ADDRESS."
+    ),
 ]
 
-Timeout = Annotated[
-    float, typer.Option("--timeout", min=0.1, help="Longest time to wait for the ingress's answer, in seconds.")
-]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait until the change is done.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for each answer of the ingress.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Return only when the change is complete, not when it is accepted.")]
 WaitTimeout = Annotated[
-    float, typer.Option("--wait-timeout", min=0, help="Longest time to wait for the change, in seconds.")
+    float, typer.Option("--wait-timeout", min=0, help="Seconds that --wait waits; the change goes on after that.")
 ]
 Address = Annotated[
     str,
     typer.Option(
-        "--address", "-a", help="Address of the ingress, as host:port; several addresses are separated by commas."
+        "--address",
+        "-a",
+        help="gRPC address of an ingress, as host:port; or several addresses, separated by commas, to try in turn.",
     ),
 ]
 Parameters = Annotated[
     list[str] | None,
-    typer.Option("--param", "-p", help="Sampling parameter, as name=value: -p top_p=0.9 -p 'stop=[\"\\n\"]'."),
+    typer.Option(
+        "--param",
+        "-p",
+        help="Sampling parameter, as name=value; the value may be JSON. Repeat the option for several parameters: "
+        "-p top_p=0.9 -p 'stop=[\"\\n\"]'.",
+    ),
 ]
 
 _INTERRUPTED = 130
-"""By convention: 128 and the signal's number."""
+"""The exit status after Ctrl-C: by convention 128 plus the number of SIGINT."""
 
 
 def load(path: Path | None, overrides: dict[str, Any], *, looks_at_model: bool = True) -> ClusterConfig:
-    """The settings; ends the process if they cannot be used. See load_cluster_config()."""
+    """Load the settings as load_cluster_config() does, but print mistakes and end the process with exit status 2."""
     try:
         return load_cluster_config(path, overrides, looks_at_model=looks_at_model)
     except InvalidConfig as error:
@@ -50,7 +59,7 @@ def load(path: Path | None, overrides: dict[str, Any], *, looks_at_model: bool =
 
 
 def run(command: Any) -> None:  # a callable without arguments, whose result nobody needs
-    """Do it; a ClusterError is said, and ends the process."""
+    """Run a command; print a ClusterError and end the process with exit status 1, and with 130 after Ctrl-C."""
     try:
         command()
     except ClusterError as error:
@@ -60,6 +69,6 @@ def run(command: Any) -> None:  # a callable without arguments, whose result nob
 
 
 def fail(error: ClusterError, exit_code: int) -> NoReturn:
-    """Say it, and end the process."""
+    """Print the error to standard error and end the process."""
     Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"raypd: {error}")
     sys.exit(exit_code)

@@ -1,4 +1,4 @@
-"""`raypd demo`: start a cluster, send prompts of mixed length at once, show where each one's time went, stop."""
+"""`raypd demo`: start a cluster, send prompts of mixed length at once, show where each request's time went, stop."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HEADS = ("def fibonacci(n):", "class Stack:\n    def __init__(self, items):", "
 
 @dataclass(slots=True)
 class _Answer:
-    """One prompt and what came back."""
+    """One prompt, its output so far, and the last response of its stream."""
 
     prompt: str
     text: str = ""
@@ -37,7 +37,7 @@ class _Answer:
 
 
 def run_demo(config: ClusterConfig, num_requests: int, console: Console) -> None:
-    """Run the demo. Raises ClusterError if anything does not work; nothing is left running either way."""
+    """Run the demo. Raises ClusterError if a step fails; no process is left running in either case."""
     with running_cluster(config, console) as cluster:
         assert cluster is not None, "only a signal ends a start without an address"
         answers = [_Answer(prompt) for prompt in demo_prompts(num_requests)]
@@ -48,9 +48,9 @@ def run_demo(config: ClusterConfig, num_requests: int, console: Console) -> None
 
 
 def demo_prompts(count: int) -> list[str]:
-    """Prompts of mixed length: a few heads of functions, then pieces of the standard library, longer and longer.
+    """Return prompts of mixed length: a few heads of functions, then longer and longer pieces of the standard library.
 
-    No two pieces begin alike, so that each one's KV is computed and moved.
+    No two pieces begin alike, so that no prompt finds cached blocks: the KV of each is computed and transferred.
     """
     source = inspect.getsource(textwrap) + inspect.getsource(json)
     pieces = []
@@ -76,7 +76,7 @@ async def _ask(client: GenerateClient, answer: _Answer, redraw: object) -> None:
         if callable(redraw):
             redraw()
     if answer.last.finish_reason == generate_pb2.FINISH_REASON_UNSPECIFIED:
-        raise ClusterError(f"the stream of {answer.last.request_id!r} ended without a reason")
+        raise ClusterError(f"the stream of request {answer.last.request_id!r} ended without a finish reason")
 
 
 def _panels(answers: Sequence[_Answer]) -> Columns:
@@ -125,9 +125,9 @@ def _row(answer: _Answer) -> list[str]:
 
 
 def exposed_transfer_s(timings: generate_pb2.Timings) -> float | None:
-    """From the end of prefill on one engine to RUNNING on the other, by their wall clocks; None without a handoff.
+    """Return the seconds from the end of prefill to RUNNING on the decode engine; None without a handoff.
 
-    On one machine the clocks are the same; between machines the difference of their clocks is in the figure.
+    The times are the two engines' wall clocks: between two machines, the figure includes the offset of their clocks.
     """
     prefill_ends = [
         change.at_s

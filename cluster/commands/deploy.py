@@ -14,15 +14,25 @@ from cluster.commands.command_line import ConfigFile, RayAddress, load, run
 
 def config(
     default: Annotated[
-        bool, typer.Option("--default", help="Print all settings with their defaults and descriptions, as YAML.")
+        bool,
+        typer.Option("--default", help="Print a settings file (YAML) with every setting, its default and description."),
     ] = False,
-    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of the settings.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of the settings file, for editors.")
+    ] = False,
     check: Annotated[
         Path | None,
-        typer.Option("--check", help="Say what is wrong with a settings file; `raypd doctor` looks at its model."),
+        typer.Option(
+            "--check", help="Check this settings file, but not the model that it names: `raypd doctor` checks that."
+        ),
     ] = None,
 ) -> None:
-    """Print the settings of a cluster, or check a settings file. Nothing is started."""
+    """Print all settings, or check a settings file.
+
+    Give exactly one of the options. The exit status is 2 if the settings file has a mistake.
+
+    Example: raypd config --default > raypd.yaml
+    """
     if default + schema + (check is not None) != 1:
         raise typer.BadParameter("give one of --default, --schema and --check FILE")
 
@@ -37,16 +47,30 @@ def config(
 
 def doctor(
     config: ConfigFile = None,
-    model: Annotated[str | None, typer.Option(help="Directory of the checkpoint, in Hugging Face format.")] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each engine.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Directory of the checkpoint, in Hugging Face format; default: the demo model."),
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option(help="Number of tensor-parallel ranks of each engine (GPUs, if any); default: 1.")
+    ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(help="Only say whether the model fits on GPUs of this kind: a100, h100, h200, b200 or l40s."),
+        typer.Option(
+            help="Check only whether the model fits on GPUs of this kind: a100, h100, h200, b200 or l40s; no machine "
+            "with such GPUs is needed."
+        ),
     ] = None,
     ray_address: RayAddress = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Check this node, or every node of a Ray cluster, for what would go wrong, and say what to change."""
+    """Check whether the model and the nodes are ready to serve, and print what to change.
+
+    It checks the checkpoint, memory, GPUs, ports and files of this node, or of every node of the Ray cluster at
+    --ray-address. The exit status is 1 if a check fails. Options override the settings file.
+
+    Example: raypd doctor --model /models/Llama-3.1-8B --gpu h100
+    """
     overrides: dict[str, Any] = {
         "model": {"model": model},
         "parallel": {"tensor_parallel_size": tp},
@@ -66,38 +90,58 @@ def doctor(
 def manifests(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(help="With --check: YAML files to check instead of the rendered ones; - reads standard input."),
+        typer.Argument(help="YAML files to check instead of printing manifests; - reads standard input."),
     ] = None,
     config: ConfigFile = None,
-    model: Annotated[str | None, typer.Option(help="Directory of the checkpoint in the pods.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Directory of the checkpoint in the pods; default: the image's demo model.")
+    ] = None,
     models_claim: Annotated[
-        str | None, typer.Option(help="PersistentVolumeClaim with the checkpoint, mounted at /models.")
+        str | None, typer.Option(help="PersistentVolumeClaim with the checkpoint; the pods mount it at /models.")
     ] = None,
-    prefill: Annotated[int | None, typer.Option(help="Number of prefill engines.")] = None,
-    decode: Annotated[int | None, typer.Option(help="Number of decode engines.")] = None,
-    both: Annotated[int | None, typer.Option(help="Number of engines that prefill and decode.")] = None,
-    encode: Annotated[int | None, typer.Option(help="Number of engines that encode images.")] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks of each engine.")] = None,
+    prefill: Annotated[int | None, typer.Option(help="Number of prefill engines; default: 1.")] = None,
+    decode: Annotated[int | None, typer.Option(help="Number of decode engines; default: 1.")] = None,
+    both: Annotated[int | None, typer.Option(help="Number of engines that prefill and decode; default: 0.")] = None,
+    encode: Annotated[int | None, typer.Option(help="Number of engines that encode images; default: 0.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Number of tensor-parallel ranks of each engine; default: 1.")] = None,
     gpu: Annotated[
-        str | None, typer.Option(help="Kind of GPU, one for each rank: a100, h100, h200, b200, l40s, or any.")
+        str | None,
+        typer.Option(
+            help="Give each rank one GPU of this kind: a100, h100, h200, b200, l40s, or any. Default: engines run on "
+            "CPUs."
+        ),
     ] = None,
-    image: Annotated[str | None, typer.Option(help="Image of all pods, as repository/raypd:tag.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Kubernetes namespace.")] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(help="Image of all pods, as repository/raypd:tag; default: raypd:VERSION-cpu or -cuda."),
+    ] = None,
+    namespace: Annotated[str | None, typer.Option(help="Kubernetes namespace of all objects; default: raypd.")] = None,
     trial: Annotated[
-        bool, typer.Option("--trial", help="Render a RayJob that runs `raypd demo` on such a cluster.")
+        bool, typer.Option("--trial", help="Print a RayJob that runs `raypd demo` on such a cluster instead.")
     ] = False,
     kustomize: Annotated[
-        Path | None, typer.Option(help="Write a base and overlays from the raypd.yaml files in this directory.")
+        Path | None,
+        typer.Option(
+            help="Write kustomize files in this directory: base/ and overlays/*/, each from its settings in raypd.yaml."
+        ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Check the objects for what would not work instead of printing them.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Only check the objects for mistakes; with --kustomize, check that its files are up to date.",
+        ),
     ] = False,
 ) -> None:
-    """Print a cluster as Kubernetes objects for KubeRay: `raypd manifests … | kubectl apply -f -`.
+    """Print the Kubernetes manifests of a cluster, for KubeRay.
 
-    Tokens, certificates' keys and the cluster's secrets are not in them: the pods mount Secrets, which the settings
-    kubernetes.tls, tokens, internal_tls, cluster_secret and block_hash_key name. Standard error has the commands that
-    make them; cert-manager makes the certificates inside with kubernetes.internal_tls.cert_manager.
+    Options override the settings file, and the defaults below hold where the file has no such setting.
+
+    The manifests contain no tokens, private keys or secrets: the pods mount Secrets, whose names are in the settings
+    kubernetes.tls, tokens, internal_tls, cluster_secret and block_hash_key. The command prints to standard error how
+    to create these Secrets. With kubernetes.internal_tls.cert_manager, cert-manager creates the internal certificates.
+
+    Example: raypd manifests --gpu h100 --model /models/Llama-3.1-8B --models-claim models | kubectl apply -f -
     """
     from cluster.commands import manifests as manifests_command
 

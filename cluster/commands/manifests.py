@@ -1,4 +1,4 @@
-"""`raypd manifests`: a cluster as Kubernetes objects, printed, checked, or written as kustomize files."""
+"""`raypd manifests`: print a cluster's Kubernetes objects, check them, or write them as kustomize files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from cluster.manifests.render import render, render_trial
 from cluster.manifests.rules import find_mistakes
 
 SETTINGS_FILE: Final = "raypd.yaml"
-"""In base/ and in each directory of overlays/."""
+"""The name of the settings file in base/ and in each directory of overlays/."""
 _ANY_GPU: Final = "any"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The command line's settings; None where there is none. gpu: also "any"."""
+    """The options of `raypd manifests`; None for an option that was not given. gpu may be "any"."""
 
     prefill: int | None = None
     decode: int | None = None
@@ -40,7 +40,7 @@ class Options:
 
     def overrides(self) -> dict[str, Any]:
         """Return the overrides as load_cluster_config() takes them."""
-        # There are engines of the latter kinds only if they are asked for: a group with any setting of its own has one.
+        # A group without a count has one engine, so both and encode are left out unless engines of them are wanted.
         optional = {"both": self.both or None, "encode": self.encode or None}
         counts = {"prefill": self.prefill, "decode": self.decode, **optional}
         wanted = {role for role in counts if self.gpu is not None and (role not in optional or optional[role])}
@@ -61,13 +61,17 @@ class Options:
 def print_manifests(
     path: Path | None, options: Options, console: Console, *, is_trial: bool, only_checks: bool
 ) -> None:
-    """Print them, once they pass the checks. Raises InvalidConfig."""
+    """Print a cluster's manifests, once they pass the checks. Raises InvalidConfig.
+
+    is_trial:    print the trial RayJob instead
+    only_checks: print only the number of objects
+    """
     config = load_cluster_config(path, options.overrides(), looks_at_model=False)
     objects = render_trial(config) if is_trial else render(config)
     _refuse("manifests", find_mistakes(objects))
     if config.kubernetes.models is None and "model" in config.model_fields_set:
-        note = f"no volume holds {config.model.model}, so the image has to: or give kubernetes.models, --models-claim"
-        _note(note)
+        note = f"no volume is mounted, so the image has to contain {config.model.model}; --models-claim mounts one"
+        _note(f"{note} (kubernetes.models)")
     for command in commands_for_secrets(config.kubernetes):
         _note(f"the pods wait for a Secret: {command}")
     if only_checks:
@@ -77,7 +81,7 @@ def print_manifests(
 
 
 def check_files(paths: list[Path], console: Console) -> None:
-    """Check YAML files, whoever wrote them. Raises InvalidConfig."""
+    """Check the objects in YAML files, whether raypd made the files or not. Raises InvalidConfig."""
     num_objects = 0
     for path in paths:
         try:
@@ -87,23 +91,28 @@ def check_files(paths: list[Path], console: Console) -> None:
             raise InvalidConfig(str(path), [f"cannot be read: {error.strerror}"]) from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InvalidConfig(str(path), [f"is not YAML: {error}"]) from error
-        _refuse(str(path), find_mistakes(objects) if objects else ["holds no object: has what was to write it failed?"])
+        _refuse(
+            str(path), find_mistakes(objects) if objects else ["holds no object: did the program that wrote it fail?"]
+        )
         num_objects += len(objects)
     console.print(f"{num_objects} objects, nothing wrong", highlight=False)
 
 
 def write_kustomization(directory: Path, console: Console, *, only_checks: bool) -> None:
-    """Write base/ and overlays/ there, or only say which files are not as they would be. Raises InvalidConfig."""
+    """Write the kustomize files of base/ and overlays/ in a directory, from the settings there. Raises InvalidConfig.
+
+    only_checks: write nothing, and raise InvalidConfig with the files that would change
+    """
     files = files_of(directory)
     stale = [path for path, text in files.items() if not _is_text(directory / path, text)]
     known = {directory / path for path in files}
     left = [path for path in sorted(directory.glob("overlays/*/*.yaml")) if path not in known]
     left = [path for path in left if path.name != SETTINGS_FILE]
     if only_checks:
-        mistakes = [f"{path} is not what the settings give" for path in stale]
-        mistakes += [f"{path.relative_to(directory)} is of no use any more" for path in left]
+        mistakes = [f"{path} differs from what the settings give" for path in stale]
+        mistakes += [f"{path.relative_to(directory)} is not used any more" for path in left]
         _refuse(str(directory), mistakes)
-        console.print(f"{len(files)} files, as the settings give them", highlight=False)
+        console.print(f"{len(files)} files, all up to date with the settings", highlight=False)
         return
     for path in stale:
         (directory / path).write_text(files[path])
@@ -114,7 +123,10 @@ def write_kustomization(directory: Path, console: Console, *, only_checks: bool)
 
 
 def files_of(directory: Path) -> dict[Path, str]:
-    """Render the settings in a directory and its overlays; returns texts by path from there. Raises InvalidConfig."""
+    """Render the settings in base/ and overlays/ of a directory. Raises InvalidConfig.
+
+    Returns the text of each file by its path, relative to the directory.
+    """
     base = _load(directory / "base" / SETTINGS_FILE)
     settings = sorted(directory.glob(f"overlays/*/{SETTINGS_FILE}"))
     overlays = {path.parent.name: _load(path) for path in settings}
@@ -132,7 +144,7 @@ def _is_text(path: Path, text: str) -> bool:
 
 
 def _note(text: str) -> None:
-    """Say beside the manifests what else is needed."""
+    """Print a note to standard error, as a comment of YAML."""
     Console(stderr=True).print(f"# {text}", highlight=False, soft_wrap=True)
 
 

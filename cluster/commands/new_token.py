@@ -1,4 +1,4 @@
-"""`raypd token`, and the options by which every command of a client says who it is."""
+"""`raypd token`, and the options with which client commands authenticate."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from cluster.errors import InvalidConfig
 
 
 def use_credentials(options: dict[str, Path | bool | None]) -> None:
-    """Let this process's clients use them. options: by variable, as in Credentials.from_environment()."""
+    """Set the environment variables from which this process's clients take their credentials.
+
+    options: values by the variable's name without RAYPD_, as in Credentials.from_environment()
+    """
     for name, value in options.items():
         if value:
             os.environ[f"RAYPD_{name}"] = "1" if value is True else str(value)
 
 
 def print_new_token(console: Console, **settings: Any) -> None:
-    """Make a token and say what goes into the token file. settings: of TokenEntry. Raises InvalidConfig."""
+    """Create a token, and print it and its entry for the token file. Raises InvalidConfig.
+
+    settings: the fields of TokenEntry, except sha256
+    """
     token = make_token()
     try:
         entry = TokenEntry(sha256=hash_token(token), **settings)
@@ -30,7 +36,7 @@ def print_new_token(console: Console, **settings: Any) -> None:
         mistakes = [f"{mistake['loc'][0]} = {mistake['input']!r}: {mistake['msg']}" for mistake in error.errors()]
         raise InvalidConfig("token", mistakes) from error
     shown = entry.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    console.print("The token, which is not kept anywhere:", highlight=False)
+    console.print("The token, which is not stored anywhere:", highlight=False)
     console.print(f"  {token}", highlight=False, soft_wrap=True)
     console.print("Below `tokens:` in the token file:", highlight=False)
     text = yaml.safe_dump([shown], sort_keys=False).rstrip()

@@ -9,26 +9,28 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cluster.commands.command_line import (
-    Address,
-    Timeout,
-    Wait,
-    WaitTimeout,
-    fail,
-    run,
-)
+from cluster.commands.command_line import Address, Timeout, Wait, WaitTimeout, fail, run
 from cluster.errors import InvalidConfig
 from cluster.routing.engine_connection import EngineRole
 
 
 def status(
     address: Address = "127.0.0.1:50051",
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh the status until Ctrl-C.")] = False,
-    interval_s: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two refreshes.")] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print raypd.v1.GetStatusResponse as JSON.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Refresh the status on the screen until Ctrl-C.")
+    ] = False,
+    interval_s: Annotated[
+        float, typer.Option("--interval", min=0.1, help="Seconds between two refreshes of --watch.")
+    ] = 1.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the status once as JSON (message raypd.v1.GetStatusResponse).")
+    ] = False,
     timeout_s: Timeout = 10.0,
 ) -> None:
-    """Show a running cluster's engines, links, KV transfers, requests and the controller's decisions."""
+    """Show the engines, ingresses, KV transfers and requests of a running cluster.
+
+    The last decisions of the controller are at the end.
+    """
     from cluster.commands.status_screen import show_status
 
     watch_s = interval_s if watch else None
@@ -37,13 +39,18 @@ def status(
 
 def scale(
     address: Address = "127.0.0.1:50051",
-    prefill: Annotated[int | None, typer.Option(min=0, help="Number of prefill engines.")] = None,
-    decode: Annotated[int | None, typer.Option(min=0, help="Number of decode engines.")] = None,
-    both: Annotated[int | None, typer.Option(min=0, help="Number of engines that prefill and decode.")] = None,
-    encode: Annotated[int | None, typer.Option(min=0, help="Number of engines that encode images.")] = None,
+    prefill: Annotated[int | None, typer.Option(min=0, help="New number of prefill engines.")] = None,
+    decode: Annotated[int | None, typer.Option(min=0, help="New number of decode engines.")] = None,
+    both: Annotated[int | None, typer.Option(min=0, help="New number of engines that prefill and decode.")] = None,
+    encode: Annotated[int | None, typer.Option(min=0, help="New number of engines that encode images.")] = None,
     timeout_s: Timeout = 10.0,
 ) -> None:
-    """Change the number of engines of a running cluster. Engines that leave finish their requests first."""
+    """Change the number of engines of a running cluster.
+
+    A role without an option keeps its number of engines. Engines that leave finish their requests first.
+
+    Example: raypd scale --prefill 2 --decode 4
+    """
     from cluster.commands.administration import scale as ask
 
     counts = {"prefill": prefill, "decode": decode, "both": both, "encode": encode}
@@ -54,22 +61,30 @@ def drain(
     engine: Annotated[str | None, typer.Argument(help="Name of the engine, as `raypd status` shows it.")] = None,
     address: Address = "127.0.0.1:50051",
     node: Annotated[
-        str | None, typer.Option(help="Drain everything on this node (address, hostname or id) instead.")
+        str | None,
+        typer.Option(
+            help="Drain all engines and ingresses of this node instead; the node's address, hostname or Ray id."
+        ),
     ] = None,
-    for_good: Annotated[bool, typer.Option("--for-good", help="Do not start another engine in its place.")] = False,
+    for_good: Annotated[
+        bool, typer.Option("--for-good", help="Do not start another engine in place of the drained one.")
+    ] = False,
     wait: Wait = False,
     wait_timeout_s: WaitTimeout = 600.0,
     timeout_s: Timeout = 10.0,
 ) -> None:
-    """Let an engine finish its requests, then restart it; or move everything off a node.
+    """Drain an engine, or all engines and ingresses of a node.
 
-    The engine gets no new requests meanwhile.
+    A drained engine gets no new requests, finishes the ones that it has, and is then replaced by a new process, unless
+    --for-good is given. On a drained node nothing is started any more; its engines are started again on other nodes.
+
+    Example: raypd drain --node 10.0.0.7 --wait
     """
     from cluster.commands import administration as admin_commands
 
     wait_s = wait_timeout_s if wait else None
     if (engine is None) == (node is None):
-        fail(InvalidConfig("drain", ["name an engine, or a node with --node"]), exit_code=2)
+        fail(InvalidConfig("drain", ["name either an engine or, with --node, a node"]), exit_code=2)
     if engine is not None:
         draining = admin_commands.drain(
             address, Console(), engine, for_good=for_good, wait_s=wait_s, timeout_s=timeout_s
@@ -83,16 +98,20 @@ def drain(
 def update(
     model: Annotated[
         Path,
-        typer.Option(help="Directory of the new checkpoint, in Hugging Face format, at the same path on every node."),
+        typer.Option(
+            help="Directory of the new checkpoint, in Hugging Face format; it has to be at this path on every node."
+        ),
     ],
     address: Address = "127.0.0.1:50051",
     wait: Wait = False,
     wait_timeout_s: WaitTimeout = 600.0,
     timeout_s: Timeout = 10.0,
 ) -> None:
-    """Replace the model without an interruption.
+    """Update a running cluster to another checkpoint, without interrupting requests.
 
-    Engines are replaced group by group; both checkpoints are served meanwhile.
+    Engines are replaced one after the other, and requests finish on the checkpoint on which they began.
+
+    Example: raypd update --model /models/Llama-3.1-8B-v2 --wait
     """
     from cluster.commands.administration import update as ask
 
@@ -102,17 +121,20 @@ def update(
 
 
 def load_adapter(
-    name: Annotated[str, typer.Argument(help="Name of the adapter in requests.")],
+    name: Annotated[str, typer.Argument(help="Name by which requests use the adapter.")],
     directory: Annotated[
-        Path, typer.Argument(help="Directory of the adapter in PEFT's format, at the same path on every node.")
+        Path, typer.Argument(help="Directory of the adapter in PEFT format; it has to be at this path on every node.")
     ],
     address: Address = "127.0.0.1:50051",
     timeout_s: Timeout = 60.0,
 ) -> None:
-    """Load a LoRA adapter into a running cluster, or load new weights for one."""
+    """Load a LoRA adapter into a running cluster, or new weights under a known name.
+
+    Example: raypd load-adapter sql /models/adapters/sql
+    """
     from cluster.commands.administration import load_adapter as ask
 
-    # Not resolved: what is allowed is decided where the files are read.
+    # Symbolic links are not resolved: each engine checks the path on its own node.
     run(lambda: asyncio.run(ask(address, Console(), name, str(directory.absolute()), timeout_s=timeout_s)))
 
 
@@ -121,7 +143,10 @@ def unload_adapter(
     address: Address = "127.0.0.1:50051",
     timeout_s: Timeout = 10.0,
 ) -> None:
-    """Unload a LoRA adapter. Requests that use it finish with it; new requests are refused."""
+    """Unload a LoRA adapter.
+
+    Requests that use the adapter finish with it; new requests that name it are refused.
+    """
     from cluster.commands.administration import unload_adapter as ask
 
     run(lambda: asyncio.run(ask(address, Console(), name, timeout_s=timeout_s)))
@@ -133,22 +158,33 @@ def set_role(
     address: Address = "127.0.0.1:50051",
     timeout_s: Timeout = 10.0,
 ) -> None:
-    """Change the role of an engine without a restart. The engine keeps its prefix cache."""
+    """Change the role of an engine without restarting it.
+
+    The engine keeps its prefix cache.
+
+    Example: raypd set-role decode-1 both
+    """
     from cluster.commands.administration import set_role as ask
 
     run(lambda: asyncio.run(ask(address, Console(), engine, role.value, timeout_s=timeout_s)))
 
 
 def reset_prefix_cache(
-    engine: Annotated[str, typer.Argument(help="Name of the engine; default: all engines.")] = "",
+    engine: Annotated[
+        str, typer.Argument(help="Name of the engine, as `raypd status` shows it; default: all engines.")
+    ] = "",
     address: Address = "127.0.0.1:50051",
     preempt: Annotated[
         bool,
-        typer.Option("--preempt", help="Preempt running requests, so that their blocks are forgotten, too."),
+        typer.Option(
+            "--preempt",
+            help="Preempt running requests, which compute their KV again later; without it, a busy engine "
+            "keeps its cache.",
+        ),
     ] = False,
     timeout_s: Timeout = 30.0,
 ) -> None:
-    """Empty the prefix cache of one engine or all engines."""
+    """Empty the prefix cache of one engine or of all engines."""
     from cluster.commands.administration import reset_prefix_cache as ask
 
     run(lambda: asyncio.run(ask(address, Console(), engine, preempt=preempt, timeout_s=timeout_s)))
@@ -158,19 +194,31 @@ def profile(
     engine: Annotated[str, typer.Argument(help="Name of the engine, as `raypd status` shows it.")],
     address: Address = "127.0.0.1:50051",
     duration_s: Annotated[
-        float, typer.Option("--seconds", min=0.01, max=60.0, help="Length of the profile, in seconds.")
+        float, typer.Option("--seconds", min=0.01, max=60.0, help="Seconds that the profiler runs.")
     ] = 5.0,
-    trace: Annotated[Path | None, typer.Option(help="File for the trace (.json.gz), which Perfetto shows.")] = None,
-    timeout_s: Timeout = 60.0,
+    trace: Annotated[
+        Path | None, typer.Option(help="Also write the trace to this file (.json.gz); open it in ui.perfetto.dev.")
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the answer after the profile has ended.")
+    ] = 60.0,
 ) -> None:
-    """Profile an engine with torch's profiler, and print where its time goes. The engine is slower meanwhile."""
+    """Run torch's profiler in an engine, and print where its time goes.
+
+    The engine is slower while the profiler runs.
+
+    Example: raypd profile prefill-0 --seconds 10 --trace prefill-0.json.gz
+    """
     from cluster.commands.administration import profile as ask
 
     run(lambda: asyncio.run(ask(address, Console(), engine, duration_s, trace=trace, timeout_s=timeout_s)))
 
 
 def rotate_secret(address: Address = "127.0.0.1:50051", timeout_s: Timeout = 30.0) -> None:
-    """Replace the secret by which engines and ingresses authenticate each other. Nothing is interrupted."""
+    """Replace the secret by which engines and ingresses authenticate each other.
+
+    No request is interrupted. Every process accepts the old secret as well until all processes have the new one.
+    """
     from cluster.commands.administration import rotate_secret as ask
 
     run(lambda: asyncio.run(ask(address, Console(), timeout_s=timeout_s)))

@@ -12,7 +12,10 @@ from cluster.commands.terminal_chat.screen import Screen
 
 
 def stream_answer(client: BlockingClient, prompt: Prompt, options: Options, *, shows_times: bool) -> None:
-    """Print the answer as it comes. shows_times: then, on standard error, how fast it came. Raises ClusterError."""
+    """Print the output as it arrives. Raises ClusterError.
+
+    shows_times: print the times to the first token and per further token to standard error afterwards
+    """
     screen, meter = Screen(sys.stdout), Meter(time.monotonic())
     try:
         with closing(client.generate(prompt, **options)) as responses:

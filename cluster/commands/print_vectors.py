@@ -1,4 +1,4 @@
-"""`raypd embed`: vectors of texts, for programs."""
+"""`raypd embed`: print embeddings as JSON, for other programs to read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cluster.client.vector_options import EmbedOptions
 
 
 def print_embeddings(client: BlockingClient, texts: Sequence[str], options: EmbedOptions) -> None:
-    """Print a line of JSON for each text, a list of its embedding's numbers. Raises ClusterError."""
+    """Print one line of JSON for each text: the list of numbers of its embedding. Raises ClusterError."""
     for embedding in client.embed(texts, **options).embeddings:
-        # As short as a float32 can be said.
+        # Nine significant digits are the fewest that give back every float32.
         numbers = [float(f"{value:.9g}") for value in embedding.values]
         sys.stdout.write(json.dumps(numbers) + "\n")

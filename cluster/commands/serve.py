@@ -8,42 +8,58 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cluster.commands.command_line import (
-    ConfigFile,
-    RayAddress,
-    load,
-    run,
-)
+from cluster.commands.command_line import ConfigFile, RayAddress, load, run
 
 
 def serve(
     config: ConfigFile = None,
-    model: Annotated[Path | None, typer.Option(help="Directory of the checkpoint, in Hugging Face format.")] = None,
-    prefill: Annotated[int | None, typer.Option(help="Number of prefill engines.")] = None,
-    decode: Annotated[int | None, typer.Option(help="Number of decode engines.")] = None,
-    both: Annotated[int | None, typer.Option(help="Number of engines that prefill and decode.")] = None,
-    encode: Annotated[int | None, typer.Option(help="Number of engines that encode images.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on for clients.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the gRPC API; 0 takes a free port.")] = None,
-    http_port: Annotated[int | None, typer.Option(help="Port of the OpenAI API; 0 takes a free port.")] = None,
-    admin_port: Annotated[
-        int | None, typer.Option(help="Port of AdminService; default: the port of the gRPC API.")
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the checkpoint, in Hugging Face format; default: the demo model."),
     ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Server certificate (PEM).")] = None,
+    prefill: Annotated[int | None, typer.Option(help="Number of prefill engines; default: 1.")] = None,
+    decode: Annotated[int | None, typer.Option(help="Number of decode engines; default: 1.")] = None,
+    both: Annotated[int | None, typer.Option(help="Number of engines that prefill and decode; default: 0.")] = None,
+    encode: Annotated[int | None, typer.Option(help="Number of engines that encode images; default: 0.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address that ingresses listen on for clients; default: 127.0.0.1.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the gRPC API; 0 takes a free port. Default: 50051.")] = None,
+    http_port: Annotated[
+        int | None, typer.Option(help="Port of the OpenAI-compatible HTTP API; 0 takes a free port. Default: 8000.")
+    ] = None,
+    admin_port: Annotated[
+        int | None, typer.Option(help="Separate port of the operators' API; default: it shares --port.")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Server certificate (PEM), with which ingresses serve TLS; needs --tls-key.")
+    ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Private key of the server certificate (PEM).")] = None,
     tls_client_ca: Annotated[
-        Path | None, typer.Option(help="Root certificates of clients, for mutual TLS (PEM).")
+        Path | None,
+        typer.Option(help="Root certificates of clients (PEM): clients then have to show a certificate (mutual TLS)."),
     ] = None,
-    tokens: Annotated[Path | None, typer.Option(help="File of the bearer tokens that clients may use.")] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Allow plain text beyond loopback.")] = False,
+    tokens: Annotated[
+        Path | None,
+        typer.Option(help="File of the bearer tokens that are accepted, see `raypd token`; default: none are needed."),
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow listening beyond loopback without TLS.")] = False,
     ray_address: RayAddress = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return when the cluster serves; `raypd stop` ends it.")
+        bool,
+        typer.Option(
+            "--detach",
+            help="Return as soon as the cluster serves, and leave it running until `raypd stop`; needs a running Ray "
+            "cluster.",
+        ),
     ] = False,
 ) -> None:
     """Start a cluster and serve until Ctrl-C or SIGTERM.
 
-    Without arguments, one prefill and one decode engine serve the demo model on the CPU.
+    Without options, one prefill and one decode engine serve the demo model on this machine's CPU. Options override the
+    settings file, and the defaults below hold where the file has no such setting.
+
+    Example: raypd serve --model /models/Llama-3.1-8B --prefill 1 --decode 2
     """
     overrides: dict[str, Any] = {
         "model": {"model": str(model) if model is not None else None},
@@ -72,9 +88,16 @@ def serve(
 def stop(
     config: ConfigFile = None,
     ray_address: RayAddress = None,
-    namespace: Annotated[str | None, typer.Option(help="Ray namespace; default: raypd.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help="Ray namespace in which the raypd cluster runs; default: raypd.")
+    ] = None,
 ) -> None:
-    """Drain and stop the raypd cluster that runs in a Ray cluster."""
+    """Drain and stop the raypd cluster that runs in a Ray cluster.
+
+    Requests may finish within drain_timeout_s (30 seconds by default) of the settings. The Ray cluster keeps running.
+
+    Example: raypd stop --ray-address 10.0.0.1:6379
+    """
     from cluster.start.running import stop_cluster
 
     cluster_config = load(config, {"ray": {"address": ray_address, "namespace": namespace}})
@@ -83,9 +106,12 @@ def stop(
 
 def demo(
     config: ConfigFile = None,
-    num_requests: Annotated[int, typer.Option(min=2, help="Number of concurrent prompts.")] = 16,
+    num_requests: Annotated[int, typer.Option(min=2, help="Number of prompts that are sent at once.")] = 16,
 ) -> None:
-    """Start a cluster, send prompts of mixed length, show where their time went, and stop the cluster."""
+    """Start a cluster, send prompts, show the times of each request, and stop.
+
+    Without --config, one prefill and one decode engine serve the demo model on this machine's CPU.
+    """
     cluster_config = load(config, {"ingress": {"port": 0}})
 
     from cluster.commands.demo import run_demo
@@ -94,5 +120,5 @@ def demo(
 
 
 def _path(path: Path | None) -> str | None:
-    """Return the absolute path, which means the same file to processes in other directories."""
+    """Return the absolute path, which names the same file in processes that run in other directories."""
     return None if path is None else str(path.resolve())

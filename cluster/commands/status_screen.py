@@ -1,4 +1,4 @@
-"""`raypd status`: a running cluster as tables, once or again and again."""
+"""`raypd status`: print a running cluster's status as tables, once or refreshed until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ _MAX_REQUESTS = 20
 _MAX_DECISIONS = 10
 _MAX_REFUSED_PAIRS = 20
 _GAP = 2
-"""Blanks between columns."""
+"""The number of blanks between columns."""
 
 
 async def show_status(
     address: str, console: Console, *, watch_s: float | None, as_json: bool, timeout_s: float
 ) -> None:
-    """Print the status, or keep it on the screen, fresh every watch_s seconds. Raises ClusterError."""
+    """Print the status once, or keep it on the screen. Raises ClusterError if the first call fails.
+
+    watch_s: seconds between two refreshes; None prints the status once
+    as_json: print the message as JSON, once
+    """
     async with GenerateClient(address) as client:
         status = await client.status(timeout_s)
         if as_json:
@@ -40,16 +44,16 @@ async def show_status(
                     status = await client.status(timeout_s)
                     live.update(render_status(status), refresh=True)
                 except CallFailed as error:
-                    # The ingress is replaced where it was: what was seen last stays until then.
+                    # The ingress may be replaced at the same address: the last status stays on the screen until then.
                     live.update(Group(f"[red]{address}: {error}[/]", render_status(status)), refresh=True)
 
 
 def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
-    """Everything that there is to see; what there is none of is left out."""
+    """Return the status as tables; a table without rows is left out, except that of the engines."""
     head = f"model [bold]{status.model}[/]  raypd {status.server_version}  membership {status.membership_version}"
     head += f"  requests in flight {len(status.requests)}"
     if status.moves:
-        head += f"  moved for lack of blocks {status.moves}"
+        head += f"  migrations {status.moves}"
     parts: list[RenderableType] = [head, _engines(status.engines), *_troubles(status)]
     if status.models:
         parts.append(_models(status.models))
@@ -77,7 +81,7 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
 
 
 def _troubles(status: admin_pb2.GetStatusResponse) -> list[str]:
-    """Return a line for each part that does not serve as it should."""
+    """Return a line for each error: the controller's, the engines' and the model versions', and a running update."""
     lines = []
     if status.controller_error:
         lines.append(f"[red]the controller does not answer: {status.controller_error}[/]")
@@ -91,9 +95,10 @@ def _troubles(status: admin_pb2.GetStatusResponse) -> list[str]:
 
 
 class _Table:
-    """Columns whose names begin with a blank are text; the others are numbers, on the right.
+    """A table that splits its columns into several tables below each other if the screen is too narrow.
 
-    What does not fit beside each other follows below, with the first column again. The last one may wrap.
+    Each of them begins with the first column. Columns whose names begin with a blank hold text, on the left; the others
+    hold numbers, on the right. Text in the last column may wrap.
     """
 
     def __init__(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -107,7 +112,7 @@ class _Table:
             yield self._part(columns, self._title if number == 0 else None)
 
     def _split(self, width: int) -> list[list[int]]:
-        """Choose the columns that stand beside each other."""
+        """Return the indexes of the columns of each table. width: the screen's, in characters"""
         widths = [
             _GAP + max(len(cell.strip()) for cell in (name, *(row[index] for row in self._rows)))
             for index, name in enumerate(self._columns)
@@ -140,7 +145,7 @@ def _engines(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
     columns = [
         " engine",
         " role",
-        "life",
+        "incarnation",
         " state",
         "model",
         " node",
@@ -230,7 +235,7 @@ def _transfers(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
 
 
 def _links(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
-    columns = (" engine", " end", " peer", "life", " state", "transfers", "bytes", "age", "idle", " last error")
+    columns = (" engine", " end", " peer", "incarnation", " state", "transfers", "bytes", "age", "idle", " last error")
     rows = [
         [
             engine.engine_id,
@@ -280,7 +285,8 @@ def _guesses(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
         for engine in engines
         if (guesses := engine.guesses).drafts
     ]
-    return _Table("guessed tokens", (" engine", "times", "tokens", "right", " of first, second, … guesses"), rows)
+    columns = (" engine", "drafts", "tokens", "accepted", " accepted of first, second, … tokens")
+    return _Table("drafted tokens", columns, rows)
 
 
 def _adapters(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
@@ -308,7 +314,7 @@ def _ingresses(ingresses: Iterable[admin_pb2.IngressStatus]) -> _Table:
         ]
         for i in ingresses
     ]
-    head = ("ingress", "life", " state", " address", " HTTP", " node", "requests", " last error")
+    head = ("ingress", "incarnation", " state", " address", " HTTP", " node", "requests", " last error")
     return _Table("ingresses", head, rows)
 
 

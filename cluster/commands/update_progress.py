@@ -1,4 +1,4 @@
-"""Decides what `raypd update --wait` waits for, and until when."""
+"""The decision how long `raypd update --wait` waits."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from cluster.api.protos.raypd.v1 import admin_pb2
 
 _WITHOUT_PLACE: Final = frozenset({"pending", "quarantined"})
 _PATIENCE_S: Final = 30.0
-"""How long an engine that finds no place, or was taken out of service, is waited for once all others are done."""
+"""The seconds for which the update still waits for pending or quarantined engines once all others are done."""
 
 
 class UpdateProgress:
-    """An update as the status shows it.
+    """The progress of an update, as statuses of the cluster show it.
 
-    It is done once every engine that serves has the new version, and the others have been without a place to serve for
-    30 seconds: nobody knows when these come up, and then they serve the new version.
+    The update is done once every engine serves the new version. Pending and quarantined engines are waited for only 30
+    seconds longer than the others: nothing tells when they start, and they will serve the new version then.
     """
 
     def __init__(
         self, version: int, tell: Callable[[str], object], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """tell: is called with each news of how far the update is; clock: monotonic, in seconds"""
+        """Begin to watch an update.
+
+        version: the new model version
+        tell:    called with a line of text whenever the update has made progress
+        clock:   returns monotonic seconds
+        """
         self._version = version
         self._tell = tell
         self._clock = clock
@@ -32,7 +37,7 @@ class UpdateProgress:
         self._first_without_place_s: float | None = None
 
     def is_done(self, status: admin_pb2.GetStatusResponse) -> bool:
-        """Take a status in; returns whether nothing is left to wait for."""
+        """Note a new status. Returns whether the wait is over."""
         missing = [engine for engine in status.engines if not self._serves(engine)]
         self._missing = {engine.engine_id: _describe(engine) for engine in missing}
         if status.update and status.update != self._told:
@@ -49,7 +54,7 @@ class UpdateProgress:
         return now_s - self._first_without_place_s >= _PATIENCE_S
 
     def what_is_missing(self) -> str:
-        """Name the engines that do not serve the new version yet, and what each waits for; empty if all serve it."""
+        """Return the engines that do not serve the new version yet, each with its state; empty if all serve it."""
         return ", ".join(f"{engine_id} ({what})" for engine_id, what in sorted(self._missing.items()))
 
     def _serves(self, engine: admin_pb2.EngineStatus) -> bool:

@@ -1,1 +1,1 @@
-"""The engines and ingresses that there are, those that there should be, and how the difference goes away."""
+"""The controller and its parts, which start, watch and replace the engines and ingresses of a cluster."""

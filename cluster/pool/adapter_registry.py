@@ -1,4 +1,4 @@
-"""The LoRA adapters that a cluster has registered. They are part of the membership, which ingresses follow."""
+"""The registration of LoRA adapters. Registered adapters are part of the membership, which ingresses follow."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from cluster.pool.journal import Journal
 
 
 class AdapterRegistry:
-    """A part of the controller; it keeps nothing itself, so there is nothing that a later controller would miss."""
+    """The part of the controller that registers adapters; it has no state of its own, which would have to be saved."""
 
     def __init__(self, config: LoraConfig | None, fleet: EngineFleet, journal: Journal) -> None:
-        """config: None where no adapters are served."""
+        """config: the setting lora; None if the cluster serves no adapters"""
         self._config = config
         self._fleet = fleet
         self._journal = journal
         self._lock = asyncio.Lock()
 
     async def begin(self) -> None:
-        """Register what the configuration names. Raises InvalidConfig."""
+        """Register the adapters of the setting lora. Raises InvalidConfig."""
         if self._config is None:
             return
         adapters = []
@@ -34,10 +34,10 @@ class AdapterRegistry:
         self._fleet.membership = self._fleet.membership.with_adapters(adapters)
 
     async def load(self, name: str, directory: str) -> str:
-        """Register an adapter, or new weights for one, once every engine that serves has loaded it; returns its digest.
+        """Register an adapter, or new weights for a known one, after every serving engine has loaded it.
 
-        Requests that have begun go on with the weights that they began with. Raises InvalidConfig with what is wrong
-        with it, by the words of the engines if they refuse.
+        Requests that have begun keep the weights that they began with. Returns the digest of the weights. Raises
+        InvalidConfig if the adapter cannot be used, with the engines' reasons if they refuse it.
         """
         async with self._lock:
             adapter = await self._describe(name, directory, "load adapter")
@@ -48,7 +48,7 @@ class AdapterRegistry:
             return adapter.digest
 
     async def unload(self, name: str) -> None:
-        """Take an adapter from those that requests may name; who has it ends with it. Raises AdapterNotFound."""
+        """Unregister an adapter; requests that use it finish with it. Raises AdapterNotFound."""
         async with self._lock:
             if all(one.name != name for one in self._registered):
                 known = [one.name for one in self._registered]

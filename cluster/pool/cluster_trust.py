@@ -1,11 +1,11 @@
-"""The cluster's secret as the controller has it: drawn or in a file, the same for every process, and replaced in steps.
+"""The cluster's secret in the controller: drawn or read from a file, the same for every process, replaced in two steps.
 
-Pure. A drawn secret is in memory alone: the controller's, and that of every engine and ingress, which get it by calls.
-A controller that starts anew asks them for it, and draws another one only if nobody has it.
+This file is pure. A drawn secret exists only in the memory of the controller, the engines and the ingresses, which get
+it by calls. A controller that is started again asks them for the secret, and draws another one only if none has it.
 
-A secret is replaced in two steps, so that at every moment any two processes have one in common: first all accept the
-new one beside the old one; once all do, the old one is dropped. Who stays silent holds up the second step, not the
-first. A controller that starts anew in between finds several secrets and goes on from there.
+A secret is replaced in two steps, so that any two processes have one in common at every moment: first every process
+accepts the new secret beside the old one; once all do, the old one is dropped. A process that does not answer delays
+the second step, not the first. A controller that is started again in between finds both secrets and goes on from there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kv_transfer.trust.tls import TlsFiles, TlsMaterial
 
 
 class ClusterTrust:
-    """The secrets that every process is to accept. It belongs to the controller's event loop."""
+    """The secrets that every process should accept. Only the controller's event loop uses this object."""
 
     def __init__(
         self,
@@ -32,10 +32,11 @@ class ClusterTrust:
         block_hash_key_file: Path | None = None,
         make_tls: Callable[[], TlsMaterial | TlsFiles | None] = lambda: None,
     ) -> None:
-        """secret_file: where each node has the secret; None: it is drawn
+        """Set where the secrets come from; begin() or restore() makes them.
 
-        block_hash_key_file: where each node has the key of block hashes; None: it is drawn
-        make_tls: makes the certificates that every process shows, or says where each node has them
+        secret_file: the file with the secret on each node; None: the secret is drawn
+        block_hash_key_file: the file with the key of block hashes on each node; None: the key is drawn
+        make_tls: returns the certificates that every process shows, or their files on each node, or None without TLS
         """
         self._secret_file = secret_file
         self._draw = draw
@@ -49,9 +50,10 @@ class ClusterTrust:
         self.restore((), 0)
 
     def restore(self, found: Iterable[TrustMaterial | None], last_generation: int) -> None:
-        """Go on with the newest of what living processes have, or draw a secret if they have none.
+        """Take over the newest secrets of running processes, or draw a secret if they have none.
 
-        last_generation: the newest that an earlier controller is known to have given out
+        found: the secrets of running processes
+        last_generation: the newest generation that an earlier controller is known to have given out
         """
         materials = [material for material in found if material is not None]
         if materials:
@@ -59,7 +61,7 @@ class ClusterTrust:
         else:
             material = self._make_material(last_generation)
         if self._secret_file is not None:
-            # What processes have taken of an earlier controller has this generation, too: it says the same.
+            # With a file, the secrets of an earlier controller have generation 1 as well: they name the same file.
             material = replace(material, generation=1, secrets=(), secret_file=str(self._secret_file))
         self._set(material)
 
@@ -75,7 +77,7 @@ class ClusterTrust:
 
     @property
     def generation(self) -> int:
-        """The generation of what every process is to have; 0 before begin() or restore()."""
+        """The generation of the secrets that every process should have; 0 before begin() or restore()."""
         return 0 if self._material is None else self._material.generation
 
     @property
@@ -84,24 +86,27 @@ class ClusterTrust:
         return self._material is not None and len(self._material.secrets) > 1
 
     async def material(self) -> TrustMaterial:
-        """Return the secrets that every process is to have; waits for begin() or restore()."""
+        """Return the secrets that every process should have; wait for begin() or restore() first."""
         await self._is_there.wait()
         assert self._material is not None, "it is set before the event"
         return self._material
 
     def rotate(self) -> None:
-        """Accept a new secret beside those that are accepted. Raises SecretIsInFile."""
+        """Draw a new secret and accept it beside those that are accepted already. Raises SecretIsInFile."""
         if self._secret_file is not None:
             raise SecretIsInFile(str(self._secret_file))
         assert self._material is not None, "operators are answered after the start"
         drawn = self._draw()
-        # Asked for again and again before any is dropped, the oldest ones have to go: the number is bounded.
+        # The number of accepted secrets is bounded: with repeated rotations the oldest ones are dropped early.
         kept = self._material.secrets[: MAX_ACCEPTED - 1]
         generation = max(drawn.generation, self.generation + 1)
         self._set(replace(self._material, generation=generation, secrets=(*drawn.secrets, *kept)))
 
     def settle(self, generations: Iterable[int]) -> bool:
-        """Drop the older secrets if all have the newest. generations: of every process. Returns whether it did."""
+        """Drop the older secrets if every process has the newest. Returns whether they were dropped.
+
+        generations: the generation that each process has
+        """
         if not self.is_rotating or any(generation < self.generation for generation in generations):
             return False
         assert self._material is not None, "it rotates"

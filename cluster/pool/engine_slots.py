@@ -1,7 +1,7 @@
-"""Slots, the engines in them, and what became of earlier ones. Pure: the clock is an argument.
+"""Slots, the engines in them, and their histories. Pure: the clock is an argument.
 
-A slot is one wanted engine, named by its role and number; it outlives the engines that fill it one after the other. An
-engine that died leaves its slot, and the next one there gets a higher incarnation, which fences the old one's messages.
+A slot is one wanted engine, named by its role and number. An engine that has died leaves its slot, and the next engine
+of the slot gets a higher incarnation number, by which messages of the earlier one are recognized and dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cluster.routing.engine_connection import EngineRole
 
 @dataclass(frozen=True, slots=True, order=True)
 class Slot:
-    """A place for one engine. role: the one that its engines begin in."""
+    """One wanted engine. role: the role in which the slot's engines start"""
 
     role: EngineRole
     number: int
@@ -28,42 +28,43 @@ class Slot:
 
 
 class EngineState(StrEnum):
-    """An engine as the controller sees it."""
+    """The state of an engine in the controller."""
 
     PENDING = "pending"
-    """It waits for room in the Ray cluster."""
+    """The engine waits for room in the Ray cluster."""
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
-    """It gets no new work."""
+    """The engine finishes its requests and gets no new ones."""
     DRAINED = "drained"
-    """It has no work left, or no time."""
+    """The engine has finished its requests, or the time for the drain is over."""
     DEAD = "dead"
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedEngine:
-    """The engine in a slot, whatever state it is in."""
+    """The engine in a slot, as last observed."""
 
     slot: Slot
     incarnation: int
     state: EngineState
     model_version: int = 1
     finds_no_room: bool = False
-    """Whether it has been PENDING for long."""
+    """Whether the engine has been PENDING for long."""
 
 
 _LONGEST_ROUND_S: Final = 60.0
 _MAX_DOUBLINGS: Final = 60
-"""More make no difference to a wait that is bounded, and a float has no room for 1024."""
+"""The bound on the exponent of the backoff: 2.0**1024 is not a float, and the wait itself is bounded anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
-    """How often a slot is tried again. Times are in seconds.
+    """The rules for restarting the engines of a slot. Times are in seconds.
 
-    An engine's first death in window_s is followed by a start at once, each further one by a wait that doubles from
-    first_backoff_s up to max_backoff_s. After max_deaths within window_s the slot is quarantined for quarantine_s.
+    After an engine's first death within window_s, the next engine starts at once. After each further death it starts
+    with a delay, which doubles from first_backoff_s up to max_backoff_s. After max_deaths deaths within window_s, the
+    slot is quarantined for quarantine_s.
     """
 
     window_s: float = 600.0
@@ -75,12 +76,14 @@ class RestartPolicy:
 
 @dataclass(slots=True)
 class SlotHistory:
-    """The history of a slot's engines. deaths_s: oldest first, on the clock that the reconciler is given.
+    """The history of a slot's engines.
 
+    deaths_s:   the times of deaths, oldest first, on the reconciler's clock
+    last_error: why the last engine died or did not start
     updated_to: the model version for which an update took the slot's engine out of service last; 0: none
 
-    Invariant: questions change nothing. deaths_s holds those within window_s of the last one, and no others: whether
-    that one was one too many is known for as long as the quarantine lasts, however long that is.
+    Invariant: deaths_s holds the deaths within window_s before the last one, and no others. Only add_death() drops old
+    ones, so a quarantine that is longer than window_s is still known while it lasts.
     """
 
     last_incarnation: int = 0
@@ -89,16 +92,16 @@ class SlotHistory:
     updated_to: int = 0
 
     def add_death(self, now_s: float, error: str, policy: RestartPolicy) -> None:
-        """The slot's engine has died, or did not start."""
+        """Note that the slot's engine has died, or did not start."""
         self.deaths_s = sorted([*_within(policy.window_s, _until(now_s, self.deaths_s), now_s), now_s])
         self.last_error = error
 
     def forgive(self) -> None:
-        """Let the next try come at once."""
+        """Forget the deaths, so that the next engine starts at once."""
         self.deaths_s = []
 
     def not_before_s(self, now_s: float, policy: RestartPolicy) -> float:
-        """When the slot may be filled again."""
+        """Return the time before which no new engine may start in the slot; 0 for at once."""
         deaths_s = _until(now_s, self.deaths_s)
         if self.is_quarantined(now_s, policy):
             return deaths_s[-1] + policy.quarantine_s
@@ -109,7 +112,7 @@ class SlotHistory:
         return recent[-1] + min(policy.max_backoff_s, policy.first_backoff_s * 2.0**num_doublings)
 
     def is_quarantined(self, now_s: float, policy: RestartPolicy) -> bool:
-        """Whether its engines have died too often to go on trying."""
+        """Whether the slot's engines have died so often that none is started for a while."""
         deaths_s = _until(now_s, self.deaths_s)
         if not deaths_s or now_s >= deaths_s[-1] + policy.quarantine_s:
             return False
@@ -121,5 +124,8 @@ def _within(window_s: float, deaths_s: Iterable[float], end_s: float) -> list[fl
 
 
 def _until(now_s: float, deaths_s: Iterable[float]) -> list[float]:
-    """Leave out deaths in the future: the clock has been set back. One that came after a round had begun counts."""
+    """Leave out deaths in the future, which remain when the clock is set back.
+
+    A death may be up to a minute after now_s, since it may have occurred after the round began.
+    """
     return [death_s for death_s in deaths_s if death_s <= now_s + _LONGEST_ROUND_S]

@@ -1,4 +1,4 @@
-"""The controller's newest decisions, and the reasons for them."""
+"""The journal of the controller's newest decisions and their reasons, which `raypd status` shows."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _MAX_DECISIONS: Final = 200
 
 
 class Journal:
-    """The newest decisions, oldest first."""
+    """The newest 200 decisions, oldest first."""
 
     def __init__(self) -> None:
         self._decisions: deque[Decision] = deque(maxlen=_MAX_DECISIONS)
 
     def add(self, text: str) -> None:
-        """Something was decided now."""
+        """Note and log a decision, at the current time."""
         logger.info("decided", extra={"decision": text})
         self._decisions.append(Decision(time.time(), text))
 
     def restore(self, decisions: Iterable[Decision]) -> None:
-        """Begin with those of an earlier controller."""
+        """Add the decisions of an earlier controller."""
         self._decisions.extend(decisions)
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
-        """All that are remembered."""
+        """The remembered decisions, oldest first."""
         return tuple(self._decisions)

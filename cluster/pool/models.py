@@ -1,4 +1,4 @@
-"""The model versions of a cluster: a rolling update brings a new one in while the old one still serves."""
+"""The model versions of a cluster: a rolling update adds a new version while the old one is still served."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class Models:
 
     @property
     def newest(self) -> int:
-        """The version that engines are to serve."""
+        """The version that new engines serve."""
         return max(self.directories)
 
     def add(self, directory: str) -> int:
-        """A further version; returns its number."""
+        """Add a version. Returns its number."""
         self.directories[self.newest + 1] = directory
         return self.newest
 
     def restore(self, directories: Mapping[int, str]) -> None:
-        """Know the models of an earlier controller."""
+        """Take over the versions of an earlier controller."""
         self.directories = dict(directories)
 
     def config(self, version: int) -> ClusterConfig:
-        """The cluster's configuration, with the model of that version."""
+        """Return the cluster's configuration with the model of a version."""
         model = self._config.model.model_copy(update={"model": self.directories[version]})
         return self._config.model_copy(update={"model": model})

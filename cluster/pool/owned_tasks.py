@@ -1,4 +1,4 @@
-"""Tasks that run beside their owner, which knows of each until it is over."""
+"""Tasks in the background, which their owner keeps track of until they are done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Coroutine, Iterator
 
 
 class OwnedTasks:
-    """The tasks of one owner that are not over yet."""
+    """The tasks of one owner that are not done yet."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -16,7 +16,7 @@ class OwnedTasks:
         return iter(list(self._tasks))
 
     def start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        """Begin this work; returns its task."""
+        """Start a task for a coroutine. Returns the task."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,6 +1,6 @@
-"""How the controller gives the cluster's secrets to engines and ingresses, and gets them back after its own death.
+"""The calls by which the controller gives the cluster's secrets to engines and ingresses, and asks for them again.
 
-By calls of actors' methods, and never in what an actor is made with: Ray keeps that in its own store.
+Secrets are never among the arguments with which an actor is created: Ray keeps these in its own store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REASK_DELAY_S: Final = 1.0
 
 
 async def give_trust(actor: Any, trust: ClusterTrust) -> int:
-    """Let an engine or an ingress accept what the cluster accepts now; returns which generation it has, 0: unknown."""
+    """Give an engine or an ingress the newest secrets. Returns the generation that it has; 0 if it did not answer."""
     try:
         generation: int = await call(actor.use_trust, await trust.material(), timeout_s=_CALL_TIMEOUT_S)
     except RayCallFailed as failed:
@@ -34,19 +34,19 @@ async def give_trust(actor: Any, trust: ClusterTrust) -> int:
 
 
 async def spread_trust(actors: Iterable[Any], trust: ClusterTrust) -> bool:
-    """Give everybody what is new, and drop the older secrets if everybody has it. Returns whether none is left."""
+    """Give all processes the newest secrets, and drop the older ones if all have them. Returns whether none is left."""
     everybody = list(actors)
     if trust.settle(await asyncio.gather(*(give_trust(actor, trust) for actor in everybody))):
-        # Who misses this accepts the older ones for a little longer, and gets it with its next heartbeat.
+        # A process that misses this call accepts the older secrets until its next heartbeat.
         await asyncio.gather(*(give_trust(actor, trust) for actor in everybody))
     return not trust.is_rotating
 
 
 async def find_trust(actors: Callable[[], Sequence[Any]], timeout_s: float) -> list[TrustMaterial]:
-    """Ask living processes what they were given; empty if nobody has anything.
+    """Return the secrets that running engines and ingresses have; empty if none has any.
 
-    While all that live are silent they are asked again, for as long as timeout_s: without their secret they would be
-    strangers to whoever comes after.
+    If no process answers and one of them is only silent, they are asked again for timeout_s seconds: with a newly drawn
+    secret, they and processes that start later would refuse each other.
     """
     loop = asyncio.get_running_loop()
     give_up_s = loop.time() + timeout_s

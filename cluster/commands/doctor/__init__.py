@@ -1,1 +1,4 @@
-"""`raypd doctor`: what would go wrong, before anything is started. No torch: a child process asks what needs it."""
+"""`raypd doctor`: checks of the model and the nodes before a start.
+
+This package does not import torch: a child process asks torch about devices.
+"""

@@ -1,4 +1,4 @@
-"""Reads what a checkpoint's files say of the model, and whether they are whole, without reading a weight."""
+"""Checks of a checkpoint's files, and the sizes of the model that they describe; no weights are read."""
 
 from __future__ import annotations
 
@@ -14,67 +14,70 @@ _DTYPE_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint, by its files. text_config: the decoder's part of config.json, where that is nested."""
+    """The directory, configuration and tensors of a checkpoint.
+
+    text_config: the decoder's part of config.json if there is one (models with images), else all of config.json
+    """
 
     directory: Path
     text_config: dict[str, Any]
     weights: tuple[Weight, ...]
 
     def dtype(self, wanted: str) -> str:
-        """The dtype that it is loaded in. wanted: model.dtype of the settings."""
+        """Return the dtype that the weights are loaded in. wanted: the setting model.dtype"""
         own = self.text_config.get("dtype") or self.text_config.get("torch_dtype") or "float32"
         return str(own) if wanted == "auto" else wanted
 
     def dtype_bytes(self, wanted: str) -> int:
-        """Return the size of one number."""
+        """Return the size of one weight in bytes. wanted: the setting model.dtype"""
         return _DTYPE_BYTES.get(self.dtype(wanted), 4)
 
     def number(self, *names: str) -> int:
-        """Return the first of these settings that there is; 0 if there is none."""
+        """Return the first of these fields that config.json has, as an integer; 0 if it has none of them."""
         return next((int(value) for name in names if (value := self.text_config.get(name))), 0)
 
     @property
     def num_heads(self) -> int:
-        """Attention heads of a layer."""
+        """The number of attention heads of a layer."""
         return self.number("num_attention_heads", "n_head")
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads that KV is kept of."""
+        """The number of heads of a layer that have keys and values."""
         return self.number("num_key_value_heads") or self.num_heads
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a key."""
+        """The number of elements of one head's key."""
         return self.number("head_dim") or self.number("hidden_size", "n_embd") // max(self.num_heads, 1)
 
     @property
     def num_layers(self) -> int:
-        """Layers that own KV."""
+        """The number of layers."""
         return self.number("num_hidden_layers", "n_layer")
 
     @property
     def max_model_len(self) -> int:
-        """The longest sequence that it was made for; 0 if it does not say."""
+        """The longest sequence that the model was trained for, in tokens; 0 if config.json does not state it."""
         return self.number("max_position_embeddings", "n_positions")
 
 
 def read_checkpoint(directory: Path) -> tuple[Checkpoint | None, list[Finding]]:
-    """Everything that can be known without loading it; None if it cannot be loaded."""
+    """Read a checkpoint's files. Returns the findings, and the checkpoint, or None if its files cannot be used."""
     check = "model files"
     try:
         config, weights = read_config_file(directory), read_weights(directory)
     except UnreadableCheckpoint as error:
-        advice = "give a directory in Hugging Face format that is whole, at the same path on every node"
+        advice = "give the directory of a complete checkpoint in Hugging Face format, at the same path on every node"
         return None, [failure(check, str(error), advice)]
     checkpoint = Checkpoint(directory, config.get("text_config") or config, weights)
     num_parameters = sum(weight.num_elements for weight in weights)
     found = f"{directory.name}: {num_parameters / 1e6:,.0f} million parameters, {checkpoint.dtype('auto')}"
-    return checkpoint, [ok(check, f"{found}, {gib(_size_bytes(directory))} in files, all whole")]
+    return checkpoint, [ok(check, f"{found}, {gib(_size_bytes(directory))} in files, all complete")]
 
 
 def check_tokenizer(directory: Path, *, use_fastokens: bool = True) -> Finding:
-    """Whether an ingress could use it. use_fastokens: as in ModelTokenizer"""
+    """Check whether an ingress could use the checkpoint's tokenizer. use_fastokens: as in ModelTokenizer"""
     # transformers takes seconds to import, and only this check needs it.
     from cluster.errors import TokenizerUnusable
     from cluster.text.model_tokenizer import ModelTokenizer

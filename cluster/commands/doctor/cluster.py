@@ -1,4 +1,4 @@
-"""All nodes of a Ray cluster: each looks at itself; then what only shows from outside."""
+"""Checks of all nodes of a Ray cluster: the facts that each node collects, and comparisons between nodes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from cluster.settings.ingress import IngressConfig
 
 _LOOK_TIMEOUT_S: Final = 180.0
 _MAX_SKEW_S: Final = 1.0
-"""Logs and `raypd status` put times of several nodes side by side; nothing else goes by them."""
+"""The largest accepted clock offset. Only logs and `raypd status` compare times of several nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLook:
-    """A node, and what it said of itself; facts: None if it did not answer, and error says why."""
+    """A node and the facts that it has reported; facts is None if it did not answer, and error holds the reason."""
 
     node: Node
     facts: NodeFacts | None
@@ -35,7 +35,10 @@ class NodeLook:
 
 
 def look_at_nodes(nodes: list[Node], host: str, ports: tuple[int, ...], files: InternalFiles) -> list[NodeLook]:
-    """Let every node look at itself, all at once; who takes too long is left out."""
+    """Collect the facts of all nodes at once; a node without an answer after 180 s has its error instead.
+
+    host, ports, files: as in look_at_node()
+    """
     look: Any = ray.remote(look_at_node)
     asked = {}
     for node in nodes:
@@ -53,7 +56,10 @@ def look_at_nodes(nodes: list[Node], host: str, ports: tuple[int, ...], files: I
 
 
 def clock_offsets(nodes: list[Node]) -> dict[str, float]:
-    """How far each node's clock is ahead of ours, by node id: its time less the middle between question and answer."""
+    """Return by how many seconds each node's clock is ahead of ours, by node id; nodes without an answer are left out.
+
+    The offset is the node's time less the midpoint between question and answer.
+    """
     ask: Any = ray.remote(_now_s)
     offsets = {}
     for node in nodes:
@@ -70,7 +76,7 @@ def clock_offsets(nodes: list[Node]) -> dict[str, float]:
 
 
 def judge_clocks(offsets: Mapping[str, float], names: Mapping[str, str]) -> Finding:
-    """names: of the nodes, by id."""
+    """Judge the offsets of clock_offsets(). names: the nodes' names for people, by node id"""
     late = {names[node_id]: offset_s for node_id, offset_s in offsets.items() if abs(offset_s) > _MAX_SKEW_S}
     if late:
         found = ", ".join(f"{name} {offset_s:+.1f} s" for name, offset_s in sorted(late.items()))
@@ -80,7 +86,7 @@ def judge_clocks(offsets: Mapping[str, float], names: Mapping[str, str]) -> Find
 
 
 def judge_versions(looks: list[NodeLook]) -> Finding:
-    """Ray's actors move between nodes: their interpreter and Ray have to be the same."""
+    """Check that all nodes have the same versions of Python and Ray, since actors may run on any of them."""
     versions: dict[tuple[str, str], list[str]] = {}
     for look in looks:
         if look.facts is not None:
@@ -92,7 +98,10 @@ def judge_versions(looks: list[NodeLook]) -> Finding:
 
 
 def judge_room(config: ClusterConfig, nodes: list[Node]) -> list[Finding]:
-    """Whether the cluster, empty, has room for all engines. What roles share is given to the first of them."""
+    """Check whether all engines would fit into the Ray cluster if it were empty.
+
+    Engines are placed role after role, so nodes that several roles could use go to the first of these roles.
+    """
     left = {node.node_id: dict(node.resources) for node in nodes}
     findings = []
     for role in EngineRole:
@@ -113,7 +122,7 @@ def judge_room(config: ClusterConfig, nodes: list[Node]) -> list[Finding]:
 
 
 def judge_ingress_room(config: ClusterConfig, nodes: list[Node]) -> Finding:
-    """Whether the cluster, empty, has nodes for all ingresses, by their resources and labels."""
+    """Check whether an empty cluster has nodes for all ingresses, by custom resources and labels."""
     ingress, check = config.ingress, "room for ingresses"
     fitting = [node for node in nodes if node.has(ingress.resources, ingress.labels)]
     needs = f"each needs {ingress.resources} on a node that is labelled {ingress.labels}"
@@ -132,7 +141,7 @@ def judge_ingress_room(config: ClusterConfig, nodes: list[Node]) -> Finding:
 
 
 def _num_ingresses(ingress: IngressConfig, node: Node) -> int:
-    """So many fit on a node that one fits on; without needs all do."""
+    """Return how many ingresses fit on a node that has room for one; all do if they need no resources."""
     needs = [(name, amount) for name, amount in ingress.resources.items() if amount > 0]
     return min((int(node.resources[name] // amount) for name, amount in needs), default=ingress.count)
 
@@ -149,4 +158,4 @@ def _place(config: ClusterConfig, role: EngineRole, nodes: list[Node], left: dic
 
 
 def _now_s() -> float:
-    return time.time()  # Ray takes no builtin.
+    return time.time()  # Ray cannot make a task of the builtin itself.

@@ -1,4 +1,4 @@
-"""`raypd doctor`: this node, or every node of a Ray cluster, and whether the model fits there."""
+"""The course of `raypd doctor`: check the model, this node or every node of a Ray cluster, and the memory."""
 
 from __future__ import annotations
 
@@ -30,21 +30,20 @@ _COLOURS: Final = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.FAILU
 
 
 def examine(config: ClusterConfig, console: Console, *, gpu: str | None, as_json: bool) -> bool:
-    """Print the findings; returns whether nothing stands in the way.
+    """Make all checks and print the findings. Returns whether none is a failure.
 
-    gpu: of what kind the engines' GPUs would be, where this machine is not where they are; then only the model is
-    looked at
-    Raises InvalidConfig.
+    gpu: a kind of GPU (a key of GPU_MEMORY_GIB): check only whether the model fits on it; None checks the machines
+    Raises InvalidConfig if the kind is unknown.
     """
     if gpu is not None and gpu not in GPU_MEMORY_GIB:
-        raise InvalidConfig("--gpu", [f"{gpu!r} is not known; these are: {', '.join(GPU_MEMORY_GIB)}"])
+        raise InvalidConfig("--gpu", [f"{gpu!r} is not a known kind of GPU; choose one of {', '.join(GPU_MEMORY_GIB)}"])
     checkpoint, model_findings = _look_at_model(config)
     findings: list[Finding] = []
     for found in (model_findings, _look_around(config, checkpoint, gpu)):
         for finding in found:
             findings.append(finding)
             if not as_json:
-                # At once: what there is to say of the model is known long before torch has been asked for devices.
+                # Print findings as they come: those about the model are known long before torch has found devices.
                 _print(finding, console)
     if as_json:
         rows = [dataclasses.asdict(finding) | {"verdict": finding.verdict.value} for finding in findings]
@@ -53,7 +52,7 @@ def examine(config: ClusterConfig, console: Console, *, gpu: str | None, as_json
 
 
 def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, Iterator[Finding]]:
-    """Return the checkpoint, None if no engine would serve it, and what there is to say of it."""
+    """Return the checkpoint, or None if no engine could serve it, and the findings about it."""
     directory = Path(config.model.model)
     checkpoint, findings = read_checkpoint(directory)
     mistakes: list[str] = []
@@ -69,12 +68,12 @@ def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, Iterator[F
         if checkpoint is not None:
             yield check_tokenizer(directory, use_fastokens=config.ingress.use_fastokens)
 
-    # What no engine serves needs no memory, and its sizes may make no sense.
+    # A model that no engine can serve gets no memory budget: its sizes may make no sense.
     return (None if mistakes else checkpoint), say()
 
 
 def _look_around(config: ClusterConfig, checkpoint: Checkpoint | None, gpu: str | None) -> Iterator[Finding]:
-    """Yield the findings about the machines. gpu: see examine()."""
+    """Yield the findings about the machines and their memory. gpu: as in examine()"""
     if gpu is not None:
         room = {role: (int(GPU_MEMORY_GIB[gpu] * GIB), True) for role in EngineRole}
         yield from _budgets(config, checkpoint, room)
@@ -89,15 +88,15 @@ def _look_around(config: ClusterConfig, checkpoint: Checkpoint | None, gpu: str 
 
 
 def _look_at_ingress_files(config: ClusterConfig) -> Iterator[Finding]:
-    advice = "`raypd serve` refuses it: see docs/security.md for what the file has to be"
+    advice = "`raypd serve` would not start with this file: see docs/security.md for what the file has to contain"
     yield from (failure("files", mistake, advice) for mistake in find_ingress_file_mistakes(config.ingress))
     for reason in find_certificate_warnings(config.ingress.tls):
-        yield warning("certificate", reason, "renew it; it is read again when the file changes")
+        yield warning("certificate", reason, "renew the certificate; raypd reads the file again when it changes")
 
 
 def _look_at_cluster(config: ClusterConfig, checkpoint: Checkpoint | None) -> list[Finding]:
     local_ray.connect(config)
-    # Ray reads its authentication when it is imported, so connecting comes first.
+    # Ray reads its authentication settings when it is imported, so modules that import it come after connect().
     from cluster.commands.doctor.cluster import (
         clock_offsets,
         judge_clocks,
@@ -117,7 +116,7 @@ def _look_at_cluster(config: ClusterConfig, checkpoint: Checkpoint | None) -> li
         facts_by_role: dict[EngineRole, list[NodeFacts]] = {role: [] for role in EngineRole}
         for look in looks:
             if look.facts is None:
-                advice = "raypd and its dependencies have to be on every node; see this node's Ray logs"
+                advice = "install raypd and its dependencies on every node; see this node's Ray logs"
                 findings.append(replace(failure("node", look.error, advice), node=look.node.address))
                 continue
             roles = [role for role in EngineRole if config.group(role).count and can_hold(look.node, config, role)]
@@ -133,7 +132,7 @@ def _look_at_cluster(config: ClusterConfig, checkpoint: Checkpoint | None) -> li
 
 
 _Room: TypeAlias = tuple[int, bool]
-"""Free bytes of a rank, and whether they are a GPU's."""
+"""The free memory of a rank in bytes, and whether it is a GPU's memory."""
 
 
 def _budgets(config: ClusterConfig, checkpoint: Checkpoint | None, room: dict[EngineRole, _Room]) -> list[Finding]:
@@ -147,7 +146,7 @@ def _budgets(config: ClusterConfig, checkpoint: Checkpoint | None, room: dict[En
 
 
 def _room_of(config: ClusterConfig, role: EngineRole, nodes: list[NodeFacts]) -> _Room:
-    """Return the memory that a rank has at least on these nodes: its GPU's, or an equal part of the host's."""
+    """Return the least memory that a rank has on one of these nodes: its GPU's, or an equal part of the host's."""
     gpus = [gpu.free_bytes for facts in nodes for gpu in facts.gpus] if _num_gpus_of(config, role) else []
     if gpus:
         return min(gpus), True

@@ -1,4 +1,4 @@
-"""A finding: the result of one check."""
+"""Findings: the results of checks, each with a verdict and advice."""
 
 from __future__ import annotations
 
@@ -14,14 +14,20 @@ class Verdict(enum.Enum):
 
     OK = "ok"
     WARNING = "warning"
-    """It serves, but slower, or only as long as nothing else happens."""
+    """The cluster would serve, but slowly, or with little room for anything unexpected."""
     FAILURE = "failure"
-    """It does not serve like this."""
+    """The cluster would not serve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """advice: what to change; empty if nothing. node: where, in a cluster."""
+    """The result of one check.
+
+    check:  what was checked, such as "clocks"
+    found:  what was found, for people
+    advice: what to change; empty if nothing has to change
+    node:   the address of the node that was checked; empty if the finding is about no single node
+    """
 
     check: str
     verdict: Verdict
@@ -31,20 +37,20 @@ class Finding:
 
 
 def ok(check: str, found: str) -> Finding:
-    """Nothing to change."""
+    """Return a finding that nothing has to be changed."""
     return Finding(check, Verdict.OK, found)
 
 
 def warning(check: str, found: str, advice: str) -> Finding:
-    """Better changed."""
+    """Return a finding that something should be changed, although the cluster would serve."""
     return Finding(check, Verdict.WARNING, found, advice)
 
 
 def failure(check: str, found: str, advice: str) -> Finding:
-    """To be changed first."""
+    """Return a finding that something has to be changed before the cluster can serve."""
     return Finding(check, Verdict.FAILURE, found, advice)
 
 
 def gib(size_bytes: float) -> str:
-    """For people."""
+    """Return a size for people, in GiB, or in MiB if it is small."""
     return f"{size_bytes / GIB:.1f} GiB" if size_bytes >= GIB / 10 else f"{size_bytes / 2**20:.1f} MiB"

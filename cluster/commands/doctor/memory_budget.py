@@ -1,8 +1,8 @@
-"""Will this model fit, and how many tokens of KV does that leave room for? Pure arithmetic.
+"""The memory budget of a rank: whether the model fits, and for how many tokens of KV room is left. Pure arithmetic.
 
-A rank holds its share of every matrix, and all embeddings and norms (actors/model/tensor_parallel/plan.py). Weights and
-blocks are exact; activations are an estimate from above, where the engine measures. On a GPU, CUDA's context and NCCL's
-buffers take memory too.
+A rank holds its share of every matrix, and all embeddings and norms (actors/model/tensor_parallel/plan.py). Sizes of
+weights and blocks are exact. The size of activations is an upper estimate; the engine itself measures it. On a GPU,
+CUDA's context and NCCL's buffers take memory too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cluster.commands.doctor.findings import GIB, Finding, failure, gib, ok, war
 from kv_transfer.layout import KVCacheLayout, rank_kv_heads
 
 GPU_MEMORY_GIB: Final = {"a100": 79.2, "h100": 79.6, "h200": 139.8, "b200": 178.4, "l40s": 44.5}
-"""The memory that CUDA calls free on an idle GPU."""
+"""The free memory that CUDA reports on an idle GPU of each kind, in GiB."""
 
 _CUDA_BYTES: Final = GIB
 _WHOLE_ON_EVERY_RANK: Final = re.compile(r"embed|wte|wpe")
@@ -28,7 +28,14 @@ _TP_SIZES: Final = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """The memory of one rank, in bytes. free_bytes: before anything is loaded; num_blocks: of the engine's KV cache."""
+    """The memory of one rank and its use.
+
+    free_bytes:       the memory that is free before anything is loaded
+    weight_bytes, activation_bytes: the memory for weights, and the largest step's activations
+    block_size_bytes: the part of one block's KV on this rank; block_size: tokens of a block
+    num_blocks:       blocks of the engine's KV cache
+    max_model_len:    the longest prompt and output together, in tokens
+    """
 
     free_bytes: int
     weight_bytes: int
@@ -40,12 +47,12 @@ class MemoryBudget:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens whose KV there is room for, over all requests at once."""
+        """The number of tokens whose KV fits into the cache, over all requests at once."""
         return self.num_blocks * self.block_size
 
 
 def weight_bytes(checkpoint: Checkpoint, engine: EngineConfig) -> int:
-    """Return the size of the model's weights on one rank."""
+    """Return the size of the model's weights on one rank, in bytes."""
     tp_size = engine.parallel.tensor_parallel_size
     is_tied = bool(checkpoint.text_config.get("tie_word_embeddings"))
     num_elements = 0
@@ -58,7 +65,10 @@ def weight_bytes(checkpoint: Checkpoint, engine: EngineConfig) -> int:
 
 
 def activation_bytes(checkpoint: Checkpoint, engine: EngineConfig) -> int:
-    """Estimate the largest step from above: a layer's inputs and what it makes of them, and the logits in float32."""
+    """Return an upper estimate of the largest step's activations on one rank, in bytes.
+
+    These are the inputs and results of one layer, and the logits in float32.
+    """
     tp_size, scheduler = engine.parallel.tensor_parallel_size, engine.scheduler
     hidden = checkpoint.number("hidden_size", "n_embd")
     between = checkpoint.number("intermediate_size", "n_inner") or 4 * hidden
@@ -69,7 +79,12 @@ def activation_bytes(checkpoint: Checkpoint, engine: EngineConfig) -> int:
 
 
 def plan_memory(checkpoint: Checkpoint, engine: EngineConfig, free_bytes: int, *, is_gpu: bool) -> MemoryBudget:
-    """free_bytes: of the rank's GPU, or its part of the host's memory. Raises KVCacheTooSmall, ValueError."""
+    """Return the budget of one rank.
+
+    free_bytes: the free memory of the rank's GPU, or the rank's part of the host's free memory
+    Raises KVCacheTooSmall if too little memory is left for the KV cache, ValueError if the KV heads cannot be shared by
+    so many ranks.
+    """
     tp_size = engine.parallel.tensor_parallel_size
     num_heads = len(rank_kv_heads(checkpoint.num_kv_heads, tp_size, 0))
     dtype, dtype_bytes = checkpoint.dtype(engine.model.dtype), checkpoint.dtype_bytes(engine.model.dtype)
@@ -88,14 +103,14 @@ def plan_memory(checkpoint: Checkpoint, engine: EngineConfig, free_bytes: int, *
     )
     if num_blocks * block_size_bytes > left:
         raise KVCacheTooSmall(
-            f"the KV cache is to have {num_blocks} blocks, {gib(num_blocks * block_size_bytes)}, but "
+            f"the KV cache needs {gib(num_blocks * block_size_bytes)} for {num_blocks} blocks, but only "
             f"{gib(max(left, 0))} are left"
         )
     return MemoryBudget(free_bytes, weights, activations, block_size_bytes, block_size, num_blocks, max_model_len)
 
 
 def check_budget(name: str, checkpoint: Checkpoint, engine: EngineConfig, free_bytes: int, *, is_gpu: bool) -> Finding:
-    """name: of the engines, such as "decode"."""
+    """Check whether an engine's memory suffices. name: the engines' role; the other parameters as in plan_memory()"""
     check = f"memory of {name} engines"
     tp_size = engine.parallel.tensor_parallel_size
     weights = weight_bytes(checkpoint, engine)
@@ -117,7 +132,7 @@ def check_budget(name: str, checkpoint: Checkpoint, engine: EngineConfig, free_b
 
 
 def _what_fits(checkpoint: Checkpoint, engine: EngineConfig, free_bytes: int, *, is_gpu: bool) -> str:
-    """The smallest change that would do."""
+    """Return advice: the smallest change of the settings with which the model fits."""
     for tp_size in _TP_SIZES:
         if tp_size <= engine.parallel.tensor_parallel_size or checkpoint.num_heads % tp_size:
             continue

@@ -1,4 +1,4 @@
-"""Checks of a node: what it has, and what is wrong with it."""
+"""Checks of one node: collecting the facts about it, and judging them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _DRIVER_FILE: Final = Path("/proc/driver/nvidia/version")
 _INFINIBAND: Final = Path("/sys/class/infiniband")
 _SHM: Final = Path("/dev/shm")
 _MIN_SHM_BYTES: Final = 256 * 2**20
-"""Ray's object store, as the manifests start it; less than they give a pod, since Ray may run there already."""
+"""The size of Ray's object store, for which /dev/shm needs room; Ray may run on the node already and use it."""
 _MIN_FILES: Final = 4096
 _GPU_SHM_BYTES: Final = 2 * GIB
-"""NCCL's ranks of one host talk through it."""
+"""The additional need of an engine with several GPUs: NCCL's ranks of one host communicate through /dev/shm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device, as CUDA sees it."""
+    """One GPU that CUDA sees."""
 
     name: str
     free_bytes: int
@@ -45,14 +45,18 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """A node as it is now.
+    """The facts about a node at one moment.
 
-    driver: NVIDIA's, None without one; cuda: that torch was built for, None for a build without it
-    nvlink: lines of nvidia-smi about links that are up; None if it could not be asked
-    rdma: device -> state of its first port; memlock_bytes: None without a limit
-    errors: what went wrong while the devices were asked
-    taken_ports: of the ingress's, those where somebody listens
-    file_mistakes: why the files of the cluster's secrets and certificates cannot be used here
+    memlock_bytes: limit on locked memory; None without a limit
+    driver:        version of the NVIDIA driver; None without one
+    torch, cuda:   version of torch, and of the CUDA that it was built for; None without them
+    peers:         whether the GPUs reach each other's memory; None with fewer than two GPUs, or if unknown
+    nvlink:        number of NVLink links that are up; None if nvidia-smi could not tell
+    cupy, nccl:    version of cupy, and of NCCL as a number; None without them
+    rdma:          state of the first port of each RDMA device, by the device's name
+    errors:        what went wrong while devices were looked for
+    taken_ports:   the ingress's addresses at which nothing can listen, each with the reason
+    file_mistakes: why the files of the cluster's secrets and certificates cannot be used on this node
     """
 
     hostname: str
@@ -79,10 +83,10 @@ class NodeFacts:
 
 
 def look_at_node(host: str, ports: Collection[int], files: InternalFiles) -> NodeFacts:
-    """Everything about this node. Takes seconds: it starts a process that imports torch.
+    """Collect the facts about this node. It takes seconds, since a child process imports torch.
 
-    host, ports: where an ingress is to listen; port 0 is not looked at
-    files: those of the cluster's secrets and certificates that this node is to have
+    host, ports: where an ingress would listen; port 0 is not checked
+    files:       the files of the cluster's secrets and certificates that this node needs
     """
     shm = os.statvfs(_SHM)
     devices = _probe_devices()
@@ -113,14 +117,14 @@ def look_at_node(host: str, ports: Collection[int], files: InternalFiles) -> Nod
 
 
 def judge_node(facts: NodeFacts, num_gpus: int) -> list[Finding]:
-    """num_gpus: that an engine on this node needs; 0 where all engines are on CPUs."""
+    """Return the findings about a node. num_gpus: the GPUs that an engine on this node needs; 0 without GPUs"""
     findings = [_judge_versions(facts), _judge_driver(facts, num_gpus)]
     if num_gpus:
         findings += [_judge_nccl(facts), _judge_peers(facts, num_gpus), _judge_rdma(facts)]
     findings += [judge_shm(facts.shm_bytes, facts.shm_free_bytes, num_gpus), _judge_files(facts)]
-    advice = "end what listens there (raypd itself?), or choose another port of the ingress"
+    advice = "end the process that listens there (another raypd?), or choose another port for the ingress"
     findings += [warning("port", f"{taken} is taken", advice) for taken in facts.taken_ports]
-    advice = "every node has to have it, at this path and for raypd's user; see docs/security.md"
+    advice = "every node needs this file, at the same path and readable for raypd's user; see docs/security.md"
     findings += [failure("files", mistake, advice) for mistake in facts.file_mistakes]
     return findings
 
@@ -146,19 +150,20 @@ def _judge_versions(facts: NodeFacts) -> Finding:
 def _judge_driver(facts: NodeFacts, num_gpus: int) -> Finding:
     check = "GPUs"
     if not num_gpus:
-        found = f"{len(facts.gpus)}, none is needed" if facts.gpus else "none, none is needed"
+        found = f"{len(facts.gpus)}, none is needed" if facts.gpus else "none, and none is needed"
         return ok(check, found)
     if facts.driver is None:
-        return failure(check, "no NVIDIA driver", "install it, or give the container its GPUs (nvidia.com/gpu)")
+        return failure(check, "no NVIDIA driver", "install one, or give the container GPUs (nvidia.com/gpu)")
     if facts.cuda is None:
         found = f"driver {facts.driver}, but torch {facts.torch} was built without CUDA"
         return failure(check, found, "install a CUDA build of torch")
     if not facts.gpus:
         found = f"driver {facts.driver}, torch for CUDA {facts.cuda} sees no GPU; {'; '.join(facts.errors)}"
-        return failure(check, found.rstrip("; "), "a driver for this CUDA or newer; CUDA_VISIBLE_DEVICES not empty")
+        advice = "install a driver for this CUDA or a newer one, and check that CUDA_VISIBLE_DEVICES is not empty"
+        return failure(check, found.rstrip("; "), advice)
     if len(facts.gpus) < num_gpus:
         found = f"{len(facts.gpus)} of the {num_gpus} that an engine needs on one node"
-        return failure(check, found, "fewer ranks (parallel.tensor_parallel_size), or a larger node")
+        return failure(check, found, "lower parallel.tensor_parallel_size, or use nodes with more GPUs")
     names = ", ".join(sorted({gpu.name for gpu in facts.gpus}))
     free = gib(min(gpu.free_bytes for gpu in facts.gpus))
     found = f"{len(facts.gpus)} x {names}, at least {free} free each, driver {facts.driver}, CUDA {facts.cuda}"
@@ -174,7 +179,9 @@ def _judge_nccl(facts: NodeFacts) -> Finding:
     if int(facts.cupy.partition(".")[0]) < 14:
         return failure(check, f"cupy {facts.cupy}; 14 is the first that works", f"pip install 'raypd[{extra}]'")
     if facts.nccl is None:
-        advice = f"pip install nvidia-nccl-cu{extra.removeprefix('cuda')}, of the CUDA that torch is for, and no other"
+        advice = (
+            f"pip install nvidia-nccl-cu{extra.removeprefix('cuda')}, for the same CUDA as torch, and no other NCCL"
+        )
         return failure(check, f"cupy {facts.cupy} finds no libnccl.so.2", advice)
     return ok(check, f"cupy {facts.cupy}, NCCL {_nccl_version(facts.nccl)}")
 
@@ -183,9 +190,9 @@ def _judge_peers(facts: NodeFacts, num_gpus: int) -> Finding:
     check = "NVLink"
     if facts.nvlink:
         return ok(check, f"{facts.nvlink} links are up")
-    found = "cannot be asked about (no nvidia-smi)" if facts.nvlink is None else "no link is up"
+    found = "unknown, since nvidia-smi could not tell" if facts.nvlink is None else "no link is up"
     if num_gpus > 1 and not facts.peers:
-        advice = "ranks of an engine talk through host memory: choose nodes with NVLink, or fewer ranks"
+        advice = "ranks of an engine communicate through host memory: choose nodes with NVLink, or fewer ranks"
         return warning(check, f"{found}; GPUs do not reach each other's memory", advice)
     return ok(check, found)
 
@@ -194,20 +201,21 @@ def _judge_rdma(facts: NodeFacts) -> Finding:
     check = "RDMA"
     active = sorted(name for name, state in facts.rdma.items() if state == "ACTIVE")
     if not facts.rdma:
-        return ok(check, "no device: KV goes over TCP sockets between nodes (NCCL_IB_DISABLE=1 says so at once)")
+        return ok(check, "no device: KV goes over TCP between nodes (NCCL_IB_DISABLE=1 spares NCCL the search)")
     if not active:
         states = ", ".join(f"{name} {state}" for name, state in sorted(facts.rdma.items()))
-        return warning(check, f"no port is active: {states}", "cable, subnet manager, or the device plugin's settings")
+        advice = "check the cable, the subnet manager, and the device plugin's settings"
+        return warning(check, f"no port is active: {states}", advice)
     if facts.memlock_bytes is not None and facts.memlock_bytes < GIB:
-        advice = "ulimit -l unlimited; in Kubernetes the container runtime's LimitMEMLOCK=infinity, and IPC_LOCK"
+        advice = "set ulimit -l unlimited; in Kubernetes LimitMEMLOCK=infinity for the container runtime, and IPC_LOCK"
         return failure(check, f"only {gib(facts.memlock_bytes)} may be locked, and RDMA locks its buffers", advice)
-    return ok(check, f"active: {', '.join(active)}; NCCL_IB_HCA chooses")
+    return ok(check, f"active: {', '.join(active)}; NCCL_IB_HCA chooses among them")
 
 
 def _judge_files(facts: NodeFacts) -> Finding:
     found = f"{facts.max_files} at once"
     if facts.max_files < _MIN_FILES:
-        return warning("open files", found, f"ulimit -n {_MIN_FILES * 16}: every stream and every link is one")
+        return warning("open files", found, f"set ulimit -n {_MIN_FILES * 16}: each stream and each link needs one")
     return ok("open files", found)
 
 
@@ -225,9 +233,9 @@ def _probe_devices() -> dict[str, Any]:
         return {"errors": [f"the devices did not answer within {_PROBE_TIMEOUT_S:g} s"]}
     except subprocess.CalledProcessError as error:
         last = str(error.stderr).strip().splitlines()[-1:]
-        return {"errors": [f"asking for devices ended with {error.returncode}: {''.join(last)}"]}
+        return {"errors": [f"the search for devices ended with status {error.returncode}: {''.join(last)}"]}
     except ValueError as error:
-        return {"errors": [f"asking for devices gave no answer: {error}"]}
+        return {"errors": [f"the search for devices gave no answer: {error}"]}
     return devices
 
 
@@ -255,7 +263,7 @@ def _rdma_devices(directory: Path) -> dict[str, str]:
     states = {}
     for device in sorted(directory.glob("*")):
         try:
-            # "4: ACTIVE"
+            # The file holds a line such as "4: ACTIVE".
             states[device.name] = (device / "ports" / "1" / "state").read_text().partition(":")[2].strip()
         except OSError:
             states[device.name] = "unreadable"

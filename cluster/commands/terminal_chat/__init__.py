@@ -1,1 +1,1 @@
-"""`raypd chat`: a conversation with a running cluster, in a terminal."""
+"""`raypd chat`: a conversation with a running cluster's model, in a terminal."""

@@ -1,4 +1,4 @@
-"""The loop of `raypd chat`: read, ask, show."""
+"""The loop of `raypd chat`: read a message, send the conversation, show the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from cluster.commands.terminal_chat.screen import Screen
 
 
 def chat(client: BlockingClient, conversation: Conversation, history: Path | None) -> None:
-    """Talk until the user leaves. Ctrl-C stops an answer; what there is of it stays a part of the conversation."""
+    """Chat until the user leaves.
+
+    Ctrl-C stops an answer; the part of it that has arrived stays in the conversation.
+    history: the file for the history of typed lines; None keeps none
+    """
     screen = Screen(sys.stdout)
     with Keyboard(history) as keyboard:
         goes_on = True
@@ -24,12 +28,12 @@ def chat(client: BlockingClient, conversation: Conversation, history: Path | Non
             try:
                 goes_on = _take_turns(keyboard, client, conversation, screen)
             except KeyboardInterrupt:
-                # What was being typed is taken back.
+                # Ctrl-C while the user types drops the line.
                 screen.show("\n(Ctrl-D or /exit leaves)\n")
 
 
 def _take_turns(keyboard: Keyboard, client: BlockingClient, conversation: Conversation, screen: Screen) -> bool:
-    """Read something and do it; returns whether there may be more."""
+    """Read one message or command and carry it out. Returns whether the chat goes on."""
     text = keyboard.read()
     if text is None:
         return False

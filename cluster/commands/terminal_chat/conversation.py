@@ -1,4 +1,4 @@
-"""A conversation and what its line commands do to it. Pure: what the user sees comes back as text."""
+"""A conversation, and the commands that change it. Pure: text for the user is returned, not printed."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from cluster.client.options import ChatTurn
 from cluster.commands.terminal_chat.sampling_words import parse_assignments
 
 HELP: Final = """\
-/system TEXT        what the model is told before everything else; without TEXT, show it; /system - takes it away
-/params NAME=VALUE  sampling parameters, such as temperature=0.7 max_tokens=200 stop=["\\n\\n"]; NAME= takes one away
+/system TEXT        set the system message; without TEXT, show it; /system - removes it
+/params NAME=VALUE  set sampling parameters, such as temperature=0.7 max_tokens=200 stop=["\\n\\n"]; NAME= removes one
 /retry              ask the last question again
-/reset              forget what was said
-/help               this
-/exit               leave, as Ctrl-D does
-A line that ends with \\ goes on in the next one; \"\"\" begins and ends a text of several.
-A line that begins with // is said with one /.
+/reset              start a new conversation; system message and parameters stay
+/help               show this help
+/exit               end the chat, like Ctrl-D
+A line that ends with \\ continues on the next line; \"\"\" begins and ends a text of several lines.
+A line that begins with // is sent with a single /.
 Ctrl-C stops an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Send the conversation."""
+    """An action: send the conversation to the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Show this."""
+    """An action: show this text to the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """End the program."""
+    """An action: end the program."""
 
 
 Action = Ask | Say | Leave
@@ -46,7 +46,9 @@ Action = Ask | Say | Leave
 class Conversation:
     """A conversation: the messages so far, and how answers are sampled.
 
-    turns: ends with the user's while an answer is wanted
+    system: the system message; empty for none
+    params: sampling parameters by name
+    turns:  the messages, oldest first; the last one is the user's while an answer is expected
     """
 
     system: str = ""
@@ -54,11 +56,11 @@ class Conversation:
     turns: list[ChatTurn] = field(default_factory=list)
 
     def prompt(self) -> list[ChatTurn]:
-        """All that the model is to see."""
+        """Return all messages for the model, the system message first."""
         return [*([("system", self.system)] if self.system else []), *self.turns]
 
     def take(self, text: str) -> Action:
-        """Something that the user has entered."""
+        """Take in what the user has entered, a message or a /command. Returns what to do."""
         if not text.strip():
             return Say("")
         if text.startswith("/") and not text.startswith("//"):
@@ -68,14 +70,14 @@ class Conversation:
         return Ask()
 
     def answered(self, text: str) -> None:
-        """The model's answer, or what there was of it when it was stopped."""
+        """Add the model's answer, or the part of it that has arrived; without any text, take the question back."""
         if text:
             self.turns.append(("assistant", text))
         else:
             self.give_up()
 
     def give_up(self) -> None:
-        """There is no answer: as if it had not been asked."""
+        """Take back the last question, which has got no answer."""
         if self.turns and self.turns[-1][0] == "user":
             self.turns.pop()
 
@@ -87,18 +89,18 @@ class Conversation:
                 return Leave()
             case "reset":
                 self.turns.clear()
-                return Say("forgotten")
+                return Say("new conversation")
             case "retry":
                 return self._retry()
             case "system":
                 return self._set_system(argument)
             case "params":
                 return self._set_params(argument)
-        return Say(f"there is no /{name}; /help shows what there is")
+        return Say(f"there is no command /{name}; /help lists the commands")
 
     def _retry(self) -> Action:
         if len(self.turns) < 2:
-            return Say("nothing was asked yet")
+            return Say("there is no question to ask again yet")
         self.turns.pop()
         return Ask()
 
@@ -109,7 +111,7 @@ class Conversation:
 
     def _set_params(self, text: str) -> Action:
         try:
-            # Between two of them is the whitespace before a name and its "=": values may have some too.
+            # Only whitespace before a name and its "=" separates assignments: values may contain whitespace too.
             assignments = parse_assignments(re.split(r"\s+(?=\w+=)", text) if text else [])
         except ValueError as error:
             return Say(str(error))

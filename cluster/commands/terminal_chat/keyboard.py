@@ -1,4 +1,4 @@
-"""Reads what the user enters: with editing and history on a terminal, and over several lines if that is wanted."""
+"""Reading the user's input: with line editing and a history on a terminal, and with texts of several lines."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ _BLOCK: Final = '"""'
 
 
 def default_history() -> Path:
-    """By the XDG base directory specification: where state of programs is kept."""
+    """Return the history's default path: below XDG_STATE_HOME, as the XDG base directory specification has it."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "raypd" / "chat_history"
 
 
 class Keyboard:
-    """Reads standard input. A context manager, which keeps the history; the user alone may read it."""
+    """A reader of standard input, and the context manager that loads and saves the history.
+
+    Only the user may read the history's file.
+    """
 
     def __init__(self, history: Path | None) -> None:
-        """history: its file; None keeps none."""
+        """history: the history's file; None keeps no history. Without a terminal none is kept either."""
         self._history = history if sys.stdin.isatty() else None
 
     def __enter__(self) -> Keyboard:
         if sys.stdin.isatty():
-            import readline  # input() edits its lines from here on.
+            import readline  # With this import, input() gets line editing.
 
             readline.set_auto_history(True)
             readline.set_history_length(_MAX_HISTORY)
@@ -41,14 +44,14 @@ class Keyboard:
             return
         import readline
 
-        # A chat that cannot keep its history is a chat still.
+        # A history that cannot be saved is no reason to end the chat with an error.
         with contextlib.suppress(OSError):
             self._history.parent.mkdir(parents=True, exist_ok=True)
             self._history.touch(mode=0o600)
             readline.write_history_file(self._history)
 
     def read(self) -> str | None:
-        """The next thing that is said; None at the end of the input. Raises KeyboardInterrupt."""
+        """Return the next message or command; None at the end of the input. Raises KeyboardInterrupt on Ctrl-C."""
         try:
             line = input("> " if sys.stdin.isatty() else "")
             if line.startswith(_BLOCK):

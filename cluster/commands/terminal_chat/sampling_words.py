@@ -1,4 +1,4 @@
-"""Sampling parameters as people type them: name=value."""
+"""Parsing of sampling parameters as people type them: name=value."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _NAMES: Final = tuple(sorted(Sampling.__annotations__))
 
 
 def parse_assignments(words: Iterable[str], what: str = "parameters") -> dict[str, Any]:
-    """Each name=value as a field of raypd.v1.SamplingParams; an empty value is None.
+    """Parse name=value words into fields of raypd.v1.SamplingParams, by name; an empty value becomes None.
 
-    A value is JSON where it can be read as such (0.7, true, ["a", "b"]), and otherwise text.
-    what: they are called in errors. Raises ValueError, which says what is allowed.
+    A value that can be read as JSON (0.7, true, ["a", "b"]) is JSON, and any other value is text.
+    what: the name of the parameters in error messages
+    Raises ValueError, with what is allowed.
     """
     assignments: dict[str, Any] = {}
     for word in words:

@@ -1,7 +1,7 @@
-"""A terminal that shows an answer as it comes, and below it a line about it.
+"""The terminal output of a chat: an answer as it arrives, and a status line below it.
 
-The line is where the cursor is not: IND makes sure that there is a row below, DECSC and DECRC bring the cursor back.
-So neither the answer's width nor the terminal's is counted, and text may wrap and scroll as it likes.
+The cursor stays at the end of the answer. IND makes sure that there is a row below; DECSC and DECRC (save and restore
+the cursor) let the status line be written there. So no widths have to be computed, and text may wrap and scroll.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def harmless(text: str) -> str:
-    """Text of a model without what a terminal obeys: escape sequences and control characters but newline and tab."""
+    """Return a model's text with all control characters replaced, except newline and tab.
+
+    Otherwise a terminal would obey escape sequences in the text.
+    """
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class Screen:
-    """Writes to a stream; the line below is only there if that is a terminal."""
+    """The output of a chat on a stream; the status line is shown only if the stream is a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -33,7 +36,7 @@ class Screen:
         self._has_line = False
 
     def show(self, text: str, line: str = "") -> None:
-        """Go on with the answer, and show this line below it from now on."""
+        """Append text to the answer, and replace the status line by line; an empty line removes it."""
         if not self._is_terminal:
             self._put(text)
             return
@@ -42,11 +45,11 @@ class Screen:
             width = shutil.get_terminal_size().columns - 1
             after = f"{_ROW_BELOW}{_SAVE}{_DOWN_AND_ERASE}{_DIM}{line[:width]}{_PLAIN}{_RESTORE}"
         self._has_line = bool(line)
-        # At once, so that nothing flickers.
+        # One write for everything, so that the line does not flicker.
         self._put(before + harmless(text) + after)
 
     def end(self, line: str) -> None:
-        """The answer is over: leave this under it."""
+        """End the answer and leave a last status line below it."""
         self._put(f"{self._erasure()}\n{_DIM}{line}{_PLAIN}\n" if self._is_terminal else "\n")
         self._has_line = False
 

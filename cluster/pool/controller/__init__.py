@@ -1,1 +1,1 @@
-"""The actor that owns a cluster: its start, its rounds, what operators ask of it, what outlives it."""
+"""The controller's actor: its start, its rounds, operators' changes, and its saved state."""

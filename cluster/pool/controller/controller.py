@@ -1,10 +1,12 @@
-"""The controller: reconciles the engines and ingresses that are wanted with those that are there.
+"""The controller: an actor that starts, watches and replaces the engines and ingresses of a cluster.
 
-The decisions are pure (reconciler.py, cluster_membership.py). Thin parts that talk to Ray look after the engines
-(engine_fleet.py) and the ingresses (ingress_fleet.py). This file is the actor that ties them together. Engines and
-ingresses do not need the controller to serve, and outlive it: when it dies, Ray starts it again, and it goes on from
-what it has saved (saved_state.py) with what is still there. It ends when it is told to, or, if whoever started the
-cluster has to stay, when that one is gone.
+The decisions are pure (reconciler.py, cluster_membership.py). Thin parts that call Ray look after the engines
+(engine_fleet.py) and the ingresses (ingress_fleet.py). This file is the actor that ties them together.
+
+Engines and ingresses serve without the controller, and outlive its death: Ray starts the controller again, which loads
+its saved state (saved_state.py), finds the engines and ingresses that still run, and goes on. The controller ends when
+stop() is called. If the cluster needs its driver, the process that started it, the controller also stops the cluster
+when the driver is gone.
 """
 
 from __future__ import annotations
@@ -47,10 +49,10 @@ _LAST_WORD_S: Final = 1.0
 
 
 class Controller:
-    """The actor. Its namespace holds one cluster."""
+    """The controller's Ray actor; there is one in each Ray namespace that holds a cluster."""
 
     def __init__(self, config: ClusterConfig, *, needs_driver: bool = True) -> None:
-        """needs_driver: whether the cluster ends when attend() is not called for a while."""
+        """needs_driver: whether the cluster stops if attend() has not been called for 15 seconds"""
         write_log_lines()
         self._config = config
         self._needs_driver = needs_driver
@@ -102,9 +104,10 @@ class Controller:
     # -- from the start to the end -------------------------------------------------------------------------------
 
     async def start(self) -> list[str]:
-        """Start everything; returns the ingresses' addresses once what has room is proven. Raises CannotStart.
+        """Start all engines and ingresses. Returns the ingresses' gRPC addresses once clients are let in.
 
-        Engines that have no room in the Ray cluster are waited for, unless the others can serve without them.
+        Before that, every engine that has room in the Ray cluster has answered its canary requests. The start does not
+        wait for engines without room if the others can serve without them. Raises CannotStart.
         """
         await asyncio.to_thread(sweep, self._config.ray.namespace)
         self._trust.begin()
@@ -120,7 +123,7 @@ class Controller:
         return self._ingresses.addresses
 
     async def _open(self) -> None:
-        """Let clients in; ingresses that come later are opened as they come."""
+        """Let clients in at all ingresses; ingresses that start later let clients in at once."""
         self._is_open = True
         version = max(engine.model_version for engine in self._fleet if engine.state is EngineState.READY)
         await self._ingresses.open(self._fleet.facts(version))
@@ -130,13 +133,13 @@ class Controller:
         try:
             await self._go_on()
         except Exception:
-            await begin_anew("going on from what was saved")
+            await begin_anew("restoring the saved state")
 
     async def _go_on(self) -> None:
-        """Find again what an earlier controller has left, and reconcile from there."""
+        """Restore the saved state, find the engines and ingresses of the earlier controller, and begin the rounds."""
         state = await self._load()
         if state is None:
-            # It died before it had begun anything, or after it had ended everything.
+            # The earlier controller died before it had started anything, or after it had stopped everything.
             await asyncio.to_thread(sweep, self._config.ray.namespace)
             self._end_soon()
             return
@@ -173,7 +176,7 @@ class Controller:
         return not self._is_stopping.is_set()
 
     async def stop(self) -> None:
-        """Drain the ingresses, stop the engines, give the resources back. Then this actor ends."""
+        """Drain the ingresses, stop the engines, and release the placement groups; then end this actor."""
         if self._is_stopping.is_set():
             return
         self._is_stopping.set()
@@ -186,23 +189,23 @@ class Controller:
         self._end_soon()
 
     def _end_soon(self) -> None:
-        """Ray would start this actor again if it just ended."""
+        """Let Ray kill this actor a second from now, after stop() has answered: Ray restarts actors that just exit."""
         me = ray.get_runtime_context().current_actor
         asyncio.get_running_loop().call_later(_LAST_WORD_S, ray.kill, me)
 
     async def _settle(self) -> None:
-        """Wait until what an earlier controller has left is found: before that there is nothing to change."""
+        """Wait until the state of an earlier controller is restored: changes before that would be overwritten."""
         if self._going_on is not None:
             await asyncio.shield(self._going_on)
 
     # -- what operators ask for ----------------------------------------------------------------------------------
 
     async def progress(self, after: int) -> list[str]:
-        """Return the events of the start that came after the first `after` ones; waits for more for a while."""
+        """Return the events of the start after the first `after` ones; wait for a while if there is none yet."""
         return await self._fleet.progress.after(after)
 
     async def addresses(self) -> list[str]:
-        """Return host:port of every open ingress."""
+        """Return host:port of the gRPC API of every open ingress."""
         return self._ingresses.addresses
 
     async def http_addresses(self) -> list[str]:
@@ -210,7 +213,7 @@ class Controller:
         return self._ingresses.http_addresses
 
     async def status(self) -> ControllerView:
-        """Every engine and ingress as of the last look at it, every slot in quarantine, and what was decided lately."""
+        """Return every engine and ingress as last observed, every quarantined slot, and the newest decisions."""
         await self._settle()
         engines = await engine_views(self._fleet, self._policy, time.time())
         update = self._update_under_way()
@@ -219,7 +222,7 @@ class Controller:
         )
 
     async def operate(self, verb: str, *arguments: Any, **options: Any) -> Any:
-        """Do what an operator asks for: `verb` names a method of OperatorVerbs, which has these arguments."""
+        """Call the method of OperatorVerbs that `verb` names, with these arguments, and return its result."""
         await self._settle()
         return await getattr(self._operations, verb)(*arguments, **options)
 

@@ -1,4 +1,4 @@
-"""The first start of a cluster: what is waited for, and what makes it fail."""
+"""The first start of a cluster: what it waits for, and what makes it fail."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cluster.routing.engine_connection import EngineRole
 logger = logging.getLogger(__name__)
 
 _MAX_WAIT_S = 1.0
-"""Ingresses send no news."""
+"""The longest wait between two looks: engines send news, ingresses do not."""
 
 
 class FirstStart:
-    """Waits until the engines that have room are proven. The first one that dies ends the wait."""
+    """The wait until every engine that has room has answered its canaries; the first engine that dies ends it."""
 
     def __init__(
         self,
@@ -29,14 +29,17 @@ class FirstStart:
         ingresses: IngressFleet,
         wait_for_news: Callable[[float], Awaitable[None]],
     ) -> None:
-        """wait_for_news: waits until an engine has changed, but no longer than so many seconds."""
+        """wait_for_news: waits until an engine has changed, at most for the given number of seconds"""
         self._config = config
         self._fleet = fleet
         self._ingresses = ingresses
         self._wait_for_news = wait_for_news
 
     async def wait(self) -> None:
-        """Wait until the engines are proven. Raises CannotStart, also if that takes longer than start_timeout_s."""
+        """Wait until the engines have answered their canaries.
+
+        Raises CannotStart if an engine dies, if no engine can serve, or after start_timeout_s seconds.
+        """
         try:
             async with asyncio.timeout(self._config.start_timeout_s):
                 await self._wait_until_loaded()
@@ -49,7 +52,7 @@ class FirstStart:
             raise CannotStart(f"{what}, within {self._config.start_timeout_s:g} s") from None
 
     async def _wait_until_loaded(self) -> None:
-        """Wait until every engine that has room has loaded. Raises CannotPlace if the others are needed."""
+        """Wait until every engine that has room has loaded. Raises CannotPlace if these cannot serve alone."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + min(self._config.place_timeout_s, self._config.start_timeout_s / 2)
         while loading := [engine for engine in self._fleet if engine.ready is None]:
@@ -82,6 +85,6 @@ def warn_of_lost_stores(config: ClusterConfig) -> None:
     """Warn if KV stores cannot find what earlier clusters have stored."""
     if config.block_hash_key_file is None and any(config.engine_config(role).kv_transfer.stores for role in EngineRole):
         logger.warning(
-            "KV stores find nothing of before: the key of block hashes is drawn at each start, unless "
-            "block_hash_key_file is set"
+            "KV stores find no blocks that earlier clusters have stored: without block_hash_key_file, the key of block "
+            "hashes is drawn anew at each start"
         )

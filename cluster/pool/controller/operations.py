@@ -1,6 +1,6 @@
-"""The verbs by which operators change a running cluster: `raypd scale`, `raypd drain` and so on.
+"""The methods by which operators change a running cluster: `raypd scale`, `raypd drain` and so on.
 
-An operator's command calls the admin service of an ingress, which calls Controller.operate() with the verb's name.
+An operator's command calls the AdminService of an ingress, which calls Controller.operate() with the method's name.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from cluster.routing.engine_connection import EngineRole
 
 
 class Operations(OperatorVerbs):
-    """Changes what is wanted. The controller's rounds bring it about; journal entries say that it was asked for."""
+    """Operators' changes. Most only change what is wanted, which the controller's rounds then carry out.
+
+    Each change has an entry in the journal.
+    """
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class Operations(OperatorVerbs):
         save: Callable[[], Awaitable[None]],
         on_change: Callable[[], None],
     ) -> None:
-        """save: keeps for a later controller what it has to know; on_change: begins the next round at once."""
+        """save: saves the controller's state; on_change: begins the next round at once"""
         self._config = config
         self._models = models
         self._fleet = fleet
@@ -53,7 +56,7 @@ class Operations(OperatorVerbs):
         self.adapters = AdapterRegistry(config.lora, fleet, journal)
 
     async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
-        """Want this many engines of each of these roles from now on; returns the ids of all engines that are wanted."""
+        """Set the wanted number of engines of some roles. Returns the ids of all engines that are wanted now."""
         self._fleet.wanted = scaled_slots(self._fleet.wanted, counts)
         asked = ", ".join(f"{count} {role.value}" for role, count in counts.items())
         self._journal.add(f"scale to {asked}: asked for")
@@ -61,7 +64,7 @@ class Operations(OperatorVerbs):
         return [slot.engine_id for slot in self._fleet.wanted]
 
     async def drain(self, engine_id: str, *, for_good: bool = False) -> None:
-        """Take an engine out of service once its work is done. A new one replaces it, unless for_good is set.
+        """Take an engine out of service once its requests are finished; a new one replaces it unless for_good is set.
 
         Raises UnknownEngine if no engine of that name serves.
         """
@@ -72,9 +75,10 @@ class Operations(OperatorVerbs):
         await self._changed()
 
     async def drain_node(self, name: str) -> list[str]:
-        """Take every engine on a node out of service, and start nothing there any more; returns the engines' ids.
+        """Take every engine on a node out of service, and start nothing on the node any more.
 
-        name: the node's address, hostname or id. Raises UnknownNode.
+        name: the node's address, its hostname, or the begin of its Ray id
+        Returns the ids of the engines that drain. Raises UnknownNode.
         """
         nodes = await alive_nodes()
         found = [node for node in nodes if node.is_called(name)]
@@ -90,21 +94,21 @@ class Operations(OperatorVerbs):
         return [engine.engine_id for engine in leaving]
 
     async def set_role(self, engine_id: str, role: EngineRole) -> None:
-        """Let an engine serve in another role from now on; what it has begun it ends. Raises UnknownEngine."""
+        """Change an engine's role; the engine finishes the requests that it has. Raises UnknownEngine."""
         await self._fleet.set_role(self._fleet.serving(engine_id), role)
 
     async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
-        """Let engines forget their cached blocks; see EngineFleet. Raises UnknownEngine, EngineRefused."""
+        """Empty engines' prefix caches, as EngineFleet.reset_prefix_cache(). Raises UnknownEngine, EngineRefused."""
         return await self._fleet.reset_prefix_cache(engine_id, preempt=preempt)
 
     async def profile(self, engine_id: str, duration_s: float, *, with_trace: bool) -> EngineProfile:
-        """Profile an engine for duration_s. Raises UnknownEngine, EngineRefused."""
+        """Run the profiler in an engine for duration_s seconds. Raises UnknownEngine, EngineRefused."""
         return await self._fleet.serving(engine_id).profile(duration_s, with_trace=with_trace)
 
     async def update(self, directory: str) -> int:
-        """Replace the engines, group by group, by ones that serve this checkpoint; returns its version's number.
+        """Begin a rolling update to a checkpoint, in which one engine after the other is replaced.
 
-        Raises InvalidConfig.
+        Returns the number of the new model version. Raises InvalidConfig if the checkpoint cannot be served.
         """
         model = self._config.model.model_copy(update={"model": directory})
         sizes, drafts = self._config.tensor_parallel_sizes, self._config.draft_models
@@ -118,17 +122,17 @@ class Operations(OperatorVerbs):
         return version
 
     async def load_adapter(self, name: str, directory: str) -> str:
-        """Register an adapter, or new weights for one; see AdapterRegistry. Returns the weights' digest."""
+        """Register an adapter, or new weights for one, as AdapterRegistry.load(). Returns the weights' digest."""
         return await self.adapters.load(name, directory)
 
     async def unload_adapter(self, name: str) -> None:
-        """Let no new request name an adapter. Raises AdapterNotFound."""
+        """Unregister an adapter, so that new requests cannot name it. Raises AdapterNotFound."""
         await self.adapters.unload(name)
 
     async def rotate_secret(self) -> bool:
-        """Replace the cluster's secret; connections that are open stay. Raises SecretIsInFile.
+        """Replace the cluster's secret; open connections stay. Raises SecretIsInFile.
 
-        Returns whether the older secret is refused by now. It stays accepted while a process does not answer.
+        Returns whether the older secret is refused by now: it stays accepted as long as a process does not answer.
         """
         self._trust.rotate()
         self._journal.add("replace the cluster's secret: asked for")
@@ -136,7 +140,7 @@ class Operations(OperatorVerbs):
         return await self.finish_rotation()
 
     async def finish_rotation(self) -> bool:
-        """Give every process the newest secrets; returns whether the older ones are refused by now."""
+        """Give every process the newest secrets. Returns whether the older ones are refused by now."""
         is_done = await spread_trust(self.actors(), self._trust)
         if is_done:
             self._journal.add("the cluster's older secrets are refused: everybody has the new one")

@@ -1,8 +1,9 @@
-"""The controller's rounds, repeated until it stops.
+"""The controller's rounds, repeated until the controller stops.
 
-A call that failed is nothing unusual: what was decided is decided again in the next round. A bug of ours is logged,
-shown in the journal and followed by a pause that doubles. Only one that stays ends the process, after several rounds,
-and Ray starts the controller again, which goes on from what it has saved. Engines and ingresses serve meanwhile.
+A failed call to an actor or to Ray is nothing unusual: the next round decides anew. Any other exception is a bug of
+ours: it is logged, shown in the journal, and followed by a pause that doubles. A bug that occurs in five rounds running
+ends the process. Ray then starts the controller again, which goes on from its saved state. Engines and ingresses serve
+meanwhile.
 """
 
 from __future__ import annotations
@@ -22,18 +23,22 @@ logger = logging.getLogger(__name__)
 _MAX_BUGS: Final = 5
 _FIRST_PAUSE_S: Final = 1.0
 _PAUSE_BEFORE_THE_END_S: Final = 10.0
-"""The next controller may meet the same bug at once: it is not to be started without a pause."""
+"""The pause before the process ends: the next controller may meet the same bug, and would die as quickly."""
 
 
 async def begin_anew(doing: str) -> None:
-    """End this process after a pause: half of what is there, taken for all, would be worse than another try."""
+    """End this process after a pause, so that Ray starts the controller again.
+
+    A controller that has restored only a part of the cluster would end the rest of it; starting again is better.
+    doing: what has failed, for the log
+    """
     logger.critical("the controller ends and is started again", exc_info=True, extra={"doing": doing})
     await asyncio.sleep(_PAUSE_BEFORE_THE_END_S)
     os._exit(1)
 
 
 class Rounds:
-    """Repeats rounds of any kind until the controller stops."""
+    """The repetition of rounds, and what a failed round leads to."""
 
     def __init__(
         self,
@@ -44,7 +49,7 @@ class Rounds:
         first_pause_s: float = _FIRST_PAUSE_S,
         end: Callable[[str], Awaitable[None]] = begin_anew,
     ) -> None:
-        """end: ends the process."""
+        """is_stopping: set when the rounds should stop; end: ends the process, called with what has failed"""
         self._journal = journal
         self._head = head
         self._is_stopping = is_stopping
@@ -54,7 +59,7 @@ class Rounds:
     async def repeat(
         self, doing: str, look: Callable[[], Awaitable[None]], wait: Callable[[], Awaitable[None]]
     ) -> None:
-        """Look, wait, and so on. doing: what these rounds do, in words"""
+        """Call look() and wait() in turn until the controller stops. doing: what look() does, for logs"""
         num_bugs = 0
         while not self._is_stopping.is_set():
             try:

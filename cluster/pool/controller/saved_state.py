@@ -1,7 +1,7 @@
-"""The controller's state, kept in Ray's own store, where the controller that comes after it finds it.
+"""The controller's state, saved in the key-value store of Ray's head (GCS), where the next controller finds it.
 
-The store is that of Ray's head (GCS): it lives as long as the Ray cluster, over the head's death too if Ray keeps it in
-Redis. Pickled: it is read by nobody but raypd of the same version in the same cluster.
+The store lasts as long as the Ray cluster. It also outlasts the head if Ray keeps it in Redis. The state is pickled,
+since only raypd of the same version reads it, in the same cluster.
 """
 
 from __future__ import annotations
@@ -28,9 +28,14 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The controller's state, but no secrets. facts: the model's, once clients were let in.
+    """Everything that a later controller needs to go on, without the secrets.
 
-    trust_generation: the generation of the newest secrets that were given out (TrustMaterial.generation)
+    wanted:            the slots that should have an engine
+    histories, roles:  each slot's history, and its role if it differs from the one that its engine began in
+    model_directories: the checkpoint of each model version
+    facts:             the model's facts once clients were let in; None before
+    cordoned:          ids of the nodes on which nothing is started, since they were drained
+    trust_generation:  the generation of the newest secrets that were given out (TrustMaterial.generation)
     """
 
     wanted: tuple[Slot, ...]
@@ -47,9 +52,9 @@ class SavedState:
 
 
 class StateStore:
-    """One cluster's place in the store. Every call raises RayCallFailed when Ray's head does not answer.
+    """One cluster's entry in the store. Every method raises RayCallFailed if Ray's head does not answer.
 
-    Invariant: one write at a time. One that is late may not land on a newer one.
+    Invariant: one write at a time, so that a late write cannot replace a newer one.
     """
 
     def __init__(self, namespace: str) -> None:
@@ -58,7 +63,7 @@ class StateStore:
         self._writing: asyncio.Future[None] | None = None
 
     async def save(self, make_state: Callable[[], SavedState]) -> None:
-        """Keep what is so when its turn has come, instead of what was there."""
+        """Replace the saved state by make_state(), which is called once earlier writes are done."""
         async with self._lock:
             await self._written()
             self._writing = asyncio.ensure_future(on_thread(_put, self._key, pickle.dumps(make_state())))
@@ -78,11 +83,11 @@ class StateStore:
         data = await ask_head(_get, self._key)
         if data is None:
             return None
-        state: SavedState = pickle.loads(data)  # whoever can write there can run code in Ray anyway
+        state: SavedState = pickle.loads(data)  # only processes that can run code in Ray anyway can write to this store
         return state
 
     async def clear(self) -> None:
-        """Forget it."""
+        """Delete the saved state."""
         await ask_head(_delete, self._key)
 
 

@@ -1,1 +1,1 @@
-"""Actors and placement groups in Ray: their names, calls to them, their silence, their end."""
+"""Actors, placement groups and nodes in Ray: how they are named, found, called, watched and ended."""

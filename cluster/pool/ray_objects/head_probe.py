@@ -1,4 +1,4 @@
-"""Whether Ray's head answers, and for how long somebody has been silent who could have been heard."""
+"""The probe of Ray's head, by which the silence of an actor is told from a network failure of the controller."""
 
 from __future__ import annotations
 
@@ -12,28 +12,32 @@ _PROBE_TIMEOUT_S: Final = 2.0
 
 
 class HeadProbe:
-    """Whether Ray's head answers this process. One that is cut off hears nobody: that is not the others' fault.
+    """A probe that asks Ray's head again and again.
 
-    When a network is back, the head may be heard again before others are, whose connections still back off. So silence
-    counts only from when the head has answered without a break.
+    If the head does not answer, this process may be cut off from the network, and the silence of actors says nothing
+    about them. When the network is back, the head may answer before the actors do, whose connections still back off.
+    So an actor's silence counts only from the moment since which the head has answered without a break.
     """
 
     def __init__(self) -> None:
         self._answering_since_s: float | None = -math.inf
-        """On the event loop's clock; None while it does not."""
+        """The time on the event loop's clock since which the head has answered; None while it does not answer."""
 
     @property
     def is_answering(self) -> bool:
-        """Whether it has answered its newest question, and soon."""
+        """Whether the head has answered the newest question, within two seconds."""
         return self._answering_since_s is not None
 
     def silence_s(self, since_s: float) -> float:
-        """For how long somebody has been silent who was last heard of then."""
+        """Return the seconds of silence that count against an actor.
+
+        since_s: when the silence began, on the event loop's clock
+        """
         now_s = asyncio.get_running_loop().time()
         return 0.0 if self._answering_since_s is None else now_s - max(since_s, self._answering_since_s)
 
     async def watch(self, interval_s: float) -> None:
-        """Ask again and again; at most one question is under way at any time."""
+        """Ask the head every interval_s seconds until cancelled; at most one question is under way at any time."""
         loop = asyncio.get_running_loop()
         while True:
             asking = asyncio.ensure_future(asyncio.to_thread(ray.nodes))

@@ -1,4 +1,4 @@
-"""How the controller asks an actor for its health, and how long the actor's silence may last."""
+"""Heartbeats: how the controller asks an actor for its health, and how long the actor may stay silent."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ class ActorLost(Exception):
 
 
 class Heartbeat:
-    """The questions to one actor. silent_s: for how long it has not answered; 0 while it answers."""
+    """The controller's questions to one actor. silent_s: for how long the actor has not answered; 0 while it does"""
 
     def __init__(self) -> None:
         self.silent_s = 0.0
         self._silent_since_s: float | None = None
-        """When it was asked what it has not answered, on the event loop's clock; None while it answers."""
+        """When the first unanswered question was asked, on the event loop's clock; None while the actor answers."""
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has not answered since it was last asked."""
+        """Whether the actor has not answered the last question."""
         return self._silent_since_s is not None
 
     async def ask(self, health: Any, head: HeadProbe, timeout_s: float) -> Any:
-        """Return what the actor's method `health` answers, or None if it is silent. Raises ActorLost.
+        """Call the actor's method `health`. Returns its answer, or None if the actor is silent.
 
-        Silence that Ray's head shares does not count (HeadProbe); other silence may last for timeout_s.
+        Raises ActorLost if the actor is dead, or has been silent for timeout_s seconds. Silence does not count while
+        Ray's head is silent as well (HeadProbe).
         """
         asked_at_s = asyncio.get_running_loop().time()
         try:

@@ -1,4 +1,4 @@
-"""Ends what belongs to a cluster and to no controller any more: by the names that actors and placement groups have."""
+"""Ending of actors and placement groups that an earlier controller has left; they are found by their names."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ logger = logging.getLogger(__name__)
 
 
 def sweep(namespace: str, actors_kept: Collection[str] = (), groups_kept: Collection[str] = ()) -> int:
-    """Kill engines and ingresses of this namespace, which is the caller's, and release their placement groups.
+    """Kill the engines and ingresses of a namespace, and release their placement groups.
 
-    actors_kept, groups_kept: the names of those that stay
-    Returns how many there were.
+    namespace: the Ray namespace that the caller is connected to
+    actors_kept, groups_kept: names of actors and placement groups that stay
+    Returns how many actors and placement groups were ended.
     """
     names = [name for name in list_named_actors() if _is_ours(name) and name not in actors_kept]
     for name in names:
         try:
             ray.kill(ray.get_actor(name))
         except ValueError:
-            continue  # It has ended meanwhile.
+            continue  # The actor has ended meanwhile.
     prefix = placement_group_prefix(namespace)
     groups = [
         group["name"]

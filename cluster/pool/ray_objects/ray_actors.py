@@ -1,4 +1,4 @@
-"""Ray actors and placement groups that may be dead or stuck: how they are made, found, called and ended."""
+"""Calls to Ray about actors and placement groups, and to actors that may be dead or stuck."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _T = TypeVar("_T")
 
 
 def remote_class(cls: type, **options: Any) -> Any:  # a class that Ray makes at run time
-    """An actor class."""
+    """Return a Ray actor class. options: as of ray.remote()"""
     return ray.remote(**options)(cls) if options else ray.remote(cls)
 
 
 async def call_if_alive(method: Any, *arguments: Any, timeout_s: float) -> None:
-    """Call a method of an actor that may be dead or stuck; that the call failed is logged, not raised."""
+    """Call a method of an actor that may be dead or stuck; a failed call is logged, not raised."""
     try:
         await call(method, *arguments, timeout_s=timeout_s)
     except RayCallFailed as failed:
@@ -32,7 +32,10 @@ async def call_if_alive(method: Any, *arguments: Any, timeout_s: float) -> None:
 
 
 async def find_by_name(find: Callable[[str], _T], name: str) -> _T | None:
-    """Ask Ray's head for what has this name, such as by ray.get_actor, until it answers; None if nothing has it."""
+    """Return what has this name in Ray, or None if nothing has it; ask until Ray's head answers.
+
+    find: such as ray.get_actor
+    """
     while True:
         try:
             return await ask_head(find, name)
@@ -44,12 +47,12 @@ async def find_by_name(find: Callable[[str], _T], name: str) -> _T | None:
 
 
 async def end_actor(actor: Any) -> None:
-    """Kill it. While Ray's head is away that waits for it, here for a while, then in the background."""
+    """Kill an actor. If Ray's head does not answer, wait for a while; the call then goes on in the background."""
     await _tell_head(ray.kill, actor)
 
 
 async def release_group(group: PlacementGroup) -> None:
-    """Give a placement group's resources back; as for end_actor()."""
+    """Release a placement group's resources. If Ray's head does not answer, as end_actor()."""
     await _tell_head(remove_placement_group, group)
 
 
@@ -61,5 +64,5 @@ async def _tell_head(function: Callable[[Any], object], argument: Any) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """The error's own words, or its name if it has none."""
+    """Return the error's message, or the name of its class if it has none."""
     return str(error).strip() or type(error).__name__

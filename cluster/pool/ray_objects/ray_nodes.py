@@ -16,7 +16,11 @@ _SELECTOR: Final = re.compile(r"^!|\(")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the Ray cluster. address: how other nodes reach it; resources: everything that it has, free or not."""
+    """A node of the Ray cluster.
+
+    address:   the IP address by which other nodes reach the node
+    resources: all Ray resources of the node, whether they are free or not
+    """
 
     node_id: str
     address: str
@@ -25,14 +29,14 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def has(self, resources: Mapping[str, float], labels: Mapping[str, str]) -> bool:
-        """Whether it has so much of everything, and these labels."""
+        """Whether the node has at least these resources, and these labels."""
         fits = all(self.resources.get(name, 0) >= amount for name, amount in resources.items())
-        # Other selectors, such as in(a,b) and !a, are Ray's to judge.
+        # Only Ray evaluates other selectors, such as in(a,b) and !a: they count as fulfilled here.
         plain = ((name, value) for name, value in labels.items() if not _SELECTOR.search(value))
         return fits and all(self.labels.get(name) == value for name, value in plain)
 
     def is_called(self, name: str) -> bool:
-        """Whether an operator may mean it: by its address, its hostname, or the begin of its id."""
+        """Whether this is a name of the node: its address, its hostname, or at least 8 characters of its id's begin."""
         return name in {self.address, self.hostname} or (len(name) >= 8 and self.node_id.startswith(name))
 
     def __str__(self) -> str:
@@ -40,7 +44,7 @@ class Node:
 
 
 async def alive_nodes() -> list[Node]:
-    """Return the nodes of the Ray cluster that are alive, by their ids. Raises RayCallFailed."""
+    """Return the nodes of the Ray cluster that are alive, sorted by id. Raises RayCallFailed."""
     nodes = await ask_head(ray.nodes)
     alive = [
         Node(str(n["NodeID"]), n["NodeManagerAddress"], n["NodeManagerHostname"], n["Resources"], n["Labels"])

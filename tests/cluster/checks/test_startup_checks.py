@@ -42,7 +42,7 @@ def test_each_taken_port_is_named() -> None:
         mistakes = find_ingress_mistakes(IngressConfig.model_validate({"port": ports[0], "http": {"port": ports[1]}}))
     assert len(mistakes) == 2
     for port, mistake in zip(ports, mistakes, strict=True):
-        assert f"cannot listen at 127.0.0.1:{port}: somebody listens there already" in mistake
+        assert f"cannot listen at 127.0.0.1:{port}: another process listens there already" in mistake
 
 
 def test_the_ports_of_further_ingresses_are_looked_at_as_well() -> None:
@@ -127,7 +127,7 @@ def test_every_mistake_is_said_at_once(tmp_path: Path) -> None:
 async def test_an_ingress_waits_a_moment_for_the_port_of_the_one_before_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ingress = IngressConfig.model_validate({"port": taken.getsockname()[1], "http": None})
-        with pytest.raises(InvalidConfig, match=r"node .*somebody listens there already"):
+        with pytest.raises(InvalidConfig, match=r"node .*another process listens there already"):
             await refuse_bad_node(ingress, patience_s=0.0)
         waiting = asyncio.create_task(refuse_bad_node(ingress, patience_s=60.0))
         await asyncio.sleep(0)
@@ -213,7 +213,7 @@ def test_serve_says_so_before_it_starts_ray(monkeypatch: pytest.MonkeyPatch) -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = CliRunner().invoke(app, ["serve", "--port", str(taken.getsockname()[1])])
     assert result.exit_code == 1
-    assert "somebody listens there already" in result.output
+    assert "another process listens there already" in result.output
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\xfa\xfb", b"model: \x80"])

@@ -90,7 +90,7 @@ async def test_it_waits_for_the_nodes_engines_even_while_the_ingress_that_it_ask
 
     said = await _drain(monkeypatch, client, 60)
 
-    assert said == f"{_HERE} gets nothing new; it had: decode-0\ndone\n"
+    assert said == f"{_HERE} gets no new work; engines and ingresses that drain there: decode-0\ndone\n"
     assert (client.drained, client.num_asked) == ([_HERE], 5)
 
 
@@ -104,7 +104,7 @@ async def test_it_waits_until_the_nodes_ingress_has_closed_its_port(monkeypatch:
         await _drain(monkeypatch, client, 0.05)
     port.close()
 
-    assert (await _drain(monkeypatch, client, 60)).endswith(f"it had: {address}\ndone\n")
+    assert (await _drain(monkeypatch, client, 60)).endswith(f"that drain there: {address}\ndone\n")
 
 
 async def test_a_refusal_is_not_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ async def test_an_update_does_not_wait_for_ever_for_an_engine_that_finds_no_room
 ) -> None:
     said = await _update(monkeypatch, [_engines(("ready", 2), ("pending", 2))])
 
-    assert said.endswith("done, but for what has no place to serve: decode-1 (pending: it lacks 1 GPU)\n")
+    assert said.endswith("done, except for engines without room to run: decode-1 (pending: it lacks 1 GPU)\n")
 
 
 async def test_an_update_waits_for_an_engine_that_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:

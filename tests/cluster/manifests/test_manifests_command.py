@@ -50,7 +50,7 @@ def test_a_checkpoint_that_no_volume_holds_is_said() -> None:
 
     assert (result.exit_code, result.stdout) == (0, "17 objects, nothing wrong\n")
     assert result.stderr == (
-        "# no volume holds /models/m, so the image has to: or give kubernetes.models, --models-claim\n"
+        "# no volume is mounted, so the image has to contain /models/m; --models-claim mounts one (kubernetes.models)\n"
     )
     assert CliRunner().invoke(app, ["manifests", "--check"]).stderr == ""
 
@@ -86,8 +86,8 @@ def test_files_of_others_are_checked_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "mistake"),
     [
-        (b"", "-: holds no object: has what was to write it failed?"),
-        (b"# nothing\n---\n", "-: holds no object: has what was to write it failed?"),
+        (b"", "-: holds no object: did the program that wrote it fail?"),
+        (b"# nothing\n---\n", "-: holds no object: did the program that wrote it fail?"),
         (b"error: no such overlay", "-: number 1 is no Kubernetes object: it needs apiVersion and kind"),
         (b"kind: Job\n", "-: number 1 is no Kubernetes object: it needs apiVersion and kind"),
         (b"a: [", "-: is not YAML: "),
@@ -119,8 +119,8 @@ def test_files_that_are_not_as_their_settings_say_are_named_and_written_anew(tmp
     (directory / "overlays" / "rdma" / "old.patch.yaml").write_text("[]")
     result = CliRunner().invoke(app, [*kustomize, "--check"])
     assert result.exit_code == 1
-    assert "overlays/rdma/more.yaml is not what the settings give" in result.output
-    assert "overlays/rdma/old.patch.yaml is of no use any more" in result.output
+    assert "overlays/rdma/more.yaml differs from what the settings give" in result.output
+    assert "overlays/rdma/old.patch.yaml is not used any more" in result.output
 
     assert CliRunner().invoke(app, kustomize).exit_code == 0
     assert CliRunner().invoke(app, [*kustomize, "--check"]).exit_code == 0

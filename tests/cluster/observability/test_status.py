@@ -148,7 +148,7 @@ def test_tables_show_all_of_it() -> None:
         "3.0 GiB",
         "1 min 1 s",
         "another attempt 5",
-        "guessed tokens",
+        "drafted tokens",
         "70 %",
         "88 %, 38 %",
         "sql, chat",
@@ -156,7 +156,7 @@ def test_tables_show_all_of_it() -> None:
         "r1",
         "100.0 ms",
         "moves",
-        "moved for lack of blocks 3",
+        "migrations 3",
     ):
         assert word in text, word
     assert "out of memory" in text

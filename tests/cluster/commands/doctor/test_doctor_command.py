@@ -80,7 +80,7 @@ def test_a_gpu_that_is_not_known_is_refused() -> None:
     result = CliRunner().invoke(app, ["doctor", "--gpu", "h300"])
 
     assert result.exit_code == 1
-    assert "--gpu: 'h300' is not known; these are: a100, h100, h200, b200, l40s" in result.output
+    assert "--gpu: 'h300' is not a known kind of GPU; choose one of a100, h100, h200, b200, l40s" in result.output
 
 
 def test_what_serve_would_say_of_this_machine_doctor_says_too(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_blocks_that_are_given_as_a_number_must_fit_too() -> None:
     finding = check_budget("decode", _large(), engine, 80 * GIB, is_gpu=True)
 
     assert finding.verdict is Verdict.FAILURE
-    assert "is to have 1000000 blocks" in finding.found
+    assert "for 1000000 blocks, but only" in finding.found
 
 
 def test_longer_batches_take_more_for_activations() -> None:

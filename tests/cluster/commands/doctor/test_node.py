@@ -67,10 +67,10 @@ def test_a_good_gpu_node_has_nothing_to_change() -> None:
 
 
 _TROUBLES: dict[str, tuple[dict[str, Any], str, Verdict, str]] = {
-    "no driver": ({"driver": None}, "GPUs", Verdict.FAILURE, "install it"),
+    "no driver": ({"driver": None}, "GPUs", Verdict.FAILURE, "install one"),
     "torch without CUDA": ({"cuda": None}, "GPUs", Verdict.FAILURE, "a CUDA build of torch"),
-    "driver too old": ({"gpus": ()}, "GPUs", Verdict.FAILURE, "a driver for this CUDA or newer"),
-    "too few GPUs": ({"gpus": (_H200,)}, "GPUs", Verdict.FAILURE, "fewer ranks"),
+    "driver too old": ({"gpus": ()}, "GPUs", Verdict.FAILURE, "a driver for this CUDA or a newer one"),
+    "too few GPUs": ({"gpus": (_H200,)}, "GPUs", Verdict.FAILURE, "lower parallel.tensor_parallel_size"),
     "no cupy": ({"cupy": None}, "NCCL through cupy", Verdict.FAILURE, "pip install 'raypd[cuda13]'"),
     "old cupy": ({"cupy": "13.6.0"}, "NCCL through cupy", Verdict.FAILURE, "pip install 'raypd[cuda13]'"),
     "no NCCL": ({"nccl": None}, "NCCL through cupy", Verdict.FAILURE, "pip install nvidia-nccl-cu13"),
@@ -83,7 +83,7 @@ _TROUBLES: dict[str, tuple[dict[str, Any], str, Verdict, str]] = {
         {"taken_ports": ("0.0.0.0:50051 (in use)",)},
         "port",
         Verdict.WARNING,
-        "another port of the ingress",
+        "another port for the ingress",
     ),
     "no torch": ({"torch": None, "errors": ("torch: ImportError",)}, "node", Verdict.FAILURE, "dependencies"),
 }
@@ -130,7 +130,7 @@ def test_devices_are_asked_without_a_failure_where_there_are_none() -> None:
 def test_a_probe_that_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
 
-    assert node_module._probe_devices() == {"errors": ["asking for devices ended with 1: "]}
+    assert node_module._probe_devices() == {"errors": ["the search for devices ended with status 1: "]}
 
 
 def test_rdma_ports_are_read_from_the_kernel(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_question_without_an_answer_was_not_asked() -> None:
 
 def test_the_last_question_is_asked_again() -> None:
     conversation = Conversation()
-    assert conversation.take("/retry") == Say("nothing was asked yet")
+    assert conversation.take("/retry") == Say("there is no question to ask again yet")
     conversation.take("hi")
     conversation.answered("hello")
     assert conversation.take("/retry") == Ask()
@@ -39,7 +39,7 @@ def test_everything_but_the_system_prompt_is_forgotten() -> None:
     assert conversation.take("/system Be brief.") == Say("system: Be brief.")
     conversation.take("hi")
     conversation.answered("hello")
-    assert conversation.take("/reset") == Say("forgotten")
+    assert conversation.take("/reset") == Say("new conversation")
     assert conversation.prompt() == [("system", "Be brief.")]
     assert conversation.take("/system -") == Say("system: (nothing)")
     assert conversation.prompt() == []
@@ -60,7 +60,7 @@ def test_a_mistake_changes_nothing() -> None:
     assert isinstance(said, Say)
     assert "temperature" in said.text
     assert conversation.params == {"seed": 1}
-    assert conversation.take("/sytem hello") == Say("there is no /sytem; /help shows what there is")
+    assert conversation.take("/sytem hello") == Say("there is no command /sytem; /help lists the commands")
     assert conversation.prompt() == []
 
 
