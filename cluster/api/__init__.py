@@ -1,1 +1,1 @@
-"""What clients reach: the gRPC API, the HTTP API, and what both share."""
+"""The APIs that clients reach: gRPC, HTTP, and the code that both share."""

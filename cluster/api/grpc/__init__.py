@@ -1,1 +1,1 @@
-"""The gRPC API: conversions, services, the grpc.aio server."""
+"""The gRPC API: the grpc.aio server, its services, and the conversion of messages."""

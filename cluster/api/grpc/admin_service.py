@@ -1,4 +1,4 @@
-"""raypd.v1.AdminService."""
+"""The service raypd.v1.AdminService, on the views of the cluster and the controller."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from cluster.routing.engine_connection import EngineRole
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 _MAX_ENGINES: Final = 1024
-"""Of one role; as in ClusterConfig."""
+"""The most engines of one role, as in ClusterConfig."""
 _MAX_PROFILE_S: Final = 60.0
 
 
 class AdminService(admin_pb2_grpc.AdminServiceServicer):
-    """view: makes a view of the cluster as it is now; admin: the controller."""
+    """The methods by which operators see and change a cluster. Errors become statuses in interceptor.py.
+
+    view: makes a view of the cluster as it is now; admin: the controller
+    """
 
     def __init__(self, view: Callable[[], Awaitable[ClusterView]], admin: ClusterAdmin) -> None:
         self._view = view
@@ -36,7 +39,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         return status_to_proto(await self._view())
 
     async def Scale(self, request: admin_pb2.ScaleRequest, context: _Context) -> admin_pb2.ScaleResponse:  # noqa: N802
-        """Want other numbers of engines."""
+        """Change how many engines of each role are wanted. Raises InvalidRequest."""
         del context
         return admin_pb2.ScaleResponse(engine_ids=await self._admin.scale(_counts(request)))
 
@@ -49,7 +52,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def SetRole(  # noqa: N802
         self, request: admin_pb2.SetRoleRequest, context: _Context
     ) -> admin_pb2.SetRoleResponse:
-        """Let an engine serve in another role."""
+        """Let an engine serve in another role. Raises InvalidRequest."""
         del context
         await self._admin.set_role(request.engine_id, _role(request.role))
         return admin_pb2.SetRoleResponse()
@@ -84,7 +87,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
     async def ResetPrefixCache(  # noqa: N802
         self, request: admin_pb2.ResetPrefixCacheRequest, context: _Context
     ) -> admin_pb2.ResetPrefixCacheResponse:
-        """Let engines forget their cached blocks."""
+        """Clear the prefix caches of engines."""
         del context
         answers = await self._admin.reset_prefix_cache(request.engine_id, preempt=request.preempt)
         return admin_pb2.ResetPrefixCacheResponse(
@@ -93,7 +96,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
         )
 
     async def Profile(self, request: admin_pb2.ProfileRequest, context: _Context) -> admin_pb2.ProfileResponse:  # noqa: N802
-        """Tell what an engine does."""
+        """Profile an engine. Raises InvalidRequest."""
         del context
         duration_s = request.duration_seconds
         if not 0 < duration_s <= _MAX_PROFILE_S:

@@ -1,7 +1,7 @@
-"""What is refused by its count alone, before it is read any further.
+"""Checks the lengths of a message's lists, before its entries are read.
 
-A message of 16 MiB has room for eight million empty entries. To make Python's objects of them takes seconds, in which
-the event loop serves no other stream.
+A message of 16 MiB has room for eight million empty entries. To make Python objects of them would take seconds, in
+which the event loop serves no other stream.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from cluster.errors import FieldViolation, InvalidRequest
 from cluster.settings.input_limits import InputLimits
 
 MAX_IMAGES: Final = 1024
-"""However many are allowed."""
+"""The most images of a request, whatever the cluster's own limit is."""
 MAX_TOKENS: Final = 262_144
-"""Of one prompt; or the context, if that is longer."""
+"""The most tokens of one prompt, or the model's context if that is longer."""
 _MAX_CHATS: Final = 5
-"""So many of the longest conversations are read in one call."""
+"""How many conversations of the maximum length one call may have in all."""
 
 _Prompt = generate_pb2.GenerateRequest | generate_pb2.Prompt | model_pb2.TokenizeRequest
 
 
 def check_generate(message: generate_pb2.GenerateRequest, limits: InputLimits, max_model_len: int) -> None:
-    """Raises InvalidRequest. max_model_len: the context, in tokens"""
+    """Check a request for text. Raises InvalidRequest. max_model_len: the model's context, in tokens"""
     _check_chats([message], limits, "chat", limits.max_chat_messages)
     _require(len(message.images), MAX_IMAGES, "images", "images")
     _check_tokens([message], "token_ids", max_model_len)
@@ -33,7 +33,7 @@ def check_generate(message: generate_pb2.GenerateRequest, limits: InputLimits, m
 
 
 def check_batch(message: generate_pb2.GenerateBatchRequest, limits: InputLimits, max_model_len: int) -> None:
-    """Raises InvalidRequest. max_model_len: the context, in tokens"""
+    """Check a batch. Raises InvalidRequest. max_model_len: the model's context, in tokens"""
     check_generate(message.each, limits, max_model_len)
     _require(len(message.prompts), limits.max_samples_per_call, "prompts", "samples")
     _check_chats(message.prompts, limits, "prompts", _MAX_CHATS * limits.max_chat_messages)
@@ -45,7 +45,7 @@ def check_vectors(
     limits: InputLimits,
     max_model_len: int,
 ) -> None:
-    """Raises InvalidRequest. max_model_len: the context, in tokens"""
+    """Check a request for vectors. Raises InvalidRequest. max_model_len: the model's context, in tokens"""
     if isinstance(message, embed_pb2.ScoreRequest):
         _check_chats([message.query], limits, "query", limits.max_chat_messages)
         _check_tokens([message.query], "query", max_model_len)
@@ -58,7 +58,7 @@ def check_vectors(
 
 
 def check_tokenize(message: model_pb2.TokenizeRequest, limits: InputLimits) -> None:
-    """Raises InvalidRequest."""
+    """Check a request for tokens. Raises InvalidRequest."""
     _check_chats([message], limits, "chat", limits.max_chat_messages)
 
 

@@ -1,4 +1,4 @@
-"""raypd.v1.EmbedService on Serving.embed(), classify() and score()."""
+"""The service raypd.v1.EmbedService, on Serving.embed(), classify() and score()."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EmbedService(embed_pb2_grpc.EmbedServiceServicer):
-    """A client that cancels, dies or runs out of time cancels its call's task, and so aborts all its inputs.
+    """The methods for embeddings, classes and scores. Errors become statuses in interceptor.py.
 
-    Errors become statuses in interceptor.py.
+    A client that cancels, dies or runs out of time cancels the task of its call, which aborts all its inputs.
     """
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
     async def Embed(self, request: embed_pb2.EmbedRequest, context: _Context) -> embed_pb2.EmbedResponse:  # noqa: N802
-        """Give an embedding for each input."""
+        """Return an embedding of each input."""
         self._prepare(request)
         result = await self._serving.embed(await embed_request_from_proto(request, context.time_remaining()))
         return embed_result_to_proto(request.request_id, result)
@@ -40,13 +40,13 @@ class EmbedService(embed_pb2_grpc.EmbedServiceServicer):
     async def Classify(  # noqa: N802
         self, request: embed_pb2.ClassifyRequest, context: _Context
     ) -> embed_pb2.ClassifyResponse:
-        """Give what the classification head says of each input."""
+        """Return the scores of the classification head's classes for each input."""
         self._prepare(request)
         result = await self._serving.classify(await classify_request_from_proto(request, context.time_remaining()))
         return classify_result_to_proto(request.request_id, result)
 
     async def Score(self, request: embed_pb2.ScoreRequest, context: _Context) -> embed_pb2.ScoreResponse:  # noqa: N802
-        """Give how well each document answers the query."""
+        """Return for each document how well it answers the query."""
         self._prepare(request)
         result = await self._serving.score(await score_request_from_proto(request, context.time_remaining()))
         return score_result_to_proto(request.request_id, result)

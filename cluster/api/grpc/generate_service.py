@@ -1,4 +1,4 @@
-"""raypd.v1.GenerateService on Serving.generate()."""
+"""The service raypd.v1.GenerateService, on Serving.generate() and generate_many()."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _BatchContext = grpc.aio.ServicerContext[generate_pb2.GenerateBatchRequest, gene
 
 
 class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
-    """A call is a request: a client that cancels, dies or runs out of time cancels its task, and so aborts.
+    """The methods that generate output. Errors become statuses in interceptor.py.
 
-    Errors become statuses in interceptor.py.
+    A client that cancels, dies or runs out of time cancels the task of its call, which aborts the request.
     """
 
     def __init__(self, serving: Serving) -> None:
@@ -33,7 +33,7 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         request_id = request.request_id
         processor = self._serving.newest_model().input_processor
         check_generate(request, processor.limits, processor.model.max_model_len)
-        # Closing is what aborts: the generator must not be left to the garbage collector.
+        # Closing the generator aborts the request: the garbage collector would do so too late.
         async with aclosing(
             self._serving.generate(request_from_proto(request_id, request, context.time_remaining()))
         ) as chunks:

@@ -1,4 +1,4 @@
-"""grpc.health.v1 for a server that drains."""
+"""The health service grpc.health.v1 of an ingress: it follows the engines, and ends its watches in a drain."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ _Context = grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.He
 
 
 ROLES: Final = {role: f"raypd.role.{role}" for role in (EngineRole.PREFILL, EngineRole.DECODE)}
-"""Names to ask for: whether an engine does this. A cluster that lacks one goes on with the others, slower."""
+"""For each role the service name whose health tells whether an engine serves in that role.
+
+A cluster that lacks one of the roles goes on with the other engines, more slowly.
+"""
 
 
 async def follow_engines(health: IngressHealth, serving: Serving, services: Sequence[str]) -> None:
-    """Keep the status of these services, which need engines, and of the roles, until cancelled."""
+    """Keep the status of the roles, and of services that need engines, up to date until cancelled."""
     while True:
         change = serving.next_change_of_engines()
         await report_engines(health, serving, services)
@@ -33,7 +36,7 @@ async def follow_engines(health: IngressHealth, serving: Serving, services: Sequ
 
 
 async def report_engines(health: IngressHealth, serving: Serving, services: Sequence[str]) -> None:
-    """Tell once whether there are engines."""
+    """Set the status of the services and of the roles once, by the engines that serve now."""
     roles = serving.served_roles()
     for service in services:
         await health.set(service, _STATUS[bool(roles)])
@@ -42,9 +45,9 @@ async def report_engines(health: IngressHealth, serving: Serving, services: Sequ
 
 
 class IngressHealth(health.aio.HealthServicer):
-    """Health whose watches end, with NOT_SERVING, when the server drains.
+    """A health service whose watches end, with NOT_SERVING, when the server drains.
 
-    A watch lasts as long as its client wants, and one alone would keep a draining server up for all of its grace.
+    A watch lasts as long as its client wants; a single one would make a draining server wait for its whole grace time.
     """
 
     def __init__(self) -> None:
@@ -72,7 +75,10 @@ class IngressHealth(health.aio.HealthServicer):
 
 
 class _Writer:
-    """What a watch needs of its call. A write that has begun is never given up: gRPC allows one at a time."""
+    """The part of a call's context that a watch uses.
+
+    A write that has begun is never cancelled, because gRPC allows one write at a time.
+    """
 
     def __init__(self, context: _Context) -> None:
         self._context = context
@@ -86,7 +92,7 @@ class _Writer:
         await asyncio.shield(self._last)
 
     async def finish(self) -> None:
-        """Let the last write end; NOT_SERVING is the last word, said once."""
+        """Let the last write end, and write NOT_SERVING unless that was the last status written."""
         if self._last is not None:
             await self._last
         if self._status != health_pb2.HealthCheckResponse.NOT_SERVING:

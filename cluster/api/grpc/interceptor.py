@@ -1,8 +1,8 @@
-"""What every call goes through, whichever service it is for: a service that is added later is covered too.
+"""The interceptor that every call goes through, whichever service it is for.
 
-In this order: who calls, and may they; then the request's message is received (receiving.py); is the ingress draining;
-then the service itself; what it raises becomes a status with its details. Watch over slow readers is kept of every
-stream.
+Its steps are, in this order: it checks the token and what its caller may do; it receives the request's message
+(receiving.py); it refuses the call if the ingress is draining; it calls the service, and converts the error that the
+service raises into a status with details. Streams are watched for slow readers (slow_readers.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 ADMIN_SERVICE: Final = "raypd.v1.AdminService"
 _REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
 _OPEN_SERVICES: Final = ("grpc.health.v1.Health", _REFLECTION)
-"""Probes have no token, and what reflection tells is in the repository."""
+"""Services that need no token: probes have none, and reflection tells nothing that is not public."""
 
 _LAST_WORD_S: Final = 1.0
 
@@ -41,7 +41,7 @@ _Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """One of each server. Belongs to one event loop."""
+    """The interceptor of one server. It belongs to one event loop."""
 
     def __init__(self, access: AccessControl, in_progress: CallsInProgress, slow_readers: SlowReaders) -> None:
         self._access = access
@@ -67,7 +67,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     caller.check_administers()
             except (Unauthenticated, PermissionDenied) as error:
                 return _refusing(status_of(error))
-            # gRPC has a task for each call, and this runs in it already.
+            # This code runs in the task of the call already, so that the context variable holds for this call alone.
             set_caller(caller)
         wrapped = self._handlers.get(method)
         if wrapped is None:
@@ -75,12 +75,12 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return wrapped
 
     def _wrap(self, handler: Any, method: str, service: str) -> Any:
-        """A handler that receives by itself, which for gRPC is one of streams."""
+        """Return a handler that receives its message itself; for gRPC that is a method with a stream of requests."""
         if service == _REFLECTION:
             behavior = self._reflecting(handler)
         else:
             receive = self._open_receiver(handler) if service in _OPEN_SERVICES else self._receiver(handler, method)
-            # Who administers a cluster wants to see it drain, and so do probes.
+            # Operators and probes need to see a cluster that drains.
             is_always_in = service == ADMIN_SERVICE or service in _OPEN_SERVICES
             inside: AbstractAsyncContextManager[Any] = nullcontext() if is_always_in else self._in_progress
             behavior = handler.unary_stream if handler.response_streaming else handler.unary_unary
@@ -98,7 +98,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         descriptor = descriptor_pool.Default().FindMethodByName(method.removeprefix("/").replace("/", ".")).input_type
 
         async def receive(context: _Context) -> Any:
-            # A connection's, where callers have no names.
+            # Where callers have no names, the limits hold for each connection.
             sender = current_caller().name or context.peer()
             return await self._receiving.receive(sender, context, descriptor, handler.request_deserializer)
 
@@ -122,7 +122,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 status = status_of(error)
             else:
                 return
-            # Not within the except clause: what gRPC keeps would refer to the refusal, and that to the message.
+            # Outside of the except clause: the exception that gRPC keeps would otherwise keep the message alive.
             await _abort(context, status)
 
         return reflect
@@ -141,7 +141,7 @@ def _answering(
         except ClusterError as error:
             status = status_of(error)
         except (grpc.aio.BaseError, grpc.RpcError):
-            raise  # The call itself is over: nobody is left to be told.
+            raise  # The call itself has ended: no status can be sent.
         except Exception:
             call_id = getattr(request, "request_id", "") or uuid.uuid4().hex
             logger.exception("a call failed by a bug", extra={"request_id": call_id})
@@ -154,7 +154,7 @@ def _answering(
 
 
 def _refusing(status: ErrorStatus) -> Any:
-    """A handler that reads nothing."""
+    """Return a handler that refuses the call without receiving its message."""
 
     async def refuse(requests: Any, context: _Context) -> NoReturn:
         del requests
@@ -164,7 +164,7 @@ def _refusing(status: ErrorStatus) -> Any:
 
 
 def _host(context: _Context) -> str:
-    """Of the other end, without its port."""
+    """Return the address of the other end, without its port."""
     return context.peer().rpartition(":")[0]
 
 
@@ -177,6 +177,6 @@ async def _abort(context: _Context, status: ErrorStatus) -> NoReturn:
         async with asyncio.timeout(_LAST_WORD_S):
             await context.abort(status.code, status.message, status.trailing_metadata)
     except TimeoutError:
-        # It is behind what the client has not read. gRPC keeps it until the client does, or hangs up.
+        # The client has not read the responses before the status. gRPC keeps all of them until it does, or hangs up.
         raise asyncio.CancelledError from None
     raise AssertionError("abort raises")

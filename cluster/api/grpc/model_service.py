@@ -1,4 +1,4 @@
-"""raypd.v1.ModelService."""
+"""The service raypd.v1.ModelService, on the input processor of the newest model version."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from cluster.text.input_processor import InputProcessor
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 _TOKENS_AT_ONCE: Final = 200_000
-"""Tokens put into a response in one pass of the event loop: 5 ms."""
+"""Tokens that are put into a response before the event loop gets a turn, which takes 5 ms."""
 
 
 class ModelService(model_pb2_grpc.ModelServiceServicer):
-    """Describes the served model, in the newest version that serves, and has its tokenizer."""
+    """The methods that describe the newest served version of the model, and use its tokenizer."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
     async def GetModel(self, request: model_pb2.GetModelRequest, context: _Context) -> model_pb2.GetModelResponse:  # noqa: N802
-        """Describe the served model, if it is the one that is asked for."""
+        """Describe the served model. Raises ModelNotFound if the request names another one."""
         del context
         return self._describe(self._input_processor(request.model))
 
@@ -44,7 +44,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         return model_pb2.ListModelsResponse(models=[self._describe(self._input_processor(""))])
 
     async def Tokenize(self, request: model_pb2.TokenizeRequest, context: _Context) -> model_pb2.TokenizeResponse:  # noqa: N802
-        """Tokenize a prompt."""
+        """Return the tokens of a prompt. Raises InvalidRequest."""
         del context
         current_caller().allowance.take_request()
         input_processor = self._input_processor(request.model)

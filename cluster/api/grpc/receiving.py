@@ -1,8 +1,8 @@
-"""How messages of calls are received: after the token was looked at, few at a time, and not for ever.
+"""Receives the messages of calls: after the token was checked, a few at a time, and within a time limit.
 
-gRPC would receive the message of a call before anything of ours runs, and keep up to max_message_bytes of each of
-thousands of calls. Handlers of streams receive when they ask for a message; so every method has one, and what a call
-has not been asked for stays with its sender, but for HTTP/2's window of 64 KiB.
+gRPC would receive the message of a call before any of raypd's code runs, and could hold max_message_bytes for each of
+thousands of calls. A handler of a stream of requests receives a message when it asks for one. So every method has such
+a handler, and a message that was not asked for stays with its sender, apart from HTTP/2's window of 64 KiB.
 """
 
 from __future__ import annotations
@@ -20,29 +20,36 @@ from cluster.api.grpc.wire import MAX_UNCOUNTED_BYTES, check_entries
 from cluster.errors import FieldViolation, InvalidRequest
 
 MAX_AT_ONCE: Final = 8
-"""Messages that are received at once for one token, or for one connection where there are none."""
+"""The most messages that are received at the same time for one token, or for one connection where there are none."""
 TIMEOUT_S: Final = 30.0
 MAX_OPEN_AT_ONCE: Final = 4
-"""Messages of calls that need no token, of one host."""
+"""The most messages that are received at the same time from one host, of calls that need no token."""
 OPEN_TIMEOUT_S: Final = 5.0
 MAX_OPEN_MESSAGE_BYTES: Final = 4096
-"""What needs no token is asked for by a name."""
+"""The largest message of a call that needs no token; such messages have no more than a name in them."""
 
 Decode = Callable[[bytes], Any]
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Receiving:
-    """Of one server: who receives how much. Belongs to one event loop."""
+    """Receives the messages of one server's calls, a few of each sender at a time. It belongs to one event loop."""
 
     def __init__(self, max_at_once: int = MAX_AT_ONCE, timeout_s: float = TIMEOUT_S) -> None:
-        """max_at_once: messages of each sender; timeout_s: for one, the wait for its turn not counted"""
+        """Set the limits.
+
+        max_at_once: the most messages of one sender that are received at the same time
+        timeout_s:   how long one message may take, in seconds, without the wait for its turn
+        """
         self._max_at_once = max_at_once
         self._timeout_s = timeout_s
         self._turns: dict[str, _Turns] = {}
 
     async def receive(self, sender: str, context: _Context, descriptor: Descriptor, decode: Decode) -> Any:
-        """Receive and decode the one message of a call. Raises InvalidRequest if it is none, or has too much in it."""
+        """Receive and decode the one message of a call.
+
+        Raises InvalidRequest if the message is missing, late, not of this type, or has too many entries.
+        """
         async with self._turn(sender):
             data = await self._read(context)
             if data is None:
@@ -50,7 +57,7 @@ class Receiving:
             await check_entries(descriptor, data)
             message = _decoded(data, decode)
             if len(data) > MAX_UNCOUNTED_BYTES:
-                await asyncio.sleep(0)  # What becomes of it is another piece of work.
+                await asyncio.sleep(0)  # Other calls get a turn before the message is processed.
             return message
 
     async def receive_small(self, sender: str, context: _Context, decode: Decode) -> Any:
@@ -71,7 +78,7 @@ class Receiving:
             yield _decoded(data, decode)
 
     async def _read(self, context: _Context) -> bytes | None:
-        """None: no further message comes."""
+        """Return the next message; None if no further one comes. Raises InvalidRequest if it takes too long."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 data = await context.read()
@@ -95,7 +102,7 @@ class Receiving:
 
 
 class _Turns:
-    """One sender's."""
+    """The messages of one sender that are being received, or wait for their turn."""
 
     def __init__(self, max_at_once: int) -> None:
         self.turn = asyncio.Semaphore(max_at_once)

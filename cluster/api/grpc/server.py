@@ -1,8 +1,9 @@
 """The gRPC server of an ingress.
 
-How it ends: health says NOT_SERVING, and new calls are refused. Half a second later those who are connected are told to
-go elsewhere (GOAWAY), while their streams go on. gRPC sends that when a server stops, which listens no more; so a
-successor listens at the same port, and refuses with the reason, until the last stream is over.
+A drain begins with NOT_SERVING as the server's health; new calls are refused. Half a second later connected clients are
+told to go elsewhere (GOAWAY), while their streams go on. gRPC sends GOAWAY when a server stops, and a stopped server
+listens no more. So a successor listens at the same port, and refuses new calls with the reason, until the last stream
+has ended.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from cluster.requests.serving import Serving
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
-"""Both ways. A prompt of a million token ids has about 3 MB."""
+"""The largest message, in both directions. A prompt of a million token ids has about 3 MB."""
 SERVICES: Final = (
     generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name,
     embed_pb2.DESCRIPTOR.services_by_name["EmbedService"].full_name,
@@ -55,36 +56,39 @@ SERVICES: Final = (
     admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name,
 )
 _WITHOUT_ENGINES: Final = ("raypd.v1.ModelService", ADMIN_SERVICE)
-"""Services that work without any."""
+"""Services that work without engines."""
 _LAST_WORDS_S = 1.0
 _NOTICE_S: Final = 0.5
-"""For clients to leave by themselves, by health or refusals: a call that crosses a GOAWAY is CANCELLED by gRPC."""
+"""How long clients have to leave by themselves, because of health or refusals, before GOAWAY is sent.
+
+gRPC ends a call that a client sends while GOAWAY is on its way with CANCELLED.
+"""
 _FOREVER_S: Final = 1e6
 _REBIND_INTERVAL_S: Final = 0.05
 _REBIND_TIMEOUT_S: Final = 5.0
 _MAX_PENDING_CALLS: Final = 16_384
 _MAX_STREAMS: Final = 2048
-"""Of one connection: clients keep further calls until others have ended."""
+"""The most calls in progress on one connection; clients hold back further ones until others have ended."""
 _MAX_CONNECTIONS: Final = 4096
-"""Further ones are closed at once."""
+"""The most connections; further ones are closed at once."""
 _OPTIONS: Final = (
-    # Two servers on one port would share its connections silently: a clash must fail.
+    # Two servers on one port would silently share its connections; the second one has to fail instead.
     ("grpc.so_reuseport", 0),
-    # Of calls that come at once gRPC cancels those above 1000, without a word. Serving refuses them with a delay.
+    # By default gRPC cancels calls beyond 1000 pending ones silently; Serving refuses them with a delay instead.
     ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
     ("grpc.max_concurrent_streams", _MAX_STREAMS),
     ("grpc.max_allowed_incoming_connections", _MAX_CONNECTIONS),
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # What nobody has asked for yet stays with its sender: windows do not grow by how fast the network is.
+    # Windows do not grow with the network's speed, so that data which no handler has asked for stays with its sender.
     ("grpc.http2.bdp_probe", 0),
-    # A message of 16 kB could become one of 16 MB, and the bound on messages is on what comes by the network.
+    # The limit on messages is on compressed bytes: without this option 16 kB could become 16 MB.
     ("grpc.per_message_decompression", 0),
     # A stream can be silent for as long as a prompt is in the queue; clients that ping meanwhile must not be cut off.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # Notice clients that vanish without a word: their requests are aborted.
+    # Pings find clients that have vanished without closing their connection; their requests are aborted.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
@@ -93,9 +97,10 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class GrpcServerSettings:
-    """How a server listens, and whom it lets in.
+    """The settings of a gRPC server: addresses, access, TLS and limits.
 
-    port, admin_port: 0 takes a free one; admin_port: None leaves AdminService on the port of the others
+    port:       0 takes a free one
+    admin_port: a port of its own for AdminService, 0 takes a free one; None: AdminService is on `port` too
     """
 
     host: str = "127.0.0.1"
@@ -108,7 +113,7 @@ class GrpcServerSettings:
 
 
 class IngressServer:
-    """raypd.v1, grpc.health.v1 and reflection. start() and drain() belong to one event loop."""
+    """The gRPC server of raypd.v1, grpc.health.v1 and reflection. start() and drain() run on one event loop."""
 
     def __init__(
         self,
@@ -117,16 +122,16 @@ class IngressServer:
         admin: ClusterAdmin,
         settings: GrpcServerSettings | None = None,
     ) -> None:
-        """view: makes a view of the cluster as it is now; admin: the controller."""
+        """Keep what the services use. view: makes a view of the cluster as it is now; admin: the controller"""
         self._serving = serving
         self._admin_service = AdminService(view, admin)
         self._settings = settings or GrpcServerSettings()
         self.admin_port: int | None = None
-        """Of AdminService, once it has started, if it is its own."""
+        """The port of AdminService once the server has started, if AdminService has a port of its own."""
 
     async def start(self) -> int:
-        """Listen, and report who serves; returns the port. Raises AddressUnavailable."""
-        # Made here and not before: it belongs to the running event loop.
+        """Listen, and report the services' health; returns the port. Raises AddressUnavailable or InvalidConfig."""
+        # These objects belong to the running event loop, so they cannot be made earlier.
         self._health = IngressHealth()
         self._in_progress = CallsInProgress()
         self._slow_readers = SlowReaders(self._settings.slow_reader_timeout_s)
@@ -152,25 +157,26 @@ class IngressServer:
         return port
 
     async def drain(self, grace_s: float) -> None:
-        """Report NOT_SERVING, refuse new calls, let running ones end for up to grace_s, abort the rest, close.
+        """Report NOT_SERVING, refuse new calls, let running ones end for up to grace_s, abort the rest, and close.
 
-        Nobody listens at the port once it is over.
+        Nothing listens at the port when the method returns.
         """
         end_s = asyncio.get_running_loop().time() + grace_s
         await self._health.enter_graceful_shutdown()
         is_empty = await self._in_progress.close(min(_NOTICE_S, grace_s))
         if not is_empty and (left_s := end_s - asyncio.get_running_loop().time()) > 0:
             is_empty = await self._send_away(left_s)
-        # The last answers, refusals among them, still have to get out.
+        # The last answers and refusals still have to be sent.
         await asyncio.gather(*(server.stop(_LAST_WORDS_S if is_empty else 0) for server in self._servers))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _send_away(self, grace_s: float) -> bool:
-        """Have clients leave their connections, and wait for calls that go on; returns whether all have ended."""
-        # Invariant: a server is being stopped once at a time. Of two whose time is up together, one has gRPC cancel the
-        # calls of a server that the other has freed. So this one's never is, and the next begins when it has ended.
+        """Tell clients to leave their connections, and wait up to grace_s for calls; returns whether all have ended."""
+        # Invariant: at most one stop() of a server is under way. If the grace of two ended at the same time, one would
+        # let gRPC cancel calls of a server that the other has freed. So the grace of this one never ends, and the next
+        # stop() begins once this one is cancelled.
         async with asyncio.TaskGroup() as tasks:
             stopping = tasks.create_task(self._servers[0].stop(_FOREVER_S))
             succeeding = tasks.create_task(self._succeed())
@@ -180,7 +186,7 @@ class IngressServer:
         return is_empty
 
     async def _succeed(self) -> None:
-        """Listen where the main server has stopped to. New calls are refused by then."""
+        """Listen at the port where the main server has stopped to listen. New calls are refused by then."""
         successor = self._make_main_server()
         try:
             async with asyncio.timeout(_REBIND_TIMEOUT_S):
@@ -192,7 +198,7 @@ class IngressServer:
         except (TimeoutError, InvalidConfig) as error:
             logger.warning("nobody listens while an ingress drains", extra={"port": self._port, "error": str(error)})
         finally:
-            # gRPC frees only what was started and stopped, whether it has come to listen or not.
+            # gRPC frees a server only if it was started and stopped, whether it listens or not.
             self._servers.append(successor)
             await successor.start()
 

@@ -1,8 +1,8 @@
-"""Cuts off clients that do not read what they asked for.
+"""Cuts off clients that do not read the responses of their streams.
 
-What a client has not read is buffered up to HTTP/2's window; then the write of the next response waits, and with it the
-stream, but never the engine: what the engine says meanwhile is merged (cluster/sessions/request_stream.py), so it takes
-no more room than the tokens themselves. Whoever has let a write wait for slow_reader_timeout_s is cut off.
+Responses that a client has not read are buffered up to HTTP/2's window. Then the write of the next response waits, and
+the stream with it. The engine never waits: its further output is merged (cluster/sessions/request_stream.py), and takes
+no more room than the tokens themselves. A client that lets a write wait for slow_reader_timeout_s is cut off.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SlowReaders:
-    """Watches the writes of all streams of a server. run() belongs to its event loop."""
+    """Watches the writes of all streams of a server. run() runs on the server's event loop."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -36,7 +36,7 @@ class SlowReaders:
     def watching(
         self, behavior: Callable[[Any, _Context], Awaitable[None]]
     ) -> Callable[[Any, _Context], Awaitable[None]]:
-        """The behavior of a method that streams, watched."""
+        """Return the behavior of a method that streams, with its writes watched."""
 
         @functools.wraps(behavior)
         async def watched(request: Any, context: _Context) -> None:
@@ -55,7 +55,7 @@ class SlowReaders:
         return watched
 
     async def run(self) -> None:
-        """Look after them until cancelled."""
+        """Cut off the streams whose write has waited too long, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._timeout_s / _LOOKS_PER_TIMEOUT)
@@ -72,7 +72,7 @@ class SlowReaders:
 
 
 class _WatchedContext:
-    """A call's context that knows since when it is writing."""
+    """A call's context that notes since when a write has been waiting."""
 
     def __init__(self, context: _Context) -> None:
         task = asyncio.current_task()
@@ -86,7 +86,7 @@ class _WatchedContext:
         self._write = context.write
 
     async def write(self, message: Any) -> None:
-        """As the context's own."""
+        """Write a response, and note when the write began."""
         self.writing_since_s = self._time()
         await self._write(message)
         self.writing_since_s = float("inf")

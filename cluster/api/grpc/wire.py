@@ -1,8 +1,8 @@
-"""What a message has in it, counted in the bytes that came, before it is decoded.
+"""Counts the entries of a message in its bytes, before the message is decoded.
 
 A message of 16 MiB has room for eight million empty entries. To decode them takes a third of a second, in which the
 event loop serves no other stream, and a gigabyte that the process may keep. So the entries of a large message are
-counted first, in slices; one with few entries, however long, is decoded in some milliseconds.
+counted first, in slices. A message with few entries, however long it is, is decoded in some milliseconds.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from cluster.errors import FieldViolation, InvalidRequest
 
 MAX_UNCOUNTED_BYTES: Final = 65_536
-"""What is shorter is decoded at once."""
+"""The largest message that is decoded without being counted."""
 MAX_ENTRIES: Final = 400_000
-"""All fields in all messages inside a message: conversations of 50 000 messages have 150 000, or more with parts."""
+"""The most fields, with those of messages inside. Conversations of 50 000 messages have 150 000, with parts more."""
 MAX_NUMBERS: Final = 4_200_000
-"""All numbers in packed fields: 20 milliseconds."""
+"""The most numbers in packed fields, which take 20 ms to decode."""
 _WITH_LENGTH: Final = 2
 """The wire type of texts, bytes, messages and packed numbers."""
 _SLICE: Final = 4000
-"""Entries in a millisecond or two."""
+"""The entries that are counted before the event loop gets a turn, which takes a millisecond or two."""
 _PACKED_KINDS: Final = frozenset(
     [
         FieldDescriptor.CPPTYPE_INT32,
@@ -40,11 +40,11 @@ _PACKED_KINDS: Final = frozenset(
     ]
 )
 _Fields: TypeAlias = "Mapping[int, Descriptor | None]"
-"""Fields that have something inside, by number: messages, or packed numbers (None)."""
+"""For each field number with entries inside: the type of the messages, or None for packed numbers."""
 
 
 async def check_entries(descriptor: Descriptor, data: bytes) -> None:
-    """Count what is in a message of this type. Raises InvalidRequest if it is too much, or no message."""
+    """Count the entries of a message of this type. Raises InvalidRequest if it has too many, or is malformed."""
     if len(data) <= MAX_UNCOUNTED_BYTES:
         return
     for _ in counted(descriptor, data):
@@ -52,9 +52,9 @@ async def check_entries(descriptor: Descriptor, data: bytes) -> None:
 
 
 def counted(descriptor: Descriptor, data: bytes) -> Iterator[None]:
-    """Count in slices of a millisecond or two. Raises InvalidRequest if it is too much, or no message.
+    """Count in slices of a millisecond or two, and yield after each. Raises InvalidRequest as check_entries() does.
 
-    What is inside of unknown groups counts as if it was beside them.
+    The entries of unknown groups count as entries of the message around the group.
     """
     num_entries = num_numbers = 0
     around: list[tuple[_Fields, int, int]] = []
@@ -81,7 +81,7 @@ def counted(descriptor: Descriptor, data: bytes) -> Iterator[None]:
 
 
 def _content(data: bytes, kind: int, at: int, end: int) -> tuple[int, int]:
-    """Where a field's content begins and ends, by its wire type. Raises InvalidRequest."""
+    """Return where a field's content begins and ends, by its wire type. Raises InvalidRequest."""
     begin = at
     match kind:
         case 0:
@@ -103,12 +103,12 @@ def _content(data: bytes, kind: int, at: int, end: int) -> tuple[int, int]:
 
 
 def _num_numbers(data: bytes, begin: int, length: int) -> int:
-    """How many numbers a packed field has at most: the last byte of each is below 0x80."""
+    """Return how many numbers a packed field has at most: only the last byte of a number is below 0x80."""
     return int(np.count_nonzero(np.frombuffer(data, np.uint8, length, begin) < 0x80))
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number, and where the next one begins. Raises InvalidRequest."""
+    """Read a number; returns it, and the position after it. Raises InvalidRequest."""
     if at < end and data[at] < 0x80:
         return data[at], at + 1
     number = shift = 0

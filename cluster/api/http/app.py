@@ -1,4 +1,4 @@
-"""The ASGI application: routes, and what every call goes through before it is worked on."""
+"""The ASGI application: its routes, and the checks that every call passes before it is worked on."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ _ERROR_CODES: Final = {404: "not_found", 405: "method_not_allowed"}
 
 
 class Call:
-    """One HTTP call, received."""
+    """One HTTP call, whose body was received."""
 
     def __init__(self, request: Request, body: list[bytes], state: ServerState, arrived_s: float) -> None:
-        """body: its parts; arrived_s: on the event loop's clock"""
+        """Keep the call. body: the parts of its body; arrived_s: when it arrived, on the event loop's clock"""
         self.request = request
         self._body = body
         self._state = state
         self._arrived_s = arrived_s
 
     async def read(self, kind: type[BodyT]) -> BodyT:
-        """Its body, once. Raises InvalidRequest."""
+        """Parse and return the body; the bytes are dropped, so that this can be done once. Raises InvalidRequest."""
         body, self._body = self._body, []
         if not is_large(sum(map(len, body))):
             return await read_body(kind, _joined(body))
-        # One large body at a time: what it is made of while it is read takes more than its bytes.
+        # One large body is parsed at a time, because its objects take more memory than its bytes.
         async with self._state.reading:
             return await read_body(kind, _joined(body))
 
     def time_left_s(self, timeout_s: float | None) -> float | None:
-        """What is left of the time that its client gives it, by its body or its header, whichever is less.
+        """Return how many seconds are left of the timeout in the body or in the header, whichever is less; or None.
 
-        timeout_s: by its body. Raises InvalidRequest.
+        timeout_s: the timeout in the body. Raises InvalidRequest if the header is wrong.
         """
         given = [one for one in (timeout_s, _timeout_in(self.request.headers)) if one is not None]
         if not given:
@@ -73,7 +73,7 @@ Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
 
 
 class Refused(Exception):
-    """A call that is over before it is understood."""
+    """A call is refused before its body is parsed."""
 
     def __init__(self, error: HttpError) -> None:
         super().__init__(error.detail.message)
@@ -81,15 +81,17 @@ class Refused(Exception):
 
 
 class Endpoint:
-    """An ASGI application around one handler. A client that hangs up cancels it, and so aborts its requests.
+    """An ASGI application around one handler. A client that hangs up cancels the handler, which aborts its requests.
 
-    What a call's headers tell is looked at before its body is received: whether the ingress drains, the body's kind and
-    length, and what the caller may still ask for.
+    Before the body is received, the call is checked: whether the ingress drains, the body's type and length by its
+    headers, and the limits of its caller.
     """
 
     def __init__(self, handler: Handler, state: ServerState, *, has_body: bool = False, is_work: bool = True) -> None:
-        """has_body: whether calls have one, and are requests that count; is_work: refused, and waited for, when the
-        server drains
+        """Wrap a handler.
+
+        has_body: whether calls have a body, and count against the caller's limits
+        is_work:  whether a server that drains refuses new calls, and waits for the ones that have begun
         """
         self._handler = handler
         self._state = state
@@ -103,7 +105,7 @@ class Endpoint:
         except asyncio.CancelledError:
             if not self._state.in_progress.is_closed:
                 raise
-            # uvicorn ends like this what a drain has not waited for, and would log a traceback of each.
+            # uvicorn cancels the calls that are left at the end of a drain, and would log a traceback of each.
             scope[ABORT]()
             await asyncio.sleep(0)
 
@@ -119,7 +121,7 @@ class Endpoint:
             try:
                 if self._has_body:
                     caller = self._admitted(request, caller)
-                # What comes with other calls is not looked at.
+                # The bodies of other calls are ignored.
                 body = await self._state.receive(request, share) if self._has_body else []
             except ClientDisconnect:
                 return
@@ -130,7 +132,7 @@ class Endpoint:
                 await error_of(error).response()(request.scope, receive, sent)
                 return
             call = Call(request, body, self._state, arrived_s)
-            del body  # The call lets go of it once it is read.
+            del body  # The call frees it when it has been parsed.
 
             async def answer() -> None:
                 await self._answer(call, caller, receive, sent)
@@ -138,7 +140,10 @@ class Endpoint:
             await unless_client_leaves(receive, answer)
 
     def _admitted(self, request: Request, caller: Caller) -> Caller:
-        """The caller, who has paid for the call. Raises Refused, Draining, AllowanceSpent."""
+        """Check a call by its headers, and count it against its caller's limits; returns the caller.
+
+        Raises Refused, Draining, AllowanceSpent.
+        """
         if self._state.in_progress.is_closed:
             raise Draining
         self._state.check_headers(request.headers)
@@ -167,7 +172,7 @@ class Endpoint:
 
 
 class ServerState:
-    """What all endpoints share. Belongs to one event loop."""
+    """The state that all endpoints share. It belongs to one event loop."""
 
     def __init__(self, in_progress: CallsInProgress, config: HttpConfig) -> None:
         self.in_progress = in_progress
@@ -176,7 +181,7 @@ class ServerState:
         self.reading = asyncio.Lock()
 
     def check_headers(self, headers: Headers) -> None:
-        """Look at what a call's headers tell of its body. Raises Refused."""
+        """Check the type and the length of a call's body by its headers. Raises Refused."""
         kind = headers.get("content-type", "")
         if not _is_json(kind):
             shown = f"content-type is {kind!r:.100}" if kind else "there is no content-type"
@@ -186,8 +191,8 @@ class ServerState:
             raise Refused(self._too_large())
 
     async def receive(self, request: Request, share: BodyShare) -> list[bytes]:
-        """A call's whole body, in the parts in which it came. Raises Refused, Overloaded, ClientDisconnect."""
-        # Joined at the end: buffers that grow side by side leave holes in memory.
+        """Receive a call's body; returns the parts in which it came. Raises Refused, Overloaded, ClientDisconnect."""
+        # The parts are joined at the end, because buffers that grow side by side fragment the memory.
         parts, num_bytes = [], 0
         try:
             async with asyncio.timeout(self.config.receive_timeout_s):
@@ -207,20 +212,20 @@ class ServerState:
 
 
 def _joined(parts: list[bytes]) -> bytes:
-    """The parts are let go of."""
+    """Join the parts of a body; the list is emptied, so that they are freed."""
     whole = b"".join(parts)
     parts.clear()
     return whole
 
 
 def _is_json(content_type: str) -> bool:
-    """Whether it is JSON, or a kind of it, whatever its parameters are."""
+    """Whether a content type is JSON, or a format based on JSON, with any parameters."""
     kind = content_type.partition(";")[0].strip().lower()
     return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def _timeout_in(headers: Headers) -> float | None:
-    """Raises InvalidRequest."""
+    """Return the timeout in the headers, in seconds; None if there is none. Raises InvalidRequest."""
     text = headers.get(TIMEOUT_HEADER)
     if text is None:
         return None
@@ -233,11 +238,13 @@ def _timeout_in(headers: Headers) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Guards:
-    """What a call has to pass before it is routed.
+    """The checks that a call passes before it is routed.
 
-    open_paths:      that need no token
-    probed_paths:    that are answered whatever host a call is for
-    allowed_origins: of web pages whose browsers may call, and read the answers
+    access:          the tokens, and what their callers may do
+    hosts:           the hosts that calls may name as their destination
+    open_paths:      paths that need no token
+    probed_paths:    paths that are answered whatever host a call names
+    allowed_origins: origins of web pages from which browsers may call, and read the answers
     """
 
     access: AccessControl
@@ -248,9 +255,9 @@ class Guards:
 
 
 def make_app(routes: list[Route], guards: Guards, on_answer: Callable[[str, int], None]) -> Starlette:
-    """The application. What is no call of the API is an error in its shape, too.
+    """Make the application. Calls without a route are answered by errors in the API's shape too.
 
-    on_answer: told each answer's route and status
+    on_answer: is called with each answer's route ("" if it has none) and status
     """
     paths = frozenset(route.path for route in routes)
 
@@ -262,7 +269,7 @@ def make_app(routes: list[Route], guards: Guards, on_answer: Callable[[str, int]
         return response
 
     def count(scope: Scope, status: int) -> None:
-        # The route, of which there are few: paths are what clients make them.
+        # Answers are counted by their routes, which are few: a client can make up any number of paths.
         route, path = scope.get("route"), scope["path"]
         on_answer(route.path if isinstance(route, Route) else path if path in paths else "", status)
 
@@ -280,7 +287,7 @@ def _cors(origins: Sequence[str]) -> Middleware:
         CORSMiddleware,
         allow_origins=origins,
         allow_methods=("GET", "POST"),
-        # OpenAI's client adds some of its own, and more with every version.
+        # OpenAI's client adds headers of its own, and more with every version.
         allow_headers=("*",),
         expose_headers=("x-request-id", "retry-after"),
     )

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients know them: the HTTP status, the body, when to try again."""
+"""Converts errors to answers as OpenAI's clients know them: HTTP status, body, and when to try again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cluster.errors import (
 )
 
 _RETRY_DELAY_S: Final = 1.0
-"""For clients that come when nobody serves: engines take seconds to come back."""
+"""The delay named to clients while no engine serves: engines take seconds to come back."""
 _MAX_MISTAKES: Final = 4
 _MAX_LISTED: Final = 64
 _FIELD: Final = re.compile("[a-z0-9_]+")
@@ -41,7 +41,7 @@ _KINDS: Final = ("str", "int", "float", "bool")
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """How a call ends that cannot be served."""
+    """The answer to a call that fails."""
 
     status: int
     detail: ErrorDetail
@@ -49,24 +49,24 @@ class HttpError:
 
     @property
     def body(self) -> bytes:
-        """JSON."""
+        """The answer's body, as JSON."""
         return msgspec.json.encode(ErrorBody(self.detail))
 
     def response(self) -> Response:
-        """The whole answer."""
+        """Return the whole answer."""
         headers = {} if self.status != 401 else {"www-authenticate": "Bearer"}
         if self.status == 504:
-            # OpenAI's client tries again otherwise; who has no time has none for another attempt.
+            # OpenAI's client would try again, though the time of the call is over.
             headers["x-should-retry"] = "false"
         if self.retry_delay_s is not None:
-            # OpenAI's client reads the finer one, others the standard's.
+            # OpenAI's client reads retry-after-ms, others the standard's header.
             headers["retry-after"] = str(max(1, math.ceil(self.retry_delay_s)))
             headers["retry-after-ms"] = str(max(1, math.ceil(self.retry_delay_s * 1000)))
         return Response(self.body, self.status, headers, "application/json")
 
 
 def error_of(error: ClusterError) -> HttpError:
-    """What a client is told of an error. 429 and 503 are safe to retry unchanged."""
+    """Return the answer to a call that failed with an error. Calls answered 429 or 503 may be retried unchanged."""
     message = str(error)
     match error:
         case InvalidRequest():
@@ -98,20 +98,20 @@ def error_of(error: ClusterError) -> HttpError:
 
 
 def internal_error(request_id: str) -> HttpError:
-    """Of a bug of ours: what went wrong is in the log, under the request's id."""
+    """Return the answer to a call that a bug of raypd failed; the log has the error under the request's id."""
     message = f"{request_id}: internal error; the server's log has it by this id"
     return HttpError(500, ErrorDetail(message, "server_error", None, "internal_error"))
 
 
 def refused(status: int, message: str, code: str) -> HttpError:
-    """Of a call that is none of the API's."""
+    """Return the answer to a call that is refused before any of the API's methods is called."""
     return HttpError(status, ErrorDetail(message, "invalid_request_error", None, code))
 
 
 def malformed(error: ValidationError) -> InvalidRequest:
-    """What is wrong with a body."""
+    """Return the error of a body that does not have the form of its request."""
     if (num_mistakes := error.error_count()) > _MAX_LISTED:
-        # To list them takes as long as there are many.
+        # A list of all mistakes would take too long to make.
         return InvalidRequest(FieldViolation("body", f"wrong in {num_mistakes} places", "what /openapi.json describes"))
     violations = []
     for mistake in error.errors(include_url=False, include_context=False, include_input=False)[:_MAX_MISTAKES]:
@@ -125,7 +125,7 @@ def malformed(error: ValidationError) -> InvalidRequest:
                 violations.append(FieldViolation(field, "of another kind", "an object"))
             case _:
                 violations.append(FieldViolation(field, "of another kind", mistake["msg"]))
-    # Of the kinds that a value could have been, the one that fits furthest is meant.
+    # Pydantic lists the mistakes for each type that a value may have: those of the type that fits furthest are told.
     fields = [violation.field for violation in violations]
     meant = [
         one for one in violations if not any(field.startswith((f"{one.field}.", f"{one.field}[")) for field in fields)
@@ -134,7 +134,7 @@ def malformed(error: ValidationError) -> InvalidRequest:
 
 
 def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
-    """The same, by the names that fields have over HTTP. names: from their names at Serving, where they differ."""
+    """Return the same error with the fields' names over HTTP. names: from Serving's names, where the two differ"""
 
     def rename(violation: FieldViolation) -> FieldViolation:
         field = violation.field.removeprefix("sampling_params.")
@@ -146,7 +146,7 @@ def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
 
 
 def _field_at(location: tuple[int | str, ...]) -> str:
-    """As people write it: Pydantic also names the kinds that it has tried."""
+    """Return a field's path as people write it; Pydantic's location also names the types that were tried."""
     if not location:
         return ""
     *before, last = location

@@ -1,6 +1,6 @@
-"""Looks after all streams of a server, once in a while: those that are silent, and those that nobody reads.
+"""Looks regularly at all streams of a server: silent ones send a comment, and ones that nobody reads are cut off.
 
-Streams only note what they do and when: neither a task nor a timer of their own for each of them, or for each event.
+A stream only notes what it does and when. So no stream, and no event, needs a task or a timer of its own.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ _MIN_INTERVAL_S: Final = 0.002
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """slow_reader_timeout_s: a client that takes nothing for so long is cut off
+    """The times of a server's streams.
 
-    keep_alive_interval_s: no stream is silent for longer, it sends a comment before; None: none does
+    slow_reader_timeout_s: a client that reads nothing for this long is cut off
+    keep_alive_interval_s: a stream sends a comment before it has been silent for this long; None: never
     """
 
     slow_reader_timeout_s: float
@@ -25,28 +26,32 @@ class StreamTimes:
 
     @property
     def look_interval_s(self) -> float:
-        """Between two looks at all streams."""
+        """The time between two looks at all streams."""
         shortest_s = min(self.slow_reader_timeout_s, self.keep_alive_interval_s or self.slow_reader_timeout_s)
         return max(_MIN_INTERVAL_S, shortest_s / _LOOKS_PER_TIME)
 
 
 class OpenStream(Protocol):
-    """is_sending: whether something is under way to the client; since_s: when that, or the last one, began"""
+    """A stream that OpenStreams looks after.
+
+    is_sending: whether a write waits for the client
+    since_s:    when this write, or the last one, began, on the event loop's clock
+    """
 
     is_sending: bool
     since_s: float
 
     async def comment(self) -> None:
-        """Tell that it lives, unless it does so already."""
+        """Send a comment, unless a write is under way already."""
         ...
 
     def cut(self) -> None:
-        """Cut its client off."""
+        """Cut the stream's client off."""
         ...
 
 
 class OpenStreams:
-    """Those of one server. run() belongs to its event loop."""
+    """The streams of one server. run() runs on the server's event loop."""
 
     def __init__(self, times: StreamTimes) -> None:
         self._times = times
@@ -56,15 +61,15 @@ class OpenStreams:
         return len(self._streams)
 
     def add(self, stream: OpenStream) -> None:
-        """Look after it from now on."""
+        """Look after a stream from now on."""
         self._streams.add(stream)
 
     def discard(self, stream: OpenStream) -> None:
-        """It is over."""
+        """Look after a stream no longer: it has ended."""
         self._streams.discard(stream)
 
     async def run(self) -> None:
-        """Look after them until cancelled."""
+        """Look after the streams until cancelled."""
         interval_s = self._times.look_interval_s
         async with asyncio.TaskGroup() as comments:
             while True:
@@ -76,7 +81,7 @@ class OpenStreams:
                     stream.cut()
 
     def _silent(self) -> list[OpenStream]:
-        """Those that would be silent for too long by the next look."""
+        """Return the streams that would be silent for too long by the next look."""
         keep_alive_s = self._times.keep_alive_interval_s
         if keep_alive_s is None:
             return []

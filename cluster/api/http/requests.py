@@ -1,8 +1,9 @@
-"""What clients send, in OpenAI's words and vLLM's. Unknown fields are refused: what is ignored would not be done.
+"""The bodies of clients' requests, with OpenAI's fields and vLLM's.
 
-Types are checked here; values by the input processor, as for gRPC. Every list has a length
-that none exceeds, whatever the limits of a cluster are: the first entry that is wrong, or one too many, ends the check
-of a list, so that its cost has a bound (cluster/api/http/receiving has the bounds on all entries together).
+Unknown fields are refused, because a client that names a field expects its effect. Types are checked here, and values
+by the input processor, as for gRPC. Every list has a maximum length, whatever the limits of a cluster are: the check of
+a list ends at the first wrong entry, or at one entry too many, so that its cost is bounded. cluster/api/http/receiving
+bounds the entries of all lists together.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from pydantic_core import PydanticCustomError
 from cluster.parameters.sampling_options import PARAMETERS
 
 MAX_LENGTH: Final = 1 << 14
-"""Entries of a list or an object, other than tokens."""
+"""The most entries of a list or an object, other than tokens."""
 MAX_TOKENS: Final = 1 << 19
-"""Tokens of a list of them."""
+"""The most tokens of a list of tokens."""
 
 MAX_CALLS: Final = 1024
-"""Tool calls of a message."""
+"""The most tool calls of a message."""
 MAX_NAME_CHARS: Final = 1024
-"""Characters of a name, which errors may repeat."""
+"""The most characters of a name. Error messages may repeat names."""
 
 _T = TypeVar("_T")
 _V = TypeVar("_V")
 
 
 def _with_numbers_as_keys(value: object) -> object:
-    """JSON's keys are strings."""
+    """Make numbers of an object's keys, which are strings in JSON."""
     if not isinstance(value, dict):
         return value
     if len(value) > MAX_LENGTH:
@@ -46,7 +47,7 @@ def _number_of(key: object) -> object:
 _MAX_DIGITS: Final = 20
 
 AnyJson = Annotated[JsonValue, SkipValidation]
-"""Its parser has made it: to look at each value again would take as long as there are many."""
+"""JSON that is not validated again: the parser has made it, and a check of each value would take long for many."""
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARS)]
 Items = Annotated[list[_T], Field(max_length=MAX_LENGTH, fail_fast=True)]
 Entries = Annotated[dict[str, _V], Field(max_length=MAX_LENGTH)]
@@ -57,7 +58,7 @@ Prompts = Annotated[str | Items[str] | TokenIds | Items[TokenIds], Field(union_m
 
 
 class Body(BaseModel):
-    """Of a request."""
+    """The body of a request."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
@@ -67,7 +68,7 @@ MAX_TIMEOUT_S: Final = 10_000_000.0
 
 
 class WorkBody(Body):
-    """Of a request that engines work on. timeout: seconds from the call's arrival, after which it is aborted"""
+    """The body of a request that engines work on. timeout: seconds from the call's arrival until it is aborted"""
 
     model: Name = ""
     user: str | None = None
@@ -78,7 +79,10 @@ class WorkBody(Body):
 
 
 class StreamOptions(Body):
-    """Of a stream. include_usage: a last chunk counts tokens; continuous_usage_stats: so does every other, so far"""
+    """Options of a stream.
+
+    include_usage: whether a last chunk reports the usage; continuous_usage_stats: whether every chunk reports it so far
+    """
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -86,7 +90,7 @@ class StreamOptions(Body):
 
 
 class JsonSchema(Body):
-    """A form for the output."""
+    """A JSON schema that the output has to satisfy, with its name."""
 
     name: str
     description: str | None = None
@@ -95,19 +99,19 @@ class JsonSchema(Body):
 
 
 class TextFormat(Body):
-    """Any text."""
+    """A response format: any text."""
 
     type: Literal["text"]
 
 
 class JsonObjectFormat(Body):
-    """Any JsonValue object."""
+    """A response format: any JSON object."""
 
     type: Literal["json_object"]
 
 
 class JsonSchemaFormat(Body):
-    """JsonValue by a schema."""
+    """A response format: JSON that satisfies a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -117,7 +121,7 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 
 class StructuredOutputs(Body):
-    """vLLM's way to say what the output has to be: one of them."""
+    """The form that the output has to have, in vLLM's words; exactly one field is given."""
 
     json_: str | Entries[AnyJson] | None = Field(None, alias="json")
     json_object: bool | None = None
@@ -132,7 +136,7 @@ _HTTP_TYPES: Final[Mapping[object, object]] = {
     tuple[int, ...]: TokenIds,
     dict[int, float]: NumberedEntries[float],
 }
-"""The types of fields whose values are not of the parameter's own type before they are read."""
+"""The body's type of a parameter whose own type differs."""
 
 
 def _with_sampling_parameters(model: type[_BodyT]) -> type[_BodyT]:
@@ -146,7 +150,7 @@ def _with_sampling_parameters(model: type[_BodyT]) -> type[_BodyT]:
 class GenerationBody(WorkBody):
     """The fields that completions and chat completions have in common; those of sampling parameters are added.
 
-    Some of OpenAI's and vLLM's parameters may have only the value that asks for what is done anyway.
+    Some of OpenAI's and vLLM's parameters may only have the value of the behaviour that raypd has anyway.
     """
 
     n: int | None = None
@@ -180,7 +184,7 @@ class GenerationBody(WorkBody):
 
 
 class CompletionRequest(GenerationBody):
-    """Of /v1/completions."""
+    """The body of a request to /v1/completions."""
 
     prompt: Prompts
     best_of: int | None = None
@@ -190,14 +194,14 @@ class CompletionRequest(GenerationBody):
 
 
 class VectorBody(WorkBody):
-    """Of a request for embeddings, or for what a classification head says."""
+    """The body of a request for embeddings, or for the output of a classification head."""
 
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["right"] | None = None
 
 
 class EmbeddingRequest(VectorBody):
-    """Of /v1/embeddings."""
+    """The body of a request to /v1/embeddings."""
 
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
@@ -207,27 +211,30 @@ class EmbeddingRequest(VectorBody):
 
 
 class ActivatedBody(VectorBody):
-    """Of a request for what a classification head says. activation, use_activation: False for the head's numbers"""
+    """The body of a request for the output of a classification head.
+
+    activation, use_activation: False asks for the head's logits instead of scores
+    """
 
     activation: bool | None = None
     use_activation: bool | None = None
 
 
 class ClassifyBody(ActivatedBody):
-    """Of /classify."""
+    """The body of a request to /classify."""
 
     input: Prompts
 
 
 class ScoreBody(ActivatedBody):
-    """Of /score: one text and those that it is compared with, or as many of both."""
+    """The body of a request to /score: one text and the texts that it is compared with, or pairs of texts."""
 
     text_1: Texts
     text_2: Texts
 
 
 class RerankBody(ActivatedBody):
-    """Of /rerank. top_n: so many of the best; 0: all"""
+    """The body of a request to /rerank. top_n: how many of the best documents to return; 0: all"""
 
     query: str
     documents: Items[str]
@@ -236,21 +243,21 @@ class RerankBody(ActivatedBody):
 
 
 class TextPart(Body):
-    """Part of a message's content."""
+    """A part of a message's content that is text."""
 
     type: Literal["text"]
     text: str
 
 
 class ImageUrl(Body):
-    """An image in itself: a data URI. Nothing is fetched. detail: a model's own matter"""
+    """An image as a data URI; URLs are not fetched. detail: accepted and ignored"""
 
     url: str
     detail: Literal["auto", "low", "high"] | None = None
 
 
 class ImagePart(Body):
-    """Part of a message's content."""
+    """A part of a message's content that is an image."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
@@ -260,14 +267,14 @@ ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
 class FunctionCall(Body):
-    """What the model had asked for."""
+    """The function of a tool call, and its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(Body):
-    """Of an earlier turn."""
+    """A tool call that the model made in an earlier turn."""
 
     id: str
     type: Literal["function"] = "function"
@@ -276,7 +283,7 @@ class ToolCall(Body):
 
 
 class Message(Body):
-    """A turn of a conversation. Fields that answers have, and that say nothing to a model, have to be null."""
+    """A turn of a conversation. Fields that answers have and that no chat template reads have to be null."""
 
     role: Name
     content: str | Items[ContentPart] | None = None
@@ -300,27 +307,27 @@ class FunctionDefinition(Body):
 
 
 class Tool(Body):
-    """Something that the model may call."""
+    """A tool that the model may call."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class NamedFunction(Body):
-    """Which one."""
+    """The name of a function."""
 
     name: Name
 
 
 class NamedToolChoice(Body):
-    """The model has to call this one."""
+    """A tool choice: the model has to call this function."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class ChatCompletionRequest(GenerationBody):
-    """Of /v1/chat/completions."""
+    """The body of a request to /v1/chat/completions."""
 
     messages: Items[Message]
     max_completion_tokens: int | None = None
@@ -353,7 +360,7 @@ class ChatCompletionRequest(GenerationBody):
 
 
 class TokenizeRequest(Body):
-    """Of /tokenize: a prompt, or a conversation."""
+    """The body of a request to /tokenize: a prompt, or a conversation."""
 
     model: Name = ""
     prompt: str | None = None
@@ -367,7 +374,7 @@ class TokenizeRequest(Body):
 
 
 class DetokenizeRequest(Body):
-    """Of /detokenize."""
+    """The body of a request to /detokenize."""
 
     model: Name = ""
     tokens: TokenIds

@@ -1,4 +1,4 @@
-"""What clients get, in OpenAI's shapes; UNSET fields are left out."""
+"""The bodies of answers, in OpenAI's shapes. UNSET fields are left out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
 class ErrorDetail(Struct, frozen=True):
-    """What went wrong. param: the field of the request, code: for programs"""
+    """An error. param: the request's field that is at fault; code: the kind of error, for programs"""
 
     message: str
     type: str
@@ -19,19 +19,19 @@ class ErrorDetail(Struct, frozen=True):
 
 
 class ErrorBody(Struct, frozen=True):
-    """Of every answer that is an error."""
+    """The body of every answer that is an error."""
 
     error: ErrorDetail
 
 
 class PromptTokensDetails(Struct, frozen=True):
-    """cached_tokens: came from a prefix cache"""
+    """Details of a prompt's tokens. cached_tokens: how many came from a prefix cache"""
 
     cached_tokens: int
 
 
 class Usage(Struct, frozen=True):
-    """Tokens of all choices together; a prompt counts once."""
+    """The number of tokens of all choices together; a prompt counts once."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -40,9 +40,9 @@ class Usage(Struct, frozen=True):
 
 
 class CompletionLogprobs(Struct):
-    """Of completions. text_offset: where each token begins, in characters of the choice's text
+    """The log-probabilities of a completion; None for the first token of an echoed prompt.
 
-    None: of the first token of a prompt that is echoed, which follows nothing
+    text_offset: where each token begins, in characters of the choice's text
     """
 
     text_offset: list[int]
@@ -52,7 +52,7 @@ class CompletionLogprobs(Struct):
 
 
 class PromptLogprob(Struct, frozen=True):
-    """vLLM's, of a token of a prompt, or one that could have been. rank: 1 is the most likely"""
+    """The log-probability of a token of a prompt, or of an alternative to it, as in vLLM. rank: 1 is the most likely"""
 
     logprob: float
     rank: int
@@ -60,11 +60,11 @@ class PromptLogprob(Struct, frozen=True):
 
 
 PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
-"""For each token of a prompt, by token id; None: of the first, which follows nothing."""
+"""For each token of a prompt its log-probability and those of alternatives, by token id; None for the first token."""
 
 
 class CompletionChoice(Struct):
-    """One answer, or what is new of it."""
+    """One choice of a completion, or the new part of one in a stream."""
 
     index: int
     text: str
@@ -77,7 +77,7 @@ class CompletionChoice(Struct):
 
 
 class Completion(Struct):
-    """An answer of /v1/completions, or a chunk of one."""
+    """An answer of /v1/completions, or a chunk of a stream."""
 
     id: str
     created: int
@@ -89,7 +89,7 @@ class Completion(Struct):
 
 
 class TopLogprob(Struct, frozen=True):
-    """A token that could have been. bytes: of its text"""
+    """One of the most likely tokens at a position. bytes: the UTF-8 bytes of its text"""
 
     token: str
     logprob: float
@@ -97,7 +97,7 @@ class TopLogprob(Struct, frozen=True):
 
 
 class TokenLogprob(Struct, frozen=True):
-    """A token that came."""
+    """A token of the output with its log-probability, and the most likely tokens at its position."""
 
     token: str
     logprob: float
@@ -106,21 +106,21 @@ class TokenLogprob(Struct, frozen=True):
 
 
 class ChatLogprobs(Struct):
-    """Of chat completions."""
+    """The log-probabilities of a chat completion."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
 class CalledFunction(Struct):
-    """arguments: JSON, as the model wrote it"""
+    """The function of a tool call. arguments: JSON text, as the model wrote it"""
 
     name: str
     arguments: str
 
 
 class ToolCall(Struct):
-    """What the model asks for."""
+    """A tool call that the model makes."""
 
     id: str
     function: CalledFunction
@@ -128,7 +128,7 @@ class ToolCall(Struct):
 
 
 class AnswerMessage(Struct):
-    """A whole answer."""
+    """The whole message of a choice."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
@@ -138,7 +138,7 @@ class AnswerMessage(Struct):
 
 
 class ChatChoice(Struct):
-    """One answer."""
+    """One choice of a chat completion."""
 
     index: int
     message: AnswerMessage
@@ -163,14 +163,14 @@ class ChatCompletion(Struct):
 
 
 class CalledFunctionDelta(Struct):
-    """name: in a call's first delta"""
+    """The new part of a tool call's function. name: only in the first delta of a call"""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class ToolCallDelta(Struct):
-    """What is new of a call. id, type: in its first delta"""
+    """The new part of a tool call. id, type: only in the first delta of a call"""
 
     index: int
     function: CalledFunctionDelta
@@ -179,7 +179,7 @@ class ToolCallDelta(Struct):
 
 
 class Delta(Struct):
-    """What is new of an answer."""
+    """The new part of a choice's message."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
@@ -188,7 +188,7 @@ class Delta(Struct):
 
 
 class ChatChunkChoice(Struct):
-    """What is new of one answer."""
+    """The new part of one choice."""
 
     index: int
     delta: Delta
@@ -199,7 +199,7 @@ class ChatChunkChoice(Struct):
 
 
 class ChatCompletionChunk(Struct):
-    """A chunk of a stream of /v1/chat/completions. prompt_token_ids, prompt_logprobs: in the first"""
+    """A chunk of a stream of /v1/chat/completions. prompt_token_ids, prompt_logprobs: only in the first chunk"""
 
     id: str
     created: int
@@ -213,7 +213,7 @@ class ChatCompletionChunk(Struct):
 
 
 class Embedding(Struct, frozen=True):
-    """Of one input. embedding: numbers, or base64 of float32"""
+    """The embedding of one input. embedding: numbers, or the base64 of float32 numbers"""
 
     index: int
     embedding: list[float] | str
@@ -221,14 +221,14 @@ class Embedding(Struct, frozen=True):
 
 
 class EmbeddingUsage(Struct, frozen=True):
-    """Of all inputs."""
+    """The number of tokens of all inputs together."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class Classified(Struct, frozen=True):
-    """Of one input: the class that it is most likely of, and how likely it is of each."""
+    """The classification of one input. label: the most likely class; probs: the probability (or logit) of each class"""
 
     index: int
     label: str
@@ -237,7 +237,7 @@ class Classified(Struct, frozen=True):
 
 
 class ClassifiedList(Struct, frozen=True):
-    """Of /classify."""
+    """An answer of /classify."""
 
     id: str
     created: int
@@ -248,7 +248,7 @@ class ClassifiedList(Struct, frozen=True):
 
 
 class Scored(Struct, frozen=True):
-    """Of one document."""
+    """The score of one document."""
 
     index: int
     score: float
@@ -256,7 +256,7 @@ class Scored(Struct, frozen=True):
 
 
 class ScoreList(Struct, frozen=True):
-    """Of /score."""
+    """An answer of /score."""
 
     id: str
     created: int
@@ -267,13 +267,13 @@ class ScoreList(Struct, frozen=True):
 
 
 class TextDocument(Struct, frozen=True):
-    """As it was sent."""
+    """A document, as the client sent it."""
 
     text: str
 
 
 class RankedDocument(Struct, frozen=True):
-    """index: its place among those that were sent"""
+    """A document with its score. index: its index among the documents that the client sent"""
 
     index: int
     relevance_score: float
@@ -281,7 +281,7 @@ class RankedDocument(Struct, frozen=True):
 
 
 class RerankedList(Struct, frozen=True):
-    """Of /rerank."""
+    """An answer of /rerank."""
 
     id: str
     model: str
@@ -290,7 +290,7 @@ class RerankedList(Struct, frozen=True):
 
 
 class EmbeddingList(Struct, frozen=True):
-    """Of /v1/embeddings."""
+    """An answer of /v1/embeddings."""
 
     data: list[Embedding]
     model: str
@@ -301,8 +301,9 @@ class EmbeddingList(Struct, frozen=True):
 class Model(Struct, frozen=True):
     """A model that is served.
 
-    max_model_len: tokens of prompt and output together; parent: of a LoRA adapter
-    sampling_defaults: sampling parameters of requests that do not give them, as generation_config.json names them
+    max_model_len: the most tokens of prompt and output together
+    parent: the base model of a LoRA adapter
+    sampling_defaults: the sampling parameters of requests that do not give them, from generation_config.json
     """
 
     id: str
@@ -315,14 +316,14 @@ class Model(Struct, frozen=True):
 
 
 class ModelList(Struct, frozen=True):
-    """Of /v1/models."""
+    """An answer of /v1/models."""
 
     data: list[Model]
     object: Literal["list"] = "list"
 
 
 class Tokenized(Struct, frozen=True):
-    """Of /tokenize."""
+    """An answer of /tokenize. token_strs: the tokens as the tokenizer writes them, if they were asked for"""
 
     tokens: list[int]
     count: int
@@ -331,18 +332,18 @@ class Tokenized(Struct, frozen=True):
 
 
 class Detokenized(Struct, frozen=True):
-    """Of /detokenize."""
+    """An answer of /detokenize."""
 
     prompt: str
 
 
 class Health(Struct, frozen=True):
-    """Of /health, /ping and /ready."""
+    """An answer of /health, /ping and /ready."""
 
     status: str
 
 
 class Version(Struct, frozen=True):
-    """Of /version."""
+    """An answer of /version."""
 
     version: str

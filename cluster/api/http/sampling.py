@@ -1,4 +1,4 @@
-"""From OpenAI's and vLLM's parameters to Serving's, which declares them (cluster/parameters/sampling_options.py)."""
+"""Reads the sampling parameters of a body, which cluster/parameters/sampling_options.py declares."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from cluster.parameters.sampling_options import PARAMETERS, SamplingOptions
 NAMES: Final[Mapping[str, str]] = {"text": "prompt", "token_ids": "prompt", "chat": "messages"}
 """Fields that have another name over HTTP."""
 _BY_NAME: Final = sorted(PARAMETERS.keys() & GenerationBody.model_fields.keys() - {"max_tokens", "prompt_logprobs"})
-"""The parameters that are read by their names; those two mean something else in some kinds of calls."""
+"""The parameters that are read by their names; max_tokens and prompt_logprobs depend on the kind of call."""
 _STRUCTURED_KINDS: Final = ("json_schema", "json_object", "regex", "choice", "grammar")
 
 
 @dataclass(frozen=True, slots=True)
 class OutputForm:
-    """What the output has to be, and the parameter that says so."""
+    """The form that the output has to have, and the body's parameter that asks for it."""
 
     params: StructuredOutputParams
     parameter: str
 
     @property
     def names(self) -> dict[str, str]:
-        """NAMES, and the parameter's for what Serving calls it."""
+        """For each of Serving's fields the body's name of it: those of NAMES, and the parameter of the form."""
         return dict(NAMES) | dict.fromkeys(_STRUCTURED_KINDS, self.parameter)
 
 
@@ -41,7 +41,7 @@ def sampling_of(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingOptions:
-    """Read Serving's options, which it checks. The numbers come from who knows what they mean in this kind of call."""
+    """Read the options of a request, which Serving checks. The caller knows the numbers of this kind of call."""
     given: dict[str, Any] = {}
     for name in _BY_NAME:
         value = getattr(body, name)
@@ -52,7 +52,7 @@ def sampling_of(
 
 
 def form_of(body: GenerationBody) -> OutputForm | None:
-    """What the output has to be, whichever parameter says it. Raises InvalidRequest if several do."""
+    """Return the form that the output has to have; None: any. Raises InvalidRequest if several parameters name one."""
     forms = [form for form in _forms(body) if form is not None]
     if len(forms) > 1:
         names = " and ".join(form.parameter for form in forms)

@@ -1,1 +1,1 @@
-"""Between protobuf messages and the values that raypd works with."""
+"""Converts protobuf messages to the values that raypd works with, and back."""

@@ -1,4 +1,4 @@
-"""Between GenerateBatch's messages and the values that Serving takes and gives."""
+"""Converts GenerateBatch's messages to the values that Serving takes, and Serving's values to messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from cluster.requests.samples import GenerateManyRequest, SampleChunk
 async def batch_from_proto(
     request_id: str, message: generate_pb2.GenerateBatchRequest, timeout_s: float | None
 ) -> GenerateManyRequest:
-    """Read a client's request. Raises InvalidRequest if it has a prompt too many, or one that is missing."""
+    """Read a client's request. timeout_s: how long the call may still take
+
+    Raises InvalidRequest if `each` has a prompt, or if one of `prompts` is empty.
+    """
     each = request_from_proto(request_id, message.each, timeout_s)
     if each.prompt is not None:
         raise InvalidRequest(FieldViolation("each", "a request with a prompt", "one without; prompts has them"))

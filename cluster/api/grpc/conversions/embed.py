@@ -1,4 +1,4 @@
-"""Between EmbedService's messages and the values that Serving takes and gives."""
+"""Converts EmbedService's messages to the values that Serving takes, and Serving's values to messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def embed_request_from_proto(message: embed_pb2.EmbedRequest, timeout_s: f
     """Read a client's request. timeout_s: how long the call may still take."""
     pooling: str | None = None
     if message.pooling != embed_pb2.POOLING_UNSPECIFIED:
-        # A number that is none of ours is the client's mistake, and is named to it.
+        # An unknown number is refused later, with the number as the pooling's name.
         names = {number: name for name, number in _NUMBERS.items()}
         pooling = names.get(message.pooling, str(message.pooling))
     return EmbedRequest(
@@ -58,7 +58,7 @@ async def score_request_from_proto(message: embed_pb2.ScoreRequest, timeout_s: f
 
 
 def embed_result_to_proto(request_id: str, result: EmbedResult) -> embed_pb2.EmbedResponse:
-    """Write an answer."""
+    """Write the answer to a request for embeddings."""
     return embed_pb2.EmbedResponse(
         request_id=request_id,
         embeddings=[embed_pb2.Embedding(values=values) for values in result.embeddings],
@@ -68,7 +68,7 @@ def embed_result_to_proto(request_id: str, result: EmbedResult) -> embed_pb2.Emb
 
 
 def classify_result_to_proto(request_id: str, result: ClassifyResult) -> embed_pb2.ClassifyResponse:
-    """Write an answer."""
+    """Write the answer to a request for classes."""
     return embed_pb2.ClassifyResponse(
         request_id=request_id,
         labels=result.labels,
@@ -82,7 +82,7 @@ def classify_result_to_proto(request_id: str, result: ClassifyResult) -> embed_p
 
 
 def score_result_to_proto(request_id: str, result: ScoreResult) -> embed_pb2.ScoreResponse:
-    """Write an answer."""
+    """Write the answer to a request for scores."""
     return embed_pb2.ScoreResponse(
         request_id=request_id,
         scores=result.scores,
@@ -105,7 +105,7 @@ def vectors_to_proto(facts: PoolingFacts) -> model_pb2.VectorDescription:
 def _envelope(
     message: embed_pb2.EmbedRequest | embed_pb2.ClassifyRequest | embed_pb2.ScoreRequest, timeout_s: float | None
 ) -> dict[str, Any]:
-    """The fields that all requests have."""
+    """Read the fields that all requests for vectors have."""
     return {
         "request_id": message.request_id,
         "model": message.model,

@@ -1,4 +1,4 @@
-"""Between raypd.v1 messages and the values that Serving takes and gives."""
+"""Converts raypd.v1's messages to the values that Serving takes, and Serving's values to messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _READERS: Final[dict[str, Callable[[Any], Any]]] = {
     for one in PARAMETERS.values()
     if one.name in generate_pb2.SamplingParams.DESCRIPTOR.fields_by_name
 }
-"""Makes a parameter of a field's value; structured_output is a oneof, and so has no field."""
+"""For each field what makes the parameter's value of the field's. structured_output is a oneof, and so has no field."""
 _EMBEDS_DTYPES: Final = {
     generate_pb2.EMBEDS_DTYPE_UNSPECIFIED: "unspecified",
     generate_pb2.EMBEDS_DTYPE_FLOAT32: "float32",
@@ -46,7 +46,7 @@ _FINISH_REASONS: Final = {
 
 
 _SLICE_BYTES: Final = 65_536
-"""Of prompts that are read in one piece."""
+"""The size of the prompts that are read before the event loop gets a turn."""
 
 
 def request_from_proto(
@@ -72,7 +72,7 @@ def request_from_proto(
 
 
 def response_to_proto(request_id: str, chunk: GenerateChunk) -> generate_pb2.GenerateResponse:
-    """Write one chunk."""
+    """Write one chunk of an answer."""
     message = generate_pb2.GenerateResponse(
         request_id=request_id,
         text=chunk.text,
@@ -114,7 +114,7 @@ def prompt_from_proto(
 
 
 async def prompts_from_proto(messages: Iterable[generate_pb2.Prompt]) -> list[Prompt | None]:
-    """Read many prompts, in slices: together they can have 50 000 messages, or millions of tokens."""
+    """Read many prompts, in slices between which the event loop runs. They can have millions of tokens together."""
     prompts, num_bytes = [], 0
     for message in messages:
         prompts.append(prompt_from_proto(message))
@@ -160,7 +160,7 @@ def _logprobs(logprobs: Iterable[TokenLogprobs]) -> list[generate_pb2.TokenLogpr
             token_id=position.token_ids[0],
             logprob=position.logprobs[0],
             rank=position.rank,
-            # The first entry is the sampled token's own.
+            # The first entry belongs to the token that is at the position.
             top=[
                 generate_pb2.TopLogprob(token_id=token_id, logprob=logprob)
                 for token_id, logprob in zip(position.token_ids[1:], position.logprobs[1:], strict=True)

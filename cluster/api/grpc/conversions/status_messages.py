@@ -1,7 +1,7 @@
-"""raypd.v1's messages about a cluster's status, made from the views of it by the names of their fields.
+"""Makes raypd.v1's messages about a cluster's status of the cluster's views, by the names of their fields.
 
-A message's field is filled from the view's field of the same name, or from one that differs as the names of messages
-and of views do: `running` from num_running_reqs, `busy_seconds` from busy_s. _OTHER_NAMES has all the others.
+A message's field is filled from the view's field of the same name, or from one whose name differs only by the
+conventions of names: `running` from num_running_reqs, `busy_seconds` from busy_s. _OTHER_NAMES has all others.
 """
 
 from __future__ import annotations
@@ -55,15 +55,18 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
 }
 
 _NO_EMBEDDINGS: Final = EmbeddingStats()
-"""An engine without images says this, which is left out."""
+"""The statistics of an engine that has neither sent nor received embeddings, which are left out of its message."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     """How one field of a message is filled.
 
-    path:  the view's fields that lead to the value
-    inner: the class of the messages inside of the field; None if it has plain values
+    name:        the message's field
+    path:        the view's fields that lead to the value
+    is_time:     whether the value is a time, of which the field has the age
+    is_repeated: whether the field has several values
+    inner:       the class of the messages in the field; None if it has plain values
     """
 
     name: str
@@ -74,7 +77,7 @@ class _Step:
 
 
 def status_to_proto(view: ClusterView) -> admin_pb2.GetStatusResponse:
-    """Return the whole answer."""
+    """Return the answer of GetStatus."""
     message = _message(admin_pb2.GetStatusResponse, view, view.now_s)
     assert isinstance(message, admin_pb2.GetStatusResponse), "it was asked for"
     message.server_version = server_version()
@@ -101,7 +104,7 @@ def _message(kind: type[Message], view: object, now_s: float) -> Message:
 
 
 def _read(view: object, path: tuple[str, ...]) -> Any:
-    """Follow a path; None where one of its fields is None."""
+    """Follow a path of fields; returns None if one of them is None."""
     for name in path:
         view = getattr(view, name)
         if view is None:
@@ -126,9 +129,9 @@ def _steps(kind: type[Message], view: type[Any]) -> list[_Step]:
 
 
 def source_of(message: str, name: str, view: type[Any]) -> str | None:
-    """Return the path of the view's fields that a field is filled from; None if there is none.
+    """Return the path, with dots, of the view's fields that a message's field is filled from; None if there is none.
 
-    message: its name; name: the field's; view: a class that has its fields in slots
+    message: the message's name; name: the field's name; view: the view's class, which has its fields in slots
     """
     seconds = name.removesuffix("_seconds")
     names = [name, f"num_{name}", f"num_{name}_reqs", f"{seconds}_at_s", f"{seconds}_s"]
@@ -137,5 +140,8 @@ def source_of(message: str, name: str, view: type[Any]) -> str | None:
 
 
 def _age(at_s: float, now_s: float) -> float:
-    """Clocks of two hosts may differ a little: nothing is from the future. 0 is no time, and has no age."""
+    """Return the age of a time, at least 0, because the clocks of two hosts may differ a little.
+
+    A time of 0 stands for "never", and gives the age 0.
+    """
     return max(0.0, now_s - at_s) if at_s else 0.0

@@ -1,4 +1,4 @@
-"""Which gRPC status an error is, with the details that clients act on (google.rpc.BadRequest, RetryInfo)."""
+"""Converts errors to gRPC statuses, with the details that clients act on (google.rpc.BadRequest, RetryInfo)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cluster.errors import (
 
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
-    """How a call ends."""
+    """The status with which a call ends."""
 
     code: grpc.StatusCode
     message: str
@@ -41,7 +41,7 @@ class ErrorStatus:
 
     @property
     def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
-        """The details as a client's library expects them."""
+        """The details in the metadata where gRPC's client libraries expect them."""
         if not self.details:
             return ()
         number: int = self.code.value[0]
@@ -52,7 +52,7 @@ class ErrorStatus:
 
 
 def status_of(error: ClusterError) -> ErrorStatus:
-    """The status of an error. Only UNAVAILABLE and RESOURCE_EXHAUSTED are safe to retry unchanged."""
+    """Return the status of an error. Only UNAVAILABLE and RESOURCE_EXHAUSTED are safe to retry unchanged."""
     code, message = grpc.StatusCode, str(error)
     match error:
         case InvalidRequest():
@@ -78,14 +78,14 @@ def status_of(error: ClusterError) -> ErrorStatus:
         case DeadlineExceeded():
             return ErrorStatus(code.DEADLINE_EXCEEDED, message)
         case EngineFailed(can_resume=True, num_new_tokens=num_new_tokens):
-            # Once tokens are out, a plain retry would send them again: the client has to resume instead.
+            # Once tokens were sent, a plain retry would send them again: the client has to resume instead.
             return ErrorStatus(code.ABORTED if num_new_tokens else code.UNAVAILABLE, message)
         case _:
             return ErrorStatus(code.INTERNAL, message)
 
 
 def internal_error(request_id: str) -> ErrorStatus:
-    """The status of a bug of ours: what went wrong is in the log, under the request's id."""
+    """Return the status of a call that a bug of raypd failed; the log has the error under the request's id."""
     return ErrorStatus(grpc.StatusCode.INTERNAL, f"{request_id}: internal error; the server's log has it by this id")
 
 
