@@ -1,1 +1,1 @@
-"""The HTTP API: OpenAI's, with vLLM's further parameters, on Serving.generate()."""
+"""The HTTP API: OpenAI's API with vLLM's further parameters, on the methods of Serving."""

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of the very classes that read bodies and write answers; and a page that shows it."""
+"""Makes the OpenAPI document of the classes that read bodies and write answers, and a page that shows the document."""
 
 from __future__ import annotations
 
@@ -43,7 +43,11 @@ _ERRORS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One path. answers: the kinds of its answer with status 200; None in place of a kind: text"""
+    """One method of the API, for the document.
+
+    answer: the type of its answer with status 200; None: text
+    stream: the type of each event, if the answer may be a stream
+    """
 
     path: str
     method: str
@@ -61,11 +65,11 @@ _EVENT: Final = {
     "properties": {"data": {"type": "string"}},
     "required": ["data"],
 }
-"""As OpenAPI before 3.2 has it: the schema of a stream is that of each event."""
+"""The description of a stream: before OpenAPI 3.2 the schema of a stream is the schema of one event."""
 
 
 def openapi(operations: Iterable[Operation]) -> Document:
-    """Describe them."""
+    """Return the OpenAPI document of operations."""
     operations = list(operations)
     bodies = [(operation.body, "validation") for operation in operations if operation.body is not None]
     _, models = models_json_schema(bodies, ref_template=_REFERENCE.replace("name", "model"))  # type: ignore[arg-type]  # a Literal of its own
@@ -80,7 +84,7 @@ def openapi(operations: Iterable[Operation]) -> Document:
         "info": {"title": "raypd", "version": server_version(), "description": "OpenAI's API, with vLLM's parameters."},
         "paths": paths,
         "components": {
-            # A body and an answer may share a name; the body's is its own then.
+            # Where a body and an answer share a name, the body's schema is renamed.
             "schemas": answers | _apart(models["$defs"], answers),
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
@@ -89,7 +93,7 @@ def openapi(operations: Iterable[Operation]) -> Document:
 
 
 def page(document: Document) -> str:
-    """The document for people, without anything from elsewhere."""
+    """Return a page that shows the document to people. The page loads nothing from anywhere."""
     rows = []
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -146,7 +150,7 @@ def _body_name(body: type[Body]) -> str:
 
 
 def _apart(models: Document, answers: Document) -> Document:
-    """Bodies' schemas, those renamed that have the name of an answer's."""
+    """Return the schemas of bodies; those with the name of an answer's schema are renamed."""
     text = json.dumps(models)
     for name in models.keys() & answers.keys():
         text = text.replace(f'"#/components/schemas/{name}"', f'"#/components/schemas/{name}Input"')
@@ -155,7 +159,7 @@ def _apart(models: Document, answers: Document) -> Document:
 
 
 def _kind(schema: Document) -> str:
-    """A field's type, in few words."""
+    """Return a field's type in a few words."""
     if "anyOf" in schema:
         return " or ".join(_kind(one) for one in schema["anyOf"] if one.get("type") != "null")
     if "$ref" in schema:

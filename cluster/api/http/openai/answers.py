@@ -1,4 +1,4 @@
-"""What completions and chat completions have in common: choices, and how their tokens are counted."""
+"""The common part of completions and chat completions: their requests, choices and usage."""
 
 from __future__ import annotations
 
@@ -21,32 +21,35 @@ from cluster.requests.serving import Serving
 
 
 class Answer(Protocol):
-    """Of one call: n choices for each prompt, one prompt after the other, in the costume of its API."""
+    """The answer to one call, in the form of its API: n choices for each prompt, one prompt after the other.
+
+    request: what the call asks of Serving
+    names:   the fields' names over HTTP, by Serving's names, where the two differ
+    """
 
     request: GenerateManyRequest
     names: Mapping[str, str]
-    """What fields are called over HTTP, where they have other names."""
 
     def events(self, index: int, chunk: GenerateChunk) -> Sequence[msgspec.Struct]:
-        """What a stream says of a choice's next chunk."""
+        """Return the events that a stream sends for a choice's next chunk; maybe none."""
         ...
 
     def last_events(self) -> list[msgspec.Struct]:
-        """What a stream says at its end."""
+        """Return the events that a stream sends at its end; maybe none."""
         ...
 
     def add(self, index: int, chunk: GenerateChunk) -> None:
-        """Keep a choice's next chunk for the whole."""
+        """Keep a choice's next chunk for whole()."""
         ...
 
     def whole(self) -> msgspec.Struct:
-        """Everything that was added."""
+        """Return the whole answer, of all chunks that were added."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
-    """What every chunk begins with."""
+    """The fields that an answer, and every chunk of a stream, begins with."""
 
     id: str
     created: int
@@ -54,7 +57,7 @@ class AnswerHead:
 
 
 def answer_id(prefix: str, body: WorkBody) -> str:
-    """Of a call; its requests have it in their ids."""
+    """Return the id of a call's answer; the call's requests have it in their ids."""
     return f"{prefix}-{body.request_id or uuid.uuid4().hex}"
 
 
@@ -65,7 +68,7 @@ def request_of(
     sampling: SamplingOptions,
     best_of: int | None = None,
 ) -> GenerateManyRequest:
-    """What a call asks of Serving. Raises InvalidRequest for options of a stream that is none."""
+    """Return a call's request to Serving. Raises InvalidRequest if stream_options are given without stream."""
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest(FieldViolation("stream_options", "given", "none without stream: true"))
     each = GenerateRequest(
@@ -84,7 +87,10 @@ def request_of(
 async def chunks_of(
     serving: Serving, request: GenerateManyRequest, timeout_s: float | None
 ) -> AsyncGenerator[tuple[int, GenerateChunk], None]:
-    """The chunks of a call's choices as they come, each with its choice's place. Closing aborts all of them."""
+    """Yield the chunks of a call's choices as they come, each with its choice's index.
+
+    Closing the generator aborts all choices.
+    """
     request = replace(request, each=replace(request.each, timeout_s=timeout_s))
     if len(request.prompts) == 1 and request.n == 1 and request.best_of is None:
         async with aclosing(serving.generate(replace(request.each, prompt=request.prompts[0]))) as chunks:
@@ -97,10 +103,14 @@ async def chunks_of(
 
 
 class UsageCount:
-    """Of all choices of a call."""
+    """Counts the tokens of all choices of a call."""
 
     def __init__(self, num_samples: int, *, has_output: bool = True) -> None:
-        """num_samples: choices that have one prompt in common. has_output: False if what is made is not shown"""
+        """Count from 0.
+
+        num_samples: the choices of one prompt
+        has_output:  whether output tokens count; they do not where the output is not shown
+        """
         self._num_samples = num_samples
         self._has_output = has_output
         self._num_prompt_tokens = 0
@@ -108,7 +118,7 @@ class UsageCount:
         self._num_cached_tokens = 0
 
     def add(self, index: int, chunk: GenerateChunk) -> None:
-        """Count what a choice's next chunk brings."""
+        """Count the tokens of a choice's next chunk."""
         leads = index % self._num_samples == 0
         if leads and chunk.prompt_token_ids is not None:
             self._num_prompt_tokens += len(chunk.prompt_token_ids)
@@ -119,7 +129,7 @@ class UsageCount:
 
     @property
     def usage(self) -> Usage:
-        """So far."""
+        """The tokens so far."""
         num_prompt_tokens, num_output_tokens = self._num_prompt_tokens, self._num_output_tokens
         return Usage(
             prompt_tokens=num_prompt_tokens,
@@ -130,8 +140,8 @@ class UsageCount:
 
 
 class TokenTextsOf(Protocol):
-    """Finds the texts of a model version's tokens."""
+    """A function that finds the texts of a model version's tokens."""
 
     def __call__(self, model_version: int) -> TokenTexts:
-        """Of this one."""
+        """Return the texts of this version's tokens."""
         ...

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: the next turn of a conversation."""
+"""The answers of /v1/chat/completions: the next turn of a conversation."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from cluster.parameters.generation import GenerateChunk
 from cluster.settings.http import HttpConfig
 
 _MISTRAL_ID_CHARS = 9
-"""Its templates refuse ids of another length."""
+"""The length of tool calls' ids for Mistral's models, whose templates refuse others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call begins: its place in the answer, its id."""
+    """The beginning of a tool call. index: among the answer's calls"""
 
     index: int
     id: str
@@ -54,7 +54,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """More of a tool call's arguments."""
+    """A further part of a tool call's arguments."""
 
     index: int
     text: str
@@ -65,7 +65,7 @@ MessagePiece: TypeAlias = Reasoning | Content | Call | Arguments
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is new of an answer. finish_reason: in its last part"""
+    """The new part of a choice. finish_reason: only in the last part"""
 
     pieces: Sequence[MessagePiece]
     logprobs: ChatLogprobs | None
@@ -75,10 +75,10 @@ class Part:
 
 
 class ChatAnswer:
-    """An Answer."""
+    """An Answer in the form of chat completions."""
 
     def __init__(self, head: AnswerHead, body: ChatCompletionRequest, texts: TokenTextsOf, config: HttpConfig) -> None:
-        """Raises InvalidRequest."""
+        """Make the request to Serving of a body. texts: finds tokens' texts. Raises InvalidRequest."""
         tools = ToolUse(body, form_of(body), config)
         form = tools.form
         sampling = sampling_of(
@@ -98,7 +98,7 @@ class ChatAnswer:
         self._counts_on = options.include_usage and options.continuous_usage_stats
         self._has_token_ids = bool(body.return_token_ids)
         self._usage = UsageCount(max(1, self.request.n))
-        # Made as they come: how many there may be, Serving knows.
+        # Readers are made when their choice begins, because Serving has not checked n yet.
         self._make_reader = functools.partial(ChatReader, body, tools, texts, config)
         self._readers: dict[int, ChatReader] = {}
         self._parts: dict[int, list[Part]] = {}
@@ -108,7 +108,7 @@ class ChatAnswer:
         self._prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
     def events(self, index: int, chunk: GenerateChunk) -> Sequence[msgspec.Struct]:
-        """What a stream says of a choice's next chunk."""
+        """Return the events that a stream sends for a choice's next chunk; maybe none."""
         is_first = chunk.model_version is not None
         part = self._read(index, chunk)
         deltas = [Delta(role="assistant", content="")] if is_first else []
@@ -132,7 +132,7 @@ class ChatAnswer:
         return chunks
 
     def last_events(self) -> list[msgspec.Struct]:
-        """What a stream says at its end."""
+        """Return the events that a stream sends at its end: the usage, if it was asked for."""
         if not self._has_usage:
             return []
         chunk = self._chunk([])
@@ -140,11 +140,11 @@ class ChatAnswer:
         return [chunk]
 
     def add(self, index: int, chunk: GenerateChunk) -> None:
-        """Keep a choice's next chunk for the whole."""
+        """Keep a choice's next chunk for whole()."""
         self._parts.setdefault(index, []).append(self._read(index, chunk))
 
     def whole(self) -> ChatCompletion:
-        """Everything that was added."""
+        """Return the whole answer, of all chunks that were added."""
         head = self._head
         return ChatCompletion(
             id=head.id,
@@ -202,7 +202,7 @@ class ChatAnswer:
 
 
 class ChatReader:
-    """One answer: from Serving's chunks to the parts of a message."""
+    """Reads one choice: converts Serving's chunks to the parts of a message."""
 
     def __init__(self, body: ChatCompletionRequest, tools: ToolUse, texts: TokenTextsOf, config: HttpConfig) -> None:
         self._body = body
@@ -214,7 +214,7 @@ class ChatReader:
         self._num_calls = 0
 
     def read(self, chunk: GenerateChunk) -> Part:
-        """Take the next chunk."""
+        """Convert the next chunk."""
         pieces: list[Piece]
         if self._parser is None:
             pieces = [Content(chunk.text)] if chunk.text else []
@@ -223,7 +223,7 @@ class ChatReader:
             if chunk.end is not None:
                 pieces += self._parser.finish()
         numbered = [one for piece in pieces if (one := self._numbered(piece)) is not None]
-        # Only now is it known whether there is a call.
+        # The finish reason depends on whether there was a call, which is known only now.
         finish_reason = None if chunk.end is None else self._finish_reason(finish_reason_of(chunk.end.finish_reason))
         return Part(
             pieces=numbered,
@@ -249,7 +249,7 @@ class ChatReader:
         return secrets.token_hex(5)[:_MISTRAL_ID_CHARS] if self._is_mistral else f"call_{secrets.token_hex(12)}"
 
     def _finish_reason(self, reason: FinishReason) -> FinishReason:
-        # As OpenAI has it: who names the function knows that it is called.
+        # As in OpenAI's API, "tool_calls" is not the reason if the request itself named the function.
         has_called = self._num_calls > 0 and not self._is_named
         return "tool_calls" if has_called and reason == "stop" else reason
 

@@ -1,4 +1,4 @@
-"""From OpenAI's messages and tools to the conversation that a chat template renders."""
+"""Converts OpenAI's messages and tools to the conversation that a chat template renders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cluster.parameters.json_types import JSON
 
 
 def chat_prompt(body: ChatCompletionRequest) -> ChatPrompt:
-    """The conversation of a chat completion. Tools that must not be called are not shown."""
+    """Return the conversation of a chat completion. It has no tools if the model must not call any."""
     tools = () if body.tool_choice == "none" else body.tools or ()
     variables: dict[str, JSON] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
@@ -32,7 +32,7 @@ def chat_prompt(body: ChatCompletionRequest) -> ChatPrompt:
 
 
 def prompt_to_tokenize(body: TokenizeRequest, messages: Sequence[Message]) -> ChatPrompt:
-    """The conversation that is to be counted."""
+    """Return the conversation of a call to /tokenize."""
     return _prompt(body, messages, body.tools or (), dict(body.chat_template_kwargs or {}))
 
 
@@ -52,7 +52,7 @@ def _prompt(
 
 def _message(message: Message) -> ChatMessage:
     text, parts = _content(message)
-    # Models know "system"; OpenAI's newer word for it means the same.
+    # Chat templates know the role "system"; "developer" is OpenAI's newer name of the same role.
     role = "system" if message.role == "developer" else message.role
     fields: dict[str, JSON] = {}
     for name in ("name", "tool_call_id", "reasoning_content"):
@@ -64,7 +64,7 @@ def _message(message: Message) -> ChatMessage:
 
 
 def _content(message: Message) -> tuple[str, list[str | ImageInput]]:
-    """Text, or texts and images if there are any."""
+    """Return a message's text, or its texts and images if it has images."""
     content = message.content or ""
     if isinstance(content, str):
         return content, []
@@ -89,7 +89,7 @@ def _tool_call(call: ToolCall) -> JSON:
 
 
 def _arguments(text: str) -> JSON:
-    """As an object, which is what templates iterate over; as the text that it is, where a model had it wrong."""
+    """Return a call's arguments as an object, over which templates iterate; as they are if they are no JSON object."""
     try:
         value: JSON = json.loads(text)
     except (ValueError, RecursionError):

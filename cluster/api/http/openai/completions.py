@@ -1,4 +1,4 @@
-"""/v1/completions: text, or tokens, that go on from prompts."""
+"""The answers of /v1/completions: continuations of prompts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ from cluster.errors import FieldViolation, InvalidRequest
 from cluster.parameters.generation import GenerateChunk, Prompt, TextPrompt, TokenPrompt
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's."""
+"""The default of max_tokens in OpenAI's API."""
 
 
 class CompletionAnswer:
-    """An Answer."""
+    """An Answer in the form of completions."""
 
     def __init__(self, head: AnswerHead, body: CompletionRequest, echoes: Sequence[str], texts: TokenTextsOf) -> None:
-        """echoes: the prompts' texts, if answers begin with them. Raises InvalidRequest."""
+        """Make the request to Serving of a body.
+
+        echoes: the prompts' texts, if answers begin with them; else empty. Raises InvalidRequest.
+        """
         if body.echo and body.truncate_prompt_tokens is not None:
             shown = str(body.truncate_prompt_tokens)
             raise InvalidRequest(FieldViolation("truncate_prompt_tokens", shown, "none with echo, which is all of it"))
@@ -38,7 +41,7 @@ class CompletionAnswer:
         sampling = sampling_of(
             body,
             form,
-            # An engine makes at least one token; it is not shown.
+            # An engine makes at least one token, which is not shown.
             max_tokens=1 if self._is_echo_alone else max_tokens,
             logprobs=body.logprobs,
             prompt_logprobs=_num_prompt_logprobs(body),
@@ -56,13 +59,13 @@ class CompletionAnswer:
         self._num_samples = num_samples
         self._body, self._texts = body, texts
         self._prompts = [_Prompt(text) for text in echoes or [""] * len(self.request.prompts)]
-        # Made as they come: how many there may be, Serving knows.
+        # Choices are made when they begin, because Serving has not checked n yet.
         self._choices: dict[int, _Choice] = {}
         self._parts: dict[int, list[CompletionChoice]] = {}
         self._fingerprint = ""
 
     def events(self, index: int, chunk: GenerateChunk) -> Sequence[msgspec.Struct]:
-        """What a stream says of a choice's next chunk."""
+        """Return the events that a stream sends for a choice's next chunk; maybe none."""
         choice = self._read(index, chunk)
         if not (choice.text or choice.finish_reason or choice.logprobs or choice.token_ids):
             return []
@@ -72,7 +75,7 @@ class CompletionAnswer:
         return [completion]
 
     def last_events(self) -> list[msgspec.Struct]:
-        """What a stream says at its end."""
+        """Return the events that a stream sends at its end: the usage, if it was asked for."""
         if not self._has_usage:
             return []
         completion = self._completion([])
@@ -80,11 +83,11 @@ class CompletionAnswer:
         return [completion]
 
     def add(self, index: int, chunk: GenerateChunk) -> None:
-        """Keep a choice's next chunk for the whole."""
+        """Keep a choice's next chunk for whole()."""
         self._parts.setdefault(index, []).append(self._read(index, chunk))
 
     def whole(self) -> Completion:
-        """Everything that was added."""
+        """Return the whole answer, of all chunks that were added."""
         completion = self._completion([_joined(parts) for _, parts in sorted(self._parts.items())])
         completion.usage = self._usage.usage
         return completion
@@ -115,20 +118,20 @@ class CompletionAnswer:
 
 @dataclass(slots=True)
 class _Prompt:
-    """What answers say of a prompt. echo: the text that they begin with; token_ids, logprobs: once they are known"""
+    """A prompt, as its choices show it. echo: the text that they begin with; token_ids, logprobs: once known"""
 
     echo: str
     token_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprobs] = ()
 
     def learn(self, chunk: GenerateChunk) -> None:
-        """Take what a choice's first chunk says. Of a prompt's samples, the first one has its log-probabilities."""
+        """Take the prompt's tokens from a choice's first chunk, and its log-probabilities, which only sample 0 has."""
         self.token_ids = chunk.prompt_token_ids or ()
         self.logprobs = chunk.prompt_logprobs or self.logprobs
 
 
 class _Choice:
-    """From Serving's chunks to what is new of a choice."""
+    """Converts Serving's chunks to the new parts of one choice."""
 
     def __init__(self, index: int, body: CompletionRequest, texts: TokenTextsOf, prompt: _Prompt) -> None:
         self._index = index
@@ -166,7 +169,7 @@ class _Choice:
 
 
 def _num_prompt_logprobs(body: CompletionRequest) -> int | None:
-    """Those that are wanted for themselves, and those of an echo."""
+    """Return how many log-probabilities the prompt needs, for prompt_logprobs and for an echo; None: none at all."""
     wanted = (body.prompt_logprobs, body.logprobs if body.echo else None)
     return max((one for one in wanted if one is not None), default=None)
 
@@ -177,7 +180,7 @@ def _without_output(chunk: GenerateChunk) -> GenerateChunk:
 
 
 def prompts_from(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
-    """Every prompt of a call."""
+    """Return every prompt of a call."""
     if isinstance(prompt, str):
         return [TextPrompt(prompt)]
     if _are_token_ids(prompt):
@@ -186,12 +189,12 @@ def prompts_from(prompt: str | list[str] | list[int] | list[list[int]]) -> list[
 
 
 def finish_reason_of(reason: FinishReason) -> FinishReasonName:
-    """OpenAI's word."""
+    """Return OpenAI's name of a finish reason."""
     return "length" if reason is FinishReason.LENGTH else "stop"
 
 
 def stop_reason_of(reason: str | int | None) -> str | int | None:
-    """vLLM's: what ended it."""
+    """Return vLLM's stop_reason: the stop string or the token that ended the output, or None."""
     return reason
 
 

@@ -1,4 +1,4 @@
-"""/v1/embeddings: vectors for texts."""
+"""The requests and answers of /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cluster.vectors.vector_requests import EmbedRequest, EmbedResult
 
 
 def embed_request(head: AnswerHead, body: EmbeddingRequest, timeout_s: float | None) -> EmbedRequest:
-    """What a call asks of Serving."""
+    """Return a call's request to Serving."""
     return EmbedRequest(
         inputs=prompts_from(body.input),
         pooling=body.pooling,
@@ -26,7 +26,7 @@ def embed_request(head: AnswerHead, body: EmbeddingRequest, timeout_s: float | N
 
 
 def envelope(head: AnswerHead, body: VectorBody, timeout_s: float | None) -> dict[str, Any]:
-    """The fields that all requests for vectors have."""
+    """Return the fields that all requests for vectors have."""
     return {
         "request_id": head.id,
         "model": body.model,
@@ -38,7 +38,7 @@ def envelope(head: AnswerHead, body: VectorBody, timeout_s: float | None) -> dic
 
 
 def embedding_list(head: AnswerHead, result: EmbedResult, *, as_base64: bool) -> EmbeddingList:
-    """What its client gets."""
+    """Return the answer to the client. as_base64: whether embeddings are base64 instead of lists of numbers"""
     num_tokens = result.usage.num_prompt_tokens
     return EmbeddingList(
         data=[
@@ -50,5 +50,5 @@ def embedding_list(head: AnswerHead, result: EmbedResult, *, as_base64: bool) ->
 
 
 def _packed(vector: Sequence[float]) -> str:
-    """As OpenAI's client asks for it by default: float32, the machine's order, which is little-endian."""
+    """Return a vector as OpenAI's client asks for it by default: base64 of float32, in the machine's little-endian."""
     return base64.b64encode(array("f", vector).tobytes()).decode()

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two shapes, and those of prompts in vLLM's."""
+"""Writes log-probabilities in the shapes of OpenAI's two APIs, and those of prompts in vLLM's shape."""
 
 from __future__ import annotations
 
@@ -18,16 +18,20 @@ from cluster.api.http.responses import (
 )
 
 _IMPOSSIBLE: Final = -9999.0
-"""OpenAI's number for what cannot be; JSON has no infinity."""
+"""OpenAI's log-probability of an impossible token; JSON has no infinity."""
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprobs], texts: TokenTexts, *, num_top: int, as_ids: bool) -> ChatLogprobs:
-    """Of a chat completion. as_ids: tokens are named by their ids, as vLLM does where it is asked to"""
+    """Write the log-probabilities of a chat completion.
+
+    num_top: how many of the most likely tokens to write for each position
+    as_ids:  whether tokens are written as "token_id:<id>", which vLLM's return_tokens_as_token_ids asks for
+    """
     return ChatLogprobs([_chat_token(token, texts, num_top, as_ids) for token in tokens])
 
 
 def _chat_token(token: TokenLogprobs, texts: TokenTexts, num_top: int, as_ids: bool) -> TokenLogprob:
-    # The first entry is the sampled token's own; the most likely ones follow.
+    # The first entry belongs to the sampled token; the most likely tokens follow.
     pairs = list(zip(token.token_ids, map(_finite, token.logprobs), strict=True))
     (token_id, logprob), top = pairs[0], pairs[1 : 1 + num_top]
     text, data = _named(token_id, texts, as_ids)
@@ -40,16 +44,16 @@ def _top(token_id: int, logprob: float, texts: TokenTexts, as_ids: bool) -> TopL
 
 
 class CompletionLogprobsWriter:
-    """Of one choice of a completion: offsets go on from chunk to chunk."""
+    """Writes the log-probabilities of one choice of a completion. Offsets go on from chunk to chunk."""
 
     def __init__(self, texts: TokenTexts, *, as_ids: bool, offset: int = 0) -> None:
-        """offset: characters of the text that stand before its first token"""
+        """Begin at an offset: the number of characters before the first token. as_ids: see chat_logprobs()"""
         self._texts = texts
         self._as_ids = as_ids
         self._offset = offset
 
     def write(self, tokens: Iterable[TokenLogprobs]) -> CompletionLogprobs:
-        """Of the tokens that come next."""
+        """Write the log-probabilities of the next tokens."""
         result = CompletionLogprobs([], [], [], [])
         for token in tokens:
             self._append(result, token, self._offset)
@@ -59,7 +63,7 @@ class CompletionLogprobsWriter:
     def write_prompt(
         self, token_ids: Sequence[int], tokens: Sequence[TokenLogprobs], text: str, num_top: int
     ) -> CompletionLogprobs:
-        """Of a prompt that stands at the text's beginning. tokens: of all of its token_ids but the first"""
+        """Write the log-probabilities of a prompt with which the text begins. tokens: all of token_ids but the first"""
         offset, *offsets = text_offsets([self._texts.text_and_bytes(token_id)[1] for token_id in token_ids], text)
         result = CompletionLogprobs([offset], [None], [self._name(token_ids[0])], [None])
         for token, offset in zip(tokens, offsets, strict=True):
@@ -74,7 +78,7 @@ class CompletionLogprobsWriter:
         result.text_offset.append(offset)
         result.token_logprobs.append(logprobs[0])
         result.tokens.append(itself)
-        # Tokens of the same text fall together; the token itself is among them, however unlikely it was.
+        # Tokens with the same text share an entry. The token itself is among them, however unlikely it was.
         top = zip(token.token_ids[1:], logprobs[1:], strict=True)
         result.top_logprobs.append(
             {itself: logprobs[0]} | {self._name(one): value for one, value in islice(top, num_top)}
@@ -85,7 +89,7 @@ class CompletionLogprobsWriter:
 
 
 def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
-    """One after the other."""
+    """Join parts, one after the other."""
     return CompletionLogprobs(
         text_offset=[offset for part in parts for offset in part.text_offset],
         token_logprobs=[logprob for part in parts for logprob in part.token_logprobs],
@@ -95,7 +99,7 @@ def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
 
 
 def prompt_logprobs(tokens: Iterable[TokenLogprobs], texts: TokenTexts, num_top: int) -> PromptLogprobs:
-    """Of a prompt, as vLLM has them. tokens: all of it but the first"""
+    """Write the log-probabilities of a prompt in vLLM's shape. tokens: all of the prompt's tokens but the first"""
     return [None, *({str(one): value for one, value in _ranked(token, texts, num_top)} for token in tokens)]
 
 
@@ -106,10 +110,10 @@ def _ranked(token: TokenLogprobs, texts: TokenTexts, num_top: int) -> Iterable[t
 
 
 def text_offsets(tokens: Iterable[Sequence[int]], text: str) -> list[int]:
-    """Where each token begins, in characters of the text that the tokens are. tokens: each one's bytes
+    """Return where each token begins, in characters of the tokens' text. tokens: the bytes of each token
 
-    What the text does not have, as a beginning's mark, takes no room in it. A token that begins within a character
-    stands where that does.
+    A token that is not in the text, such as a beginning-of-sequence token, has a length of 0. A token that begins
+    within a character has the offset of that character.
     """
     data, position, num_begun, offsets = text.encode(), 0, 0, []
     for token in tokens:
@@ -117,7 +121,7 @@ def text_offsets(tokens: Iterable[Sequence[int]], text: str) -> list[int]:
         offsets.append(num_begun - is_within)
         expected = bytes(token)
         if not data.startswith(expected, position):
-            expected = expected.removeprefix(b" ")  # that a tokenizer has put in front of the text
+            expected = expected.removeprefix(b" ")  # the tokenizer has put the space in front of the text
         if data.startswith(expected, position):
             num_begun += sum(not _is_continuation(byte) for byte in expected)
             position += len(expected)

@@ -1,4 +1,4 @@
-"""/classify, /score and /rerank, as vLLM has them."""
+"""The requests and answers of /classify, /score and /rerank, as in vLLM."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _FIELD: Final = re.compile(r"(\w+)(\[(\d+)\])?(.*)")
 
 
 def classify_request(head: AnswerHead, body: ClassifyBody, timeout_s: float | None) -> ClassifyRequest:
-    """What a call asks of Serving. Raises InvalidRequest."""
+    """Return a call's request to Serving. Raises InvalidRequest."""
     return ClassifyRequest(
         inputs=prompts_from(body.input), activate=_is_activated(body), **envelope(head, body, timeout_s)
     )
 
 
 def classified_list(head: AnswerHead, result: ClassifyResult) -> ClassifiedList:
-    """What its client gets."""
+    """Return the answer to a client of /classify."""
     return ClassifiedList(
         id=head.id,
         created=head.created,
@@ -55,15 +55,17 @@ def classified_list(head: AnswerHead, result: ClassifyResult) -> ClassifiedList:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Of queries with documents: one query with each of them, or as many of both, in pairs."""
+    """The comparison of queries with documents: of one query with each document, or of pairs.
+
+    each: the request to Serving of the first query with all documents; pairs take everything else from it
+    """
 
     queries: Sequence[str]
     documents: Sequence[str]
     each: ScoreRequest
-    """Everything else, and the first of the queries."""
 
     async def scores(self, serving: Serving) -> tuple[list[float], EmbeddingUsage]:
-        """One for each document, in their order. Raises what Serving.score() raises; then nothing goes on."""
+        """Return a score for each document, in their order. Raises what Serving.score() raises; all pairs then end."""
         if len(self.queries) == 1:
             result = await serving.score(self.each)
             return result.scores, _usage(result.usage.num_prompt_tokens)
@@ -95,7 +97,7 @@ class Comparison:
 
 
 def comparison_of(head: AnswerHead, body: ScoreBody | RerankBody, timeout_s: float | None) -> Comparison:
-    """What a call asks of Serving. Raises InvalidRequest."""
+    """Return the comparison that a call asks for. Raises InvalidRequest."""
     match body:
         case ScoreBody(text_1=queries, text_2=documents):
             queries, documents = ([one] if isinstance(one, str) else one for one in (queries, documents))
@@ -114,13 +116,13 @@ def comparison_of(head: AnswerHead, body: ScoreBody | RerankBody, timeout_s: flo
 
 
 def score_list(head: AnswerHead, scores: Sequence[float], usage: EmbeddingUsage) -> ScoreList:
-    """What the client of /score gets."""
+    """Return the answer to a client of /score."""
     data = [Scored(index, score) for index, score in enumerate(scores)]
     return ScoreList(id=head.id, created=head.created, model=head.model, data=data, usage=usage)
 
 
 def reranked_list(head: AnswerHead, body: RerankBody, scores: Sequence[float], usage: EmbeddingUsage) -> RerankedList:
-    """What the client of /rerank gets: the best first, of equal ones the one that came first."""
+    """Return the answer to a client of /rerank: the best document first, equal ones in their order."""
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
     has_documents = body.return_documents is not False
     results = [
@@ -131,7 +133,11 @@ def reranked_list(head: AnswerHead, body: RerankBody, scores: Sequence[float], u
 
 
 def renamed_inputs(error: InvalidRequest, names: Mapping[str, str], first_index: int = 0) -> InvalidRequest:
-    """The same, by the names that inputs have over HTTP; first_index: of what Serving has as its first one."""
+    """Return the same error with the inputs' names over HTTP.
+
+    names:       from Serving's names
+    first_index: the index, in the call, of the input that is Serving's first
+    """
 
     def rename(violation: FieldViolation) -> FieldViolation:
         found = _FIELD.fullmatch(violation.field)
@@ -144,7 +150,7 @@ def renamed_inputs(error: InvalidRequest, names: Mapping[str, str], first_index:
 
 
 def _is_activated(body: ActivatedBody) -> bool:
-    """By either of vLLM's words for it. Raises InvalidRequest."""
+    """Whether scores are asked for instead of logits, by either of vLLM's parameters. Raises InvalidRequest."""
     given = {one for one in (body.activation, body.use_activation) if one is not None}
     if len(given) > 1:
         raise InvalidRequest(FieldViolation("use_activation", "given too", "the same as activation, or one of both"))

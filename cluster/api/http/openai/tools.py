@@ -1,4 +1,4 @@
-"""What tools a model may call, or has to, and how its answer is read then."""
+"""The tools that a model may call, or has to call, and the parsers of its answer."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ _MISTRAL_THINK: Final = ("[THINK]", "[/THINK]")
 
 
 class ToolUse:
-    """Of one request."""
+    """The tools of one request: their checks, the form that forced calls need, and the parsers."""
 
     def __init__(self, body: ChatCompletionRequest, form: OutputForm | None, config: HttpConfig) -> None:
-        """form: what the request wants its output to be. Raises InvalidRequest."""
+        """Check the tools of a request. form: the form of the output that it asks for. Raises InvalidRequest."""
         self._body = body
         self._config = config
         self._tools = {tool.function.name: tool for tool in body.tools or ()}
         self._choice = body.tool_choice or ("auto" if self._tools else "none")
         self._check(form)
         self.form = form if form is not None else self._forced_form()
-        """What the output has to be, so that forced calls are calls."""
+        """The form that the output has to have: the request's own, or the one that makes it call a tool."""
 
     @property
     def is_named(self) -> bool:
-        """Whether one function has to be called."""
+        """Whether the request names the function that the model has to call."""
         return isinstance(self._choice, NamedToolChoice)
 
     @property
     def needs_special_tokens(self) -> bool:
-        """Whether a parser looks for what many tokenizers have as special tokens."""
+        """Whether a parser looks for markers that are special tokens in many tokenizers."""
         is_marked = self._reasoning_name == "mistral"
         return is_marked or (self.form is None and self._choice == "auto")
 
     def parser(self) -> MessageParser | None:
-        """For one answer; None: its text is its content."""
+        """Return a parser for one choice; None: the choice's text is its content."""
         reasoning, calls = self._reasoning_parser(), self._calls_parser()
         if reasoning is None and calls is None:
             return None
@@ -87,7 +87,7 @@ class ToolUse:
 
     @property
     def _reasoning_name(self) -> ReasoningParserName | None:
-        # What is JSON from its first character has no reasoning before it.
+        # Output with a form begins with it, and has no reasoning before it.
         return None if self.form is not None else self._config.reasoning_parser
 
     def _reasoning_parser(self) -> TextParser | None:
@@ -125,7 +125,7 @@ class ToolUse:
 
 
 def _any_calls(tools: Sequence[Tool], *, is_one: bool) -> JSON:
-    """A schema of a list of calls."""
+    """Return a schema of a list of calls of these tools. is_one: whether the list has a single call"""
     definitions: dict[str, JSON] = {}
     calls: list[JSON] = []
     for index, tool in enumerate(tools):
@@ -142,7 +142,7 @@ def _any_calls(tools: Sequence[Tool], *, is_one: bool) -> JSON:
 
 
 def _moved(schema: dict[str, JSON], prefix: str, definitions: dict[str, JSON]) -> JSON:
-    """A schema that stands within another one: what it defines moves to the other's root, by names of its own."""
+    """Return a schema for use inside another one: its definitions move to `definitions`, their names with a prefix."""
     for key in _DEFINITIONS:
         defined = schema.get(key)
         if isinstance(defined, dict):
