@@ -1,1 +1,1 @@
-"""Connections between two engines: control streams, links, what one end sees of the other."""
+"""Connections between two engines: control streams, links and their data threads, checks of the other end."""

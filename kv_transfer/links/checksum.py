@@ -1,7 +1,8 @@
-"""Checksums of chunks: each end computes its own of what it has moved, and the consumer compares.
+"""Checksums of chunks: each end computes the checksum of the bytes that it has moved, and the consumer compares.
 
-The producer's word (ChunkSum) comes on the control stream once the chunk has left. Chunks and words of a link have one
-order, so the k-th word is about the k-th chunk.
+The producer sends its checksum (ChunkSum) on the control stream once the chunk has left. Chunks and checksums of a link
+have one order, so the k-th ChunkSum belongs to the k-th chunk. The checksum is xxh3_64 (XXH3 of the xxHash library, 64
+bits): it finds damage, not forgery.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _MAX_WORDS: Final = 65_536
 
 
 def checksum_of(blocks: Sequence[Tensor]) -> int:
-    """xxh3_64 over these contiguous tensors' bytes, one after the other. A device's are copied to the host first."""
+    """Return xxh3_64 over the bytes of contiguous tensors, one after the other. Device memory is copied to the host."""
     digest = xxhash.xxh3_64()
     for block in blocks:
         digest.update(block.view(-1).view(torch.uint8).cpu().numpy().data)
@@ -30,24 +31,34 @@ def checksum_of(blocks: Sequence[Tensor]) -> int:
 
 
 class ComparedChunks:
-    """Compares, at one link's consumer, chunks that are in with the producer's checksums; either may come first."""
+    """The chunks that one link has received and the producer's checksums, either of which may come first.
+
+    It belongs to the agent's thread. Invariant: chunks and checksums are in the link's order, from the first one on
+    that is not compared.
+    """
 
     def __init__(self) -> None:
         self._jobs: deque[ChunkJob] = deque()
         self._words: deque[ChunkSum] = deque()
 
     def add_job(self, job: ChunkJob) -> None:
-        """A chunk is in, with our own checksum."""
+        """Add a chunk that was received, with the consumer's checksum."""
         self._jobs.append(job)
 
     def add_word(self, word: ChunkSum) -> None:
-        """The producer's checksum of a chunk. Raises ProtocolViolation if too many are of chunks that are not in."""
+        """Add the producer's checksum of a chunk.
+
+        Raises ProtocolViolation if too many checksums wait for chunks that have not been received.
+        """
         if len(self._words) >= _MAX_WORDS:
-            raise ProtocolViolation(f"{_MAX_WORDS} checksums of chunks that have not come")
+            raise ProtocolViolation(f"{_MAX_WORDS} checksums wait for chunks that have not been received")
         self._words.append(word)
 
     def take(self) -> tuple[ChunkJob, bool] | None:
-        """The next chunk of which both are known, and whether they are equal. Raises ProtocolViolation."""
+        """Remove and return the next chunk with both checksums, and whether they agree; None if one of them is missing.
+
+        Raises ProtocolViolation if the next checksum belongs to another chunk.
+        """
         if not (self._jobs and self._words):
             return None
         job, word = self._jobs.popleft(), self._words.popleft()
@@ -59,6 +70,6 @@ class ComparedChunks:
         return job, job.checksum == word.checksum
 
     def take_unsure(self) -> list[ChunkJob]:
-        """At the link's end: the chunks about which no word came."""
+        """Remove and return, at the link's end, the chunks whose checksum never came."""
         jobs, self._jobs = list(self._jobs), deque()
         return jobs

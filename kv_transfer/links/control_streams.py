@@ -1,7 +1,8 @@
-"""Control streams: ordered messages between two engines.
+"""The interface of control streams, which carry ordered messages between two engines.
 
-A stream is dialled by the consumer. Sending never blocks and may come from any thread; what arrives, and the stream's
-end, is handed to the engine's StreamEvents, whose methods must return at once. After on_closed nothing more arrives.
+The consumer dials a stream. Sending never blocks and may come from any thread. Each message that arrives, and the
+stream's end, is handed to the engine's StreamEvents, whose methods must return at once. After on_closed no message
+arrives.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ class ControlStream(Protocol):
         """Queue a message; a closed stream drops it."""
 
     def close(self) -> None:
-        """Hang up. Both ends hear of it through on_closed."""
+        """Close the stream. Both ends are told by on_closed."""
 
 
 class StreamEvents(Protocol):
-    """The events of an engine's streams; called on the control's own thread."""
+    """Takes the events of an engine's streams. The control calls the methods on a thread of its own."""
 
     def on_message(self, stream: ControlStream, message: ControlMessage) -> None:
-        """A message has arrived; on a stream that someone else dialled, the first one is how it is heard of."""
+        """Take a message that has arrived. The first message of a stream that another engine dialled announces it."""
 
     def on_malformed(self, stream: ControlStream, reason: str) -> None:
-        """Something has arrived that is no message. The control ends the stream."""
+        """Note that something has arrived that is no message. The control ends the stream."""
 
     def on_closed(self, stream: ControlStream, reason: str) -> None:
-        """The stream is over."""
+        """Note that the stream is over. reason: why, for the link's statistics and the log"""
 
 
 class Control(Protocol):
-    """How an engine gets at the control streams of others, and they at its own."""
+    """Opens an engine's control streams to other engines, and accepts theirs."""
 
     @property
     def tls(self) -> InternalTls | None:
@@ -51,10 +52,10 @@ class Control(Protocol):
 
     @property
     def refusals(self) -> Refusals:
-        """Counts those who connect to this engine and do not prove that they belong to its cluster."""
+        """Return the counter of connections to this engine that did not prove that they belong to its cluster."""
 
     def serve(self, events: StreamEvents) -> None:
-        """Hand what comes on streams that others dial to `events`, from now on."""
+        """Hand the messages of streams that other engines dial to `events`, from now on."""
 
     def dial(self, peer: EngineAddress, events: StreamEvents) -> ControlStream:
-        """Open a stream; returns at once. If nobody answers, on_closed says so."""
+        """Open a stream and return it at once. If it cannot be opened, on_closed gives the reason."""

@@ -1,8 +1,8 @@
-"""A link's data thread: opens one end, then moves one chunk after the other, each up to its deadline.
+"""A link's data thread: opens one end of the data link, then moves one chunk after the other, each up to its deadline.
 
-The thread reports through one callback, and its last word is on_dead: once that is out, the transport touches no memory
-of this engine any more. Nobody but this thread uses the transport, except for abort(). With a checksum, each chunk's is
-computed here once its bytes have moved: of the bytes as they travel, so before they are scattered.
+The thread reports to LinkEvents. Its last report is on_dead: from then on the transport touches no memory of this
+engine. Only this thread uses the transport, except for abort() and is_cut(). If the link has checksums, the thread
+computes a chunk's checksum once the chunk has moved, over the bytes as they travel: before they are scattered.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChunkJob:
-    """Blocks to send or to receive for one transfer, once the device has passed `after`.
+    """A chunk to send or to receive for one transfer, once the device has passed `after`.
 
-    staged:   if the blocks are not the cache itself
+    blocks:   contiguous tensors, one for each block or piece, in the order in which they travel
+    after:    None: at once, as always on the CPU
+    staged:   the chunk's way into or out of the cache; None if the blocks are the cache itself
     index:    of the chunk in its transfer
-    checksum: of what has moved, if the link has checksums
+    checksum: of the bytes that have moved; None before that, and on links without checksums
     """
 
     transfer_id: str
@@ -42,7 +44,7 @@ class ChunkJob:
     checksum: int | None = None
 
     def wipe(self) -> None:
-        """Zero what was received. Invariant: no slot holds anything but finite numbers."""
+        """Zero the received bytes in the cache. Invariant: every slot of the cache holds finite numbers."""
         for block in self.blocks:
             block.zero_()
         if self.staged is not None:
@@ -50,17 +52,17 @@ class ChunkJob:
 
 
 class LinkEvents(Protocol):
-    """The events of a data thread, for its owner; called on the data thread."""
+    """Takes the events of a data thread, on that thread."""
 
     def on_chunk_moved(self, job: ChunkJob) -> None:
-        """A chunk has left, or has arrived."""
+        """Note that a chunk has left, or has arrived."""
 
     def on_dead(self, reason: str) -> None:
-        """The data link is closed. Comes exactly once, last."""
+        """Note that the data link is closed, and why. This is called exactly once, last."""
 
 
 class DataThread:
-    """One end of a link's data path."""
+    """The thread that moves the chunks of one end of a link. It starts with the object."""
 
     def __init__(
         self,
@@ -72,7 +74,12 @@ class DataThread:
         chunk_timeout_s: float,
         checksum: Callable[[Sequence[Tensor]], int] | None = None,
     ) -> None:
-        """open_link may block up to the connect timeout; it runs on the thread, as does checksum."""
+        """Start the thread.
+
+        open_link: opens this end; runs on the thread, where it may block up to the connect timeout
+        is_sender: whether this end sends; otherwise it receives
+        checksum:  computes the checksum of a chunk, on the thread; None: the link has no checksums
+        """
         self._events = events
         self._is_sender = is_sender
         self._chunk_timeout_s = chunk_timeout_s
@@ -83,29 +90,32 @@ class DataThread:
         self._is_aborted = False
         self._is_waiting = False
         self.is_stalled = False
-        """A chunk missed its deadline. Settled by the time of on_dead."""
-        # open_link may own sockets. The thread lets it go at its end; a field would keep it, because the owner's link
-        # and this object refer to each other, until the garbage collector comes by.
+        """Whether a chunk has missed its deadline; final by the time of on_dead."""
+        # open_link may own sockets, which its last reference closes. The thread drops open_link at its end. A field
+        # would keep it until the garbage collector runs, because the owner's link and this object refer to each other.
         self._thread = threading.Thread(target=self._run, args=(open_link,), name=name, daemon=True)
         self._thread.start()
 
     def put(self, job: ChunkJob) -> None:
-        """Queue a chunk."""
+        """Queue a chunk; its move is reported by on_chunk_moved, or never if the link ends before."""
         self._jobs.put(job)
 
     @property
     def is_cut(self) -> bool:
-        """Whether the transport knows that its connection is gone while nothing moves on it; from any thread.
+        """Whether the transport knows that its connection is gone while no chunk moves on it; from any thread.
 
-        While something moves, or once that has failed, the thread itself says why the link ends.
+        While a chunk moves, or once a move has failed, the thread itself reports why the link ends.
         """
-        # The thread may let its link go at any time. It stops to wait before it closes: in this order its own end of
-        # the connection is never taken for a broken one.
+        # The thread may close its link at any time, but it clears _is_waiting before that. Read in this order, a
+        # connection that this end has closed is never taken for a broken one.
         link = self._link
         return link is not None and link.is_cut() and self._is_waiting
 
     def abort(self) -> None:
-        """End as soon as the transport can; from any thread, does not block."""
+        """End the thread as soon as the transport can; from any thread, without blocking. on_dead follows.
+
+        Chunks that have not moved yet are dropped; a block of the chunk that was moving may be partly written.
+        """
         self._is_aborted = True
         self._opening.give_up()
         link = self._link
@@ -114,7 +124,7 @@ class DataThread:
         self._jobs.put(None)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for the thread's end; returns whether it came."""
+        """Wait for the thread's end, and return whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -127,7 +137,7 @@ class DataThread:
             reason = str(error)
             self.is_stalled = isinstance(error, ChunkTimeout)
         except Exception as error:
-            # Whatever it is, the link's transfers must hear of it.
+            # Whatever the error is, the link's transfers must be told of the link's end.
             logger.exception("a data link broke in an unexpected way")
             reason = f"{type(error).__name__}: {error}"
         finally:

@@ -1,7 +1,7 @@
-"""Control streams over gRPC: one bidirectional call each, on the engine's own server, with msgspec's messages.
+"""Control streams over gRPC: each is one bidirectional call to the peer's gRPC server, with messages in MessagePack.
 
-Who dials, and who is dialled, prove the cluster's secret to each other before a message is sent or read. Everything
-gRPC lives on one event loop; send() and close() may come from any thread.
+Both ends prove the cluster's secret to each other before a message is sent or read (trust/grpc_proof.py). All gRPC
+objects belong to one event loop; dial(), send() and close() of a stream may come from any thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kv_transfer.trust.tls import InternalTls, open_channel, tls_advice
 
 CONTROL_METHOD: Final = "/raypd.kv.v1.Control/Stream"
 _CHANNEL_OPTIONS: Final = (
-    # A cut connection must be noticed within seconds, also while nothing is said.
+    # A cut connection must be noticed within seconds, also while no message is sent.
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
@@ -38,7 +38,7 @@ _PROOF_TIMEOUT_S: Final = 10.0
 
 
 class GrpcStream:
-    """One end of a stream. None in the queue hangs up."""
+    """One end of a stream, with the queue of its outgoing messages; None in the queue closes the stream."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, proven: Proven | None = None) -> None:
         self._loop = loop
@@ -46,15 +46,15 @@ class GrpcStream:
         self._outgoing: asyncio.Queue[ControlMessage | None] = asyncio.Queue()
 
     def send(self, message: ControlMessage) -> None:
-        """Queue a message."""
+        """Queue a message, from any thread. A closed stream drops it."""
         self._put(message)
 
     def close(self) -> None:
-        """Hang up after what is queued."""
+        """Close the stream after the queued messages, from any thread."""
         self._put(None)
 
     async def outgoing(self, may_begin: asyncio.Event | None = None) -> AsyncIterator[ControlMessage]:
-        """Yield the messages to send, until close(). may_begin: set when the first message may go."""
+        """Yield the messages to send, until close(). may_begin: set when the first message may be sent."""
         if may_begin is not None:
             await may_begin.wait()
         while (message := await self._outgoing.get()) is not None:
@@ -66,21 +66,21 @@ class GrpcStream:
 
 
 class GrpcControl:
-    """A Control on an event loop. The server that handler() is registered on is the engine's."""
+    """A Control that uses gRPC on an event loop. The engine registers handler() on its gRPC server."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, member: Member, acceptor: GrpcAcceptor, link_timeout_s: float = 5.0
     ) -> None:
-        """member: this end, as it dials and as it answers; acceptor: the server's
+        """member: the engine, under whose name this end dials and answers; acceptor: the one of the engine's server
 
-        link_timeout_s: see KVTransferConfig; so long a ping of gRPC's may be without an answer, too
+        link_timeout_s: as in KVTransferConfig; also the time after which an unanswered ping of gRPC ends a connection
         """
         self._loop = loop
         ping_timeout_ms = max(1, round(link_timeout_s * 1000))
         self._channel_options = (
             *_CHANNEL_OPTIONS,
             ("grpc.keepalive_timeout_ms", ping_timeout_ms),
-            # Without it a client's unanswered ping is waited for a minute, whatever the keepalive timeout.
+            # Without this option gRPC waits a minute for the answer to a ping, whatever the keepalive timeout is.
             ("grpc.http2.ping_timeout_ms", ping_timeout_ms),
         )
         self._member = member
@@ -100,26 +100,26 @@ class GrpcControl:
         return self._acceptor.refusals
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The gRPC handler for streams that others dial."""
+        """Return the gRPC handler for streams that other engines dial."""
         service, method = CONTROL_METHOD.strip("/").split("/")
-        # Messages are decoded here, not by gRPC: what is malformed ends this stream, and is counted.
+        # Messages are decoded here, not by gRPC: a malformed message ends this stream, and is counted.
         serve: grpc.RpcMethodHandler[bytes, ControlMessage] = grpc.stream_stream_rpc_method_handler(
             self._answer, response_serializer=encode
         )
         return grpc.method_handlers_generic_handler(service, {method: serve})
 
     def serve(self, events: StreamEvents) -> None:
-        """Hand what comes on streams that others dial to `events`."""
+        """Hand the messages of streams that other engines dial to `events`."""
         self._events = events
 
     def dial(self, peer: EngineAddress, events: StreamEvents) -> GrpcStream:
-        """Open a stream, from any thread."""
+        """Open a stream to the peer's rank, from any thread; see Control."""
         stream = GrpcStream(self._loop)
         self._loop.call_soon_threadsafe(self._begin_call, stream, peer, events)
         return stream
 
     async def close(self) -> None:
-        """Hang up on every stream that was dialled here."""
+        """Close every stream that this engine has dialled, and wait for their ends."""
         calls = list(self._calls)
         for call in calls:
             call.cancel()
@@ -152,7 +152,7 @@ class GrpcControl:
             self.refusals.add(Purpose.CONTROL, peer.control_address, error)
             reason = f"{peer.control_address}: {error}"
         except TimeoutError:
-            reason = f"{peer.control_address}: it did not confirm the handshake in time"
+            reason = f"{peer.control_address}: the engine there did not confirm the handshake in time"
         except asyncio.CancelledError:
             reason = "closed here"
         finally:
@@ -162,7 +162,7 @@ class GrpcControl:
     async def _exchange(
         self, channel: grpc.aio.Channel, proof: GrpcProof, stream: GrpcStream, events: StreamEvents
     ) -> bool:
-        """Hand what comes to `events` until the stream ends; returns False if it ends by a malformed message."""
+        """Hand messages to `events` until the stream ends; return False if a malformed message ends it."""
         is_confirmed = asyncio.Event()
         method: grpc.aio.StreamStreamMultiCallable[ControlMessage, bytes] = channel.stream_stream(
             CONTROL_METHOD, request_serializer=encode
@@ -199,7 +199,7 @@ class GrpcControl:
 
 
 async def _hand_over(frames: AsyncIterable[bytes], stream: GrpcStream, events: StreamEvents) -> bool:
-    """Hand messages to `events` until the stream ends; returns False if it ends with something that is no message."""
+    """Decode frames and hand them to `events` until the stream ends; return False if a frame is no message."""
     async for frame in frames:
         try:
             message = decode(frame)

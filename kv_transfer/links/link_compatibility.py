@@ -1,8 +1,8 @@
 """Decides whether KV can travel between two engines: one rule, for the handshake and for the router.
 
-The facts that an engine must have in common with a peer are known once its model is loaded. They go to the router with
-the engine's address, and to a peer in Hello. The rule does not decide which ranks meet: layout.py plans that, for any
-two engines that hold the same heads in all.
+An engine knows the facts that it must have in common with a peer once its model is loaded. The facts go to the router
+with the engine's address, and to a peer in Hello. The rule does not decide which ranks send to which: layout.py plans
+that for any two engines whose models have the same number of KV heads.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kv_transfer.layout import KVCacheLayout
 class PairingFacts:
     """The facts of an engine that another one must share to exchange KV with it.
 
-    num_kv_heads: of all ranks
-    transport:    as in KVTransferConfig.transport, but for `auto`
+    transport:    as in KVTransferConfig.transport, but never auto
+    num_kv_heads: of the model, over all ranks
     """
 
     protocol_version: int
@@ -70,11 +70,12 @@ class PairingFacts:
 
 
 def find_mismatch(one: PairingFacts, other: PairingFacts, at_one: str, at_other: str) -> str | None:
-    """Say what keeps the two from being a pair, with both values; None if nothing does. The two may be exchanged.
+    """Return why KV cannot travel between the two engines, with both values of what differs; None if it can.
 
-    The number of blocks is each end's own affair. Block sizes may differ on CPUs, if one is a multiple of the other: on
-    a GPU the copies of a chunk that is cut into pieces are not ordered against the compute stream.
-    at_one, at_other: what they are called, such as "prefill-0" or "the consumer"
+    The rule is symmetric. The number of blocks does not matter. Block sizes may differ on CPUs, if one is a multiple of
+    the other. They must not on a GPU, where the copies of a chunk that is cut into pieces are not ordered against the
+    compute stream.
+    at_one, at_other: the engines' names in the text, such as "prefill-0" or "the consumer"
     """
     if one == other:
         return None

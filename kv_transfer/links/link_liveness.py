@@ -1,13 +1,13 @@
-"""Whether links live while nothing moves on them.
+"""Finds links that are dead although nothing has failed on them.
 
-A network that drops everything tells nobody: a link over it looks idle. So each end asks a peer from which it has heard
-nothing for a while, by Ping, and any word of the peer's counts as an answer. A link whose peer says nothing for the
-whole timeout is silent, whatever its connection may look like, and is closed: its transfers fail into recovery, and the
-next one dials anew. The data connection has no words of its own: the kernel watches over it (transports/tcp.py), and is
-asked here what it knows.
+If a network drops everything, neither end is told: a link over it looks idle. So each end sends Ping to a peer from
+which it has received no message for a while; any message of the peer counts as an answer. A link whose peer has sent
+nothing for the whole timeout is silent, whatever the state of its connections, and is closed: its transfers fail, their
+requests are recovered, and the next transfer dials a new link. No Ping goes over the data connection: the kernel probes
+it (transports/tcp.py), and each check asks the kernel whether it is gone.
 
-Who was stopped himself must not blame his peers: their words may lie unread. If a beat comes much later than it was
-due, every peer gets the time of one more.
+An agent that was itself stopped for a while must not close its links: messages of the peers may lie unread. If a check
+comes more than one interval late, every peer gets until the next check.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from kv_transfer.handoff.control_messages import Ping
 from kv_transfer.links.peer_link import LinkState, PeerLink
 
 NUM_BEATS: Final = 4
-"""So often in the timeout quiet links are looked after; a silent one is found within one beat more than the timeout."""
+"""The number of checks in one timeout; a silent link is found at most one interval after the timeout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lifeless:
-    """A link to close, and why."""
+    """A link that is dead and has to be closed, and why."""
 
     link: PeerLink
     reason: str
 
 
 class LinkLiveness:
-    """Watches the liveness of all links of one agent. Times are monotonic."""
+    """The checks of all links of one agent. Times are monotonic seconds, which the caller passes in."""
 
     def __init__(self, timeout_s: float) -> None:
-        """timeout_s: how long a peer may say nothing"""
+        """timeout_s: how long a peer may send nothing"""
         self._timeout_s = timeout_s
         self._interval_s = timeout_s / NUM_BEATS
         self._next_s: float | None = None
 
     def next_deadline(self, links: Iterable[PeerLink]) -> float | None:
-        """When the next beat is due; None while no link is open."""
+        """Return when the next check is due; None while no link is open."""
         return self._next_s if any(link.state is LinkState.OPEN for link in links) else None
 
     def beat(self, links: Iterable[PeerLink], now_s: float) -> list[Lifeless]:
-        """Ask quiet links, if it is time, and name those that are lifeless."""
+        """Check every open link, if it is time: send Ping on quiet ones, and return those that are dead."""
         due_s, is_due = self._next_s, self._next_s is None or now_s >= self._next_s
         if not is_due:
             return []
@@ -62,7 +62,7 @@ class LinkLiveness:
         return lifeless
 
     def _examine(self, link: PeerLink, now_s: float) -> str | None:
-        """Why the link is lifeless, if it is; a quiet one is asked."""
+        """Return why the link is dead, or None; send Ping if its peer has been quiet."""
         if link.data is not None and link.data.is_cut:
             return "the data connection broke while nothing moved on it"
         quiet_s = now_s - link.heard_s

@@ -1,4 +1,11 @@
-"""Every link of this engine: how they come up, how they go down, who is at the other end."""
+"""Every link of this engine's rank: opening, finding and closing them, and their statistics.
+
+A consumer dials a link when a load first needs it, and sends Hello; a producer answers with Welcome or Refused. Each
+end then starts a data thread. links/peer_link.py has the states of a link.
+
+Invariants: a link is in the table from its Hello until it is DEAD. A consumer has at most one usable link to each
+producer's incarnation. Only the consumer's end closes idle links.
+"""
 
 from __future__ import annotations
 
@@ -29,27 +36,27 @@ from kv_transfer.trust.secret import SessionKey
 
 _MAX_LOST: Final = 32
 _MAX_LINKS_OF_CONSUMER: Final = 8
-"""A consumer uses one; earlier ones may still be closing."""
+"""The most links of one consumer: it uses one, and earlier ones may still be closing."""
 _MAX_CONSUMER_LINKS: Final = 1024
-"""Each has a thread and a listening socket."""
+"""The most links of all consumers: each has a thread and a listening socket."""
 _STATS_INTERVAL_S: Final = 0.5
 
 _LinkKey = tuple[tuple[str, int], bool]
-"""Peer and role."""
+"""The peer's engine id and incarnation, and whether this end is the producer."""
 
 
 class AgentEvents(StreamEvents, Protocol):
-    """The events of streams and data threads, for the agent; from any thread."""
+    """Takes the events of streams and data threads for the agent, from any thread."""
 
     def on_chunk_moved(self, link: PeerLink, job: ChunkJob) -> None:
-        """A chunk has left, or has arrived."""
+        """Note that a chunk has left, or has arrived."""
 
     def on_data_dead(self, link: PeerLink, reason: str) -> None:
-        """The link's data thread has ended."""
+        """Note that the link's data thread has ended, and why."""
 
 
 class _DataEvents:
-    """Names the link to the agent."""
+    """Passes the events of one link's data thread on to the agent, with the link."""
 
     def __init__(self, link: PeerLink, agent: AgentEvents) -> None:
         self._link = link
@@ -63,7 +70,7 @@ class _DataEvents:
 
 
 class LinkTable:
-    """Belongs to the agent's thread."""
+    """The links of one rank, by control stream. The object belongs to the agent's thread."""
 
     def __init__(
         self,
@@ -85,24 +92,24 @@ class LinkTable:
         self._agent = agent
         self._links: dict[ControlStream, PeerLink] = {}
         self._lost: OrderedDict[_LinkKey, LinkStats] = OrderedDict()
-        """The last one with each peer and role, bounded; the latest comes last."""
+        """The last lost link with each peer and in each role, at most 32; the latest comes last."""
         self._pulse = LinkLiveness(config.link_timeout_s)
         self.num_lost = 0
-        """Links that ended with transfers on them."""
+        """How many links have ended with transfers on them."""
         self.num_changes = 0
-        """How often a link came, went, or changed its state."""
+        """How often a link was added, removed, or changed its state."""
 
     @property
     def num_open(self) -> int:
-        """Links that are up, or coming up."""
+        """The number of links that are open, or opening."""
         return sum(link.is_usable for link in self._links.values())
 
     def find(self, stream: ControlStream) -> PeerLink | None:
-        """The link of a stream."""
+        """Return the link of a stream, if there is one."""
         return self._links.get(stream)
 
     def to_producer(self, peer: EngineAddress) -> PeerLink:
-        """The link on which a producer sends to us; dialled if there is none."""
+        """Return the usable link on which a producer sends to this engine; dial one if there is none."""
         key = (peer.engine_id, peer.incarnation)
         for link in self._links.values():
             if link.peer == key and not link.is_producer and link.is_usable:
@@ -130,7 +137,7 @@ class LinkTable:
         return link
 
     def welcome(self, stream: ControlStream, hello: Hello) -> str | None:
-        """Producer: a consumer has dialled. Refuse it and return the reason, or open our end."""
+        """Answer a consumer's Hello at the producer: open this end of the link, or refuse and return the reason."""
         refusal = self._find_refusal(stream, hello)
         try:
             pending = self._transport.listen(_key_of(stream)) if refusal is None else None
@@ -161,13 +168,16 @@ class LinkTable:
             [link for link in self._links.values() if link.is_producer],
         )
         if sum(link.peer == peer for link in consumers) >= _MAX_LINKS_OF_CONSUMER:
-            return f"this consumer has {_MAX_LINKS_OF_CONSUMER} links here, some of which have still to end"
+            return f"this consumer has {_MAX_LINKS_OF_CONSUMER} links here already, the most that one consumer may have"
         if len(consumers) >= _MAX_CONSUMER_LINKS:
-            return f"{_MAX_CONSUMER_LINKS} consumers have links here"
+            return f"this producer has {_MAX_CONSUMER_LINKS} links to consumers already, the most that it may have"
         return None
 
     def open_consumer_end(self, link: PeerLink, welcome: Welcome) -> None:
-        """Consumer: the producer agrees. Raises ProtocolViolation if what it says does not agree."""
+        """Open the consumer's end of a link whose producer has agreed. A second Welcome changes nothing.
+
+        Raises ProtocolViolation if the producer's layout does not agree with this end's.
+        """
         if link.state is LinkState.CONNECTING:
             if (mistake := find_welcome_mistake(welcome, self._layout, self._facts)) is not None:
                 raise ProtocolViolation(f"a Welcome that does not agree: {mistake}")
@@ -195,9 +205,9 @@ class LinkTable:
         )
 
     def close(self, link: PeerLink, reason: str, *, is_fault: bool = False) -> bool:
-        """Begin to close a link; returns whether it is dead already, because no data thread has to end first.
+        """Begin to close a link; return whether it is dead already, because no data thread has to end first.
 
-        is_fault: to be shown also if nothing was lost with it
+        is_fault: whether to keep the link in the statistics although no transfer was lost with it
         """
         if link.state in {LinkState.CLOSING, LinkState.DEAD}:
             return False
@@ -213,7 +223,7 @@ class LinkTable:
         return False
 
     def forget(self, link: PeerLink) -> None:
-        """Nothing of the link is left."""
+        """Remove a link from the table: it is DEAD, and its transport touches no memory any more."""
         link.state = LinkState.DEAD
         if self._links.get(link.stream) is link:
             del self._links[link.stream]
@@ -258,21 +268,21 @@ class LinkTable:
             self._lost.popitem(last=False)
 
     def overdue(self, now_s: float) -> list[PeerLink]:
-        """Links whose handshake has missed its deadline."""
+        """Return the links whose handshake has missed its deadline."""
         return [link for link in self._links.values() if link.deadline_s is not None and link.deadline_s <= now_s]
 
     def beat(self, now_s: float) -> list[Lifeless]:
-        """Ask quiet links whether they live, if it is time; return those that do not."""
+        """Check every open link, if it is time; return those that are dead (link_liveness.py)."""
         return self._pulse.beat(self._links.values(), now_s)
 
     def next_deadline(self) -> float | None:
-        """Monotonic time at which overdue() or beat() has something to do."""
+        """Return the monotonic time at which overdue() or beat() has something to do; None if there is none."""
         deadlines = [link.deadline_s for link in self._links.values()]
         deadlines.append(self._pulse.next_deadline(self._links.values()))
         return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     def close_all(self, timeout_s: float) -> None:
-        """At the end: hang up everywhere and wait for the data threads."""
+        """Close every link, and wait for the data threads for timeout_s at most. Called once, at the agent's end."""
         links = list(self._links.values())
         for link in links:
             self.close(link, "this engine is shutting down")
@@ -284,7 +294,10 @@ class LinkTable:
 
 
 class PublishedLinks:
-    """The links' stats as they were last published. Many chunks move between two of their changes."""
+    """The links' statistics as they were last published.
+
+    They are not made anew for each event of the agent: many chunks move between two changes of a link.
+    """
 
     def __init__(self, table: LinkTable) -> None:
         self._table = table
@@ -293,7 +306,10 @@ class PublishedLinks:
         self.links: tuple[LinkStats, ...] = ()
 
     def update(self, now_s: float, epoch_s: float, *, is_due: bool) -> bool:
-        """Bring them up to date if it is due, or time, or if a link has changed; returns whether one has."""
+        """Update the statistics if a link has changed, if is_due, or every 0.5 s; return whether a link has changed.
+
+        now_s: monotonic; epoch_s: the Unix time of the monotonic clock's zero
+        """
         has_changed = self._table.num_changes != self._num_changes
         if has_changed or is_due or now_s >= self._next_s:
             self._num_changes, self._next_s = self._table.num_changes, now_s + _STATS_INTERVAL_S
@@ -302,7 +318,7 @@ class PublishedLinks:
 
 
 def _key_of(stream: ControlStream) -> SessionKey | None:
-    """Return what the two ends of a proven stream share."""
+    """Return the key that the two ends of a proven stream share; None on a stream that is not proven."""
     return None if stream.proven is None else stream.proven.session_key
 
 

@@ -26,11 +26,11 @@ class LoopbackHub:
         self._lock = threading.Lock()
 
     def control(self, address: EngineAddress) -> LoopbackControl:
-        """The control of one engine."""
+        """Return the control of one engine."""
         return LoopbackControl(self, address)
 
     def register(self, engine_id: str, events: StreamEvents) -> None:
-        """Make an engine reachable."""
+        """Make an engine reachable under its id."""
         with self._lock:
             self._events[engine_id] = events
 
@@ -40,14 +40,14 @@ class LoopbackHub:
             return self._events.get(engine_id)
 
     def make_pipe(self) -> tuple[str, Pipe]:
-        """A new data link and the name under which the other end takes it."""
+        """Return a new data link, and the name under which the other end takes it."""
         with self._lock:
             name = str(next(self._pipe_numbers))
             pipe = self._pipes[name] = Pipe()
         return name, pipe
 
     def take_pipe(self, name: str) -> Pipe | None:
-        """The other end of a data link; each can be taken once."""
+        """Remove and return the data link of this name; None if there is none, or it was taken before."""
         with self._lock:
             return self._pipes.pop(name, None)
 
@@ -62,7 +62,7 @@ class LoopbackControl:
 
     @property
     def tls(self) -> InternalTls | None:
-        """None: nothing leaves the process."""
+        """Return None: nothing leaves the process, so nothing is encrypted."""
         return None
 
     def serve(self, events: StreamEvents) -> None:
@@ -82,14 +82,14 @@ class LoopbackControl:
         return near
 
     def _prove(self, peer: EngineAddress) -> Proven:
-        """Ends in one process need no handshake."""
+        """Return a proof for both ends without a handshake: the ends are in one process."""
         dialer = Party(self._address.engine_id, self._address.incarnation)
         acceptor = Party(peer.engine_id, peer.incarnation)
         return Proven(Purpose.CONTROL, dialer, acceptor, SessionKey(secrets.token_bytes(32)))
 
 
 class _LoopbackStream:
-    """events: who hears what arrives at this end."""
+    """One end of a stream. Messages are handed over on the sender's thread. events: takes those for this end."""
 
     def __init__(self, events: StreamEvents) -> None:
         self.events = events

@@ -1,7 +1,10 @@
-"""One link as the agent sees it: a control stream, the handshake on it, and a data thread behind it.
+"""One link as the agent sees it: a control stream, the handshake on it, and a data thread.
 
-CONNECTING -> OPEN -> CLOSING -> DEAD. What is to be said before the link is open is kept. A link is DEAD only when its
-data thread has ended: until then its transport may still read or write blocks, so its transfers are not failed before.
+    CONNECTING -> OPEN -> CLOSING -> DEAD      a link that never opened goes from CONNECTING to CLOSING
+
+Messages that are sent before the link is OPEN are kept until then. A link is DEAD only when its data thread has ended,
+or was never started: until then its transport may still read or write blocks, so its transfers are not failed before.
+A producer's end becomes OPEN at once: it is made when the producer accepts a Hello.
 """
 
 from __future__ import annotations
@@ -37,13 +40,19 @@ __all__ = ["LinkState", "PeerLink", "find_disagreement", "find_forgery"]
 
 @dataclass(slots=True, eq=False)
 class PeerLink:
-    """deadline_s: monotonic, for the handshake; None once it is over. peer: (engine_id, incarnation), from Hello.
+    """A link's state, of which one end is in this engine. The object belongs to the agent's thread.
 
-    pieces: what travels on it; known once both ends have said what a block is to them
-    opened_s, last_active_s: monotonic; when it was made, and when anything was last said or moved on it
-    heard_s: monotonic; when the peer has last said anything, were it only that it is there
-    num_transfers: on it now
-    num_bytes: moved so far
+    is_producer:   whether this end is the producer's
+    peer:          (engine_id, incarnation) of the other end
+    deadline_s:    monotonic, of the handshake; None once it is over
+    reason:        why the link was closed; empty before
+    unsent:        messages that wait until the link is open
+    pieces:        maps blocks to what travels; None until both layouts are known
+    opened_s:      monotonic; when the object was made
+    last_active_s: monotonic; when a transfer last began, a message other than Ping and Pong arrived, or a chunk moved
+    heard_s:       monotonic; when the peer last sent any message
+    num_transfers: transfers on the link now
+    num_bytes:     bytes of chunks that have moved so far
     """
 
     stream: ControlStream
@@ -63,14 +72,14 @@ class PeerLink:
 
     @property
     def is_usable(self) -> bool:
-        """Whether a new transfer may use it."""
+        """Whether a new transfer may use the link."""
         return self.state in {LinkState.CONNECTING, LinkState.OPEN}
 
     def check_turn(self, message: ControlMessage) -> None:
-        """Raise ProtocolViolation for a message that this end does not expect from its peer in its present state.
+        """Raise ProtocolViolation for a message that this end does not expect from its peer in the link's state.
 
-        A producer is told Ready and Cancel. A consumer is told Welcome or Refused first, then what a producer says.
-        What is still on its way when a link closes passes: its transfers know of the closing.
+        A producer gets Ready and Cancel. A consumer gets Welcome or Refused first, then Chunk, ChunkSum and Finished.
+        A message that arrives while the link closes passes: the transfers decide what it means to them.
         """
         if isinstance(message, Ping | Pong) or self.state not in {LinkState.CONNECTING, LinkState.OPEN}:
             return
@@ -85,21 +94,21 @@ class PeerLink:
             raise ProtocolViolation(f"{type(message).__name__} came to the {end}'s end of a link in {self.state.name}")
 
     def send(self, message: ControlMessage) -> None:
-        """Send, or keep until the link is open; a closing link drops it."""
+        """Send a message, or keep it until the link is open; a closing link drops it."""
         if self.state is LinkState.OPEN:
             self.stream.send(message)
         elif self.state is LinkState.CONNECTING:
             self.unsent.append(message)
 
     def withdraw(self, transfer_id: str) -> bool:
-        """Forget what was to be said of a transfer once the link is open; returns whether none of it was said."""
+        """Drop the kept messages of a transfer; return whether there were any, so that none of them was sent."""
         kept = [message for message in self.unsent if getattr(message, "transfer_id", None) != transfer_id]
         is_withdrawn = len(kept) < len(self.unsent)
         self.unsent = kept
         return is_withdrawn
 
     def open(self, data: DataThread, now_s: float) -> None:
-        """The handshake is through."""
+        """Make the link OPEN after its handshake, and send the kept messages. data: the link's data thread"""
         self.heard_s = now_s
         self.state, self.data, self.deadline_s = LinkState.OPEN, data, None
         unsent, self.unsent = self.unsent, []
@@ -109,16 +118,21 @@ class PeerLink:
     def make_job(
         self, transfer_id: str, attempt: int, index: int, pieces: Sequence[int], after: ComputeEvent | None
     ) -> ChunkJob:
-        """A chunk for the data thread of an open link. index: of the chunk in its transfer."""
+        """Return a chunk for the data thread of an open link.
+
+        index:  of the chunk in its transfer
+        pieces: the chunk's blocks in this end's cache, as pieces
+        after:  the point on the device's compute stream from which on they may be touched; None: at once
+        """
         assert self.pieces is not None, "chunks move on open links"
         messages, staged = self.pieces.messages(pieces)
         return ChunkJob(transfer_id, messages, after, staged, attempt, index)
 
 
 def find_welcome_mistake(welcome: Welcome, layout: KVCacheLayout, facts: PairingFacts) -> str | None:
-    """Say what keeps a producer that agrees from being a pair with this end; None if nothing does.
+    """Return why KV cannot come from a producer although it has agreed; None if it can.
 
-    layout, facts: of this end, the consumer's. The transport and the checksum are not in a Welcome: the producer has
+    layout, facts: of this end, the consumer's. A Welcome does not have the transport and the checksum: the producer has
     compared them.
     """
     theirs = PairingFacts.of_rank(welcome.layout, facts.transport, checksum=facts.checksum, is_on_gpu=facts.is_on_gpu)
@@ -129,7 +143,7 @@ def find_welcome_mistake(welcome: Welcome, layout: KVCacheLayout, facts: Pairing
 
 
 def find_forgery(proven: Proven | None, hello: Hello) -> str | None:
-    """Say under which name a consumer has come that is not the one that it has proven; None if the two are one.
+    """Return the contradiction between a Hello's names and the names that its stream has proven; None if they agree.
 
     A member of the cluster must not take part in transfers, or use up links, in the name of another one.
     """
@@ -142,10 +156,10 @@ def find_forgery(proven: Proven | None, hello: Hello) -> str | None:
 def find_disagreement(
     hello: Hello, engine_id: str, incarnation: int, layout: KVCacheLayout, facts: PairingFacts
 ) -> str | None:
-    """Say what keeps the two ends from being a pair, with both values; None if nothing does.
+    """Return why KV cannot travel between the two ends, with both values of what differs; None if it can.
 
-    Beyond what find_mismatch() decides for their engines: whether this rank is the one that is meant, and whether the
-    two ranks have heads in common.
+    Beyond find_mismatch(), which compares the engines, this checks whether the consumer means this rank, and whether
+    the two ranks have heads in common.
     layout, facts: of this end, the producer's
     """
     at_consumer, at_producer = "the consumer", "the producer"

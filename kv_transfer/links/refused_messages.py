@@ -1,4 +1,4 @@
-"""Counts of what was refused: messages, handshakes, connections. The first of each kind and origin is logged."""
+"""Counts of refused messages and handshakes. The first refusal of each kind and origin is logged."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 _MAX_ORIGINS: Final = 256
-"""A stranger who comes from ever new addresses must fill neither the memory nor the log."""
+"""A stranger that connects from ever new addresses must fill neither the memory nor the log."""
 
 
 class RefusedMessages:
-    """Counters by kind; from any thread."""
+    """The counters of refusals by kind. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,10 +22,10 @@ class RefusedMessages:
         self._logged: set[tuple[str, str]] = set()
 
     def add(self, kind: str, origin: str, reason: str) -> None:
-        """Count a refusal, and log it if it is the first of its kind from there.
+        """Count a refusal, and log it if it is the first of its kind from this origin.
 
         kind:   one of a few fixed words, such as "malformed message"
-        origin: who sent it, as far as that is known
+        origin: the sender, as far as it is known
         """
         with self._lock:
             self._counts[kind] = self._counts.get(kind, 0) + 1
@@ -34,9 +34,9 @@ class RefusedMessages:
                 self._logged.add((kind, origin))
         if is_first:
             fields = {"kind": kind, "origin": origin, "reason": reason[:1000]}
-            logger.warning("refused, further ones of this kind from there are only counted", extra=fields)
+            logger.warning("a message was refused; further ones of this kind and origin are only counted", extra=fields)
 
     def counts(self) -> Mapping[str, int]:
-        """How many there were of each kind so far."""
+        """Return how many refusals of each kind there were so far."""
         with self._lock:
             return dict(self._counts)
