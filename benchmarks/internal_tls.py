@@ -112,7 +112,9 @@ def _sessions(material: TrustMaterial) -> dict[str, float]:
 
 async def _read_session(child: Connection, trust: Trust) -> tuple[float, float]:
     address = child.recv()
-    session = EngineSession(EngineDescriptor(_ENGINE.name, 1, EngineRole.DECODE, address), Member(_INGRESS, trust))
+    session = EngineSession(
+        EngineDescriptor(_ENGINE.name, 1, EngineRole.DECODE, address), Member(_INGRESS, trust), timeout_s=10.0
+    )
     await session.open()
     streams = [session.submit(_request(number)) for number in range(_NUM_REQUESTS)]
     begun_s, begun_cpu_s = time.perf_counter(), time.process_time()
@@ -189,7 +191,7 @@ async def _serve_session_on_loop(parent: Connection, trust: Trust) -> None:
 def _control_streams(material: TrustMaterial) -> dict[str, float]:
     """A message of a handoff to an engine in another process and back, one at a time."""
     with _child(_echo_control, material) as child:
-        control = RankControl(_HOST, Member(_INGRESS, Trust(material)))
+        control = RankControl(_HOST, Member(_INGRESS, Trust(material)), link_timeout_s=5.0)
         answers = _Answers()
         stream = control.control.dial(EngineAddress(_ENGINE.name, 1, child.recv()), answers)
         times = []
@@ -235,7 +237,7 @@ class _Echo(_Answers):
 
 
 def _echo_control(parent: Connection, material: TrustMaterial) -> None:
-    control = RankControl(_HOST, Member(_ENGINE, Trust(material)))
+    control = RankControl(_HOST, Member(_ENGINE, Trust(material)), link_timeout_s=5.0)
     control.control.serve(_Echo())
     parent.send(control.address)
     parent.recv()

@@ -102,7 +102,9 @@ async def engine(
     theirs.close()
     address: str = await asyncio.to_thread(ours.recv)
     session = EngineSession(
-        EngineDescriptor(engine_id, 1, EngineRole.BOTH, address), Member(Party("ingress-0", 1), Trust(_TRUST))
+        EngineDescriptor(engine_id, 1, EngineRole.BOTH, address),
+        Member(Party("ingress-0", 1), Trust(_TRUST)),
+        timeout_s=10.0,
     )
     await session.open()
     try:

@@ -131,7 +131,7 @@ def _chunks(blocks: list[Tensor], blocks_per_chunk: int) -> list[list[Tensor]]:
 def _send_chunks(
     consumer: Connection, pool: Tensor, blocks_per_chunk: int, tls: InternalTls | None, *, is_checked: bool
 ) -> None:
-    pending = TcpTransport(_HOST, pool, tls=tls).listen()
+    pending = TcpTransport(_HOST, pool, silence_timeout_s=10.0, tls=tls).listen()
     consumer.send(pending.rendezvous)
     link = pending.accept(_TIMEOUT_S)
     chunks = _chunks(shuffled_blocks(pool, 0), blocks_per_chunk)
@@ -159,7 +159,7 @@ def _receive(
     pool = make_pool("target", layout)
     material = producer.recv()
     tls = None if material is None else InternalTls(material)
-    link = TcpTransport(_HOST, pool, tls=tls).connect(producer.recv(), _TIMEOUT_S)
+    link = TcpTransport(_HOST, pool, silence_timeout_s=10.0, tls=tls).connect(producer.recv(), _TIMEOUT_S)
     chunks = _chunks(shuffled_blocks(pool, 1), blocks_per_chunk)
 
     def receive() -> None:

@@ -37,6 +37,7 @@ from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
 from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session_pool import SessionPool
+from cluster.settings.ingress import IngressConfig
 from cluster.text.input_processor import InputProcessor
 from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
@@ -162,7 +163,8 @@ def _make_serving(model: Path, facts: ModelFacts, pool: SessionPool, *, moves: b
     description = ModelDescription.of("model", facts)
     processor = InputProcessor(description, ModelTokenizer.from_directory(model))
     versions = ModelVersions(ModelVersion(1, processor, LeastLoadedPair()))
-    return Serving(versions, pool, migration_planner=MigrationPlanner(pool.stats) if moves else None)
+    planner = MigrationPlanner(pool.stats) if moves else None
+    return Serving(versions, pool, IngressConfig(), migration_planner=planner)
 
 
 @asynccontextmanager
@@ -174,7 +176,7 @@ async def running_engines(model: Path) -> AsyncIterator[tuple[SessionPool, Model
             address, facts = await stack.enter_async_context(_engine(model, engine_id, trust))
             role = EngineRole(engine_id.partition("-")[0])
             membership = membership.with_engine(EngineDescriptor(engine_id, 1, role, address))
-        pool = SessionPool(Member(Party("ingress-0", 1), Trust(trust)))
+        pool = SessionPool(Member(Party("ingress-0", 1), Trust(trust)), timeout_s=10.0)
         stack.push_async_callback(pool.close)
         await pool.update(membership)
         yield pool, facts

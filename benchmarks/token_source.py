@@ -19,6 +19,7 @@ from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineRole
 from cluster.routing.prefix_aware import PrefixAwarePair
 from cluster.sessions.request_stream import RequestStream
+from cluster.settings.ingress import IngressConfig
 from cluster.text.detokenizer import Detokenizer
 from cluster.text.input_processor import InputProcessor
 from cluster.text.model_description import ModelDescription
@@ -127,9 +128,8 @@ def make_serving(tokens_per_s: float, max_requests: int) -> tuple[Serving, Token
     source = TokenSource(tokenizer.encode(_WORDS * 4), tokens_per_s)
     model = ModelDescription("demo", 131_072, tokenizer.backend.get_vocab_size(), (0,))
     version = ModelVersion(1, InputProcessor(model, tokenizer), PrefixAwarePair(16, hash_key=PUBLIC_KEY))
-    serving = Serving(
-        ModelVersions(version), OneEngine(source), max_requests_in_flight=max_requests, max_waiting_tokens=10**9
-    )
+    settings = IngressConfig(max_requests_in_flight=max_requests, max_waiting_tokens=10**9)
+    serving = Serving(ModelVersions(version), OneEngine(source), settings)
     leave_out_what_is_loaded()
     collect_seldom()
     return serving, source

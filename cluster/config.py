@@ -20,6 +20,7 @@ from cluster.errors import InvalidConfig
 from cluster.routing.engine_connection import EngineRole
 from cluster.settings.ingress import IngressConfig
 from cluster.settings.kubernetes import KubernetesConfig
+from cluster.settings.restarts import RestartConfig
 from kv_transfer.config import KVTransferConfig
 
 DEMO_MODEL: Final = Path(__file__).parent / "demo_model"
@@ -57,22 +58,6 @@ class EngineGroupConfig(_Settings):
     def is_special(self) -> bool:
         """Whether its engines differ from the others in more than their number and place."""
         return any(own is not None for own in (self.scheduler, self.cache, self.parallel, self.kv_transfer))
-
-
-class RestartConfig(_Settings):
-    """How often an engine, or an ingress, that dies is started again. Times are in seconds."""
-
-    window_s: float = Field(600.0, gt=0, description="Only deaths within this time count.")
-    first_backoff_s: float = Field(
-        1.0, ge=0, description="Wait before the second restart; every further wait is twice as long."
-    )
-    max_backoff_s: float = Field(60.0, ge=0, description="The longest wait between two restarts.")
-    max_deaths: int = Field(
-        5, ge=1, description="Deaths within the window after which nothing is restarted for quarantine_s."
-    )
-    quarantine_s: float = Field(
-        600.0, ge=0, description="How long an engine or an ingress that died too often stays down."
-    )
 
 
 class ControllerConfig(_Settings):

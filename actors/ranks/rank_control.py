@@ -30,9 +30,7 @@ _SERVER_OPTIONS = [
 class RankControl:
     """Listens from its construction to close()."""
 
-    def __init__(
-        self, host: str, member: Member, refusals: Refusals | None = None, link_timeout_s: float = 5.0
-    ) -> None:
+    def __init__(self, host: str, member: Member, link_timeout_s: float, refusals: Refusals | None = None) -> None:
         """member: the rank, as it dials and answers; refusals: counts the callers that prove nothing
 
         link_timeout_s: see KVTransferConfig

@@ -98,7 +98,7 @@ def _build(
     )
     opened.callback(group.close)
     group.set_timeout(parallel.rank_start_timeout_s)
-    control = RankControl(host, own, refusals, task.config.kv_transfer.link_timeout_s)
+    control = RankControl(host, own, task.config.kv_transfer.link_timeout_s, refusals)
     opened.callback(control.close)
     identity = EngineAddress(task.own_party.name, task.incarnation, control.address)
     worker = build_worker(

@@ -24,7 +24,6 @@ from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
 from cluster.observability.status import ClusterView, ControllerView, ModelView, RequestView, merge_engines
 from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersions
-from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.routing.pairing import refused_pairs
@@ -37,6 +36,8 @@ from cluster.text.adapters import AdapterDirectory
 from kv_transfer.trust.membership import Member
 
 _CANARY_TIMEOUT_S = 60.0
+_CANARY_ENGINE_TIMEOUT_S = 10.0
+"""An engine that has just started may stay silent for longer than one that serves."""
 _CONTROLLER_TIMEOUT_S = 2.0
 
 
@@ -61,7 +62,8 @@ class IngressProcess:
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
         """Send a canary request through sessions of its own. Raises CanaryFailed."""
-        sessions = [EngineSession(engine, self._member) for engine in (prefill, decode) if engine is not None]
+        engines = [engine for engine in (prefill, decode) if engine is not None]
+        sessions = [EngineSession(engine, self._member, _CANARY_ENGINE_TIMEOUT_S) for engine in engines]
         try:
             for session in sessions:
                 await session.open()
@@ -111,10 +113,7 @@ class IngressProcess:
         serving = self._serving = Serving(
             self._versions,
             self._sessions(),
-            max_requests_in_flight=config.ingress.max_requests_in_flight,
-            max_waiting_tokens=config.ingress.max_waiting_tokens,
-            max_image_bytes_in_flight=config.ingress.images.max_input_in_flight_mib << 20,
-            recovery_policy=RecoveryPolicy(config.ingress.max_attempts, config.ingress.recovery_timeout_s),
+            config.ingress,
             migration_planner=MigrationPlanner(self._sessions().stats) if config.ingress.move_preempted else None,
         )
         serving.metrics.refused_messages = self._sessions().refused_messages

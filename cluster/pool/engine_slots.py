@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Final
 
 from cluster.routing.engine_connection import EngineRole
+from cluster.settings.restarts import RestartConfig
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,22 +59,6 @@ _MAX_DOUBLINGS: Final = 60
 """The bound on the exponent of the backoff: 2.0**1024 is not a float, and the wait itself is bounded anyway."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """The rules for restarting the engines of a slot. Times are in seconds.
-
-    After an engine's first death within window_s, the next engine starts at once. After each further death it starts
-    with a delay, which doubles from first_backoff_s up to max_backoff_s. After max_deaths deaths within window_s, the
-    slot is quarantined for quarantine_s.
-    """
-
-    window_s: float = 600.0
-    first_backoff_s: float = 1.0
-    max_backoff_s: float = 60.0
-    max_deaths: int = 5
-    quarantine_s: float = 600.0
-
-
 @dataclass(slots=True)
 class SlotHistory:
     """The history of a slot's engines.
@@ -91,7 +76,7 @@ class SlotHistory:
     last_error: str = ""
     updated_to: int = 0
 
-    def add_death(self, now_s: float, error: str, policy: RestartPolicy) -> None:
+    def add_death(self, now_s: float, error: str, policy: RestartConfig) -> None:
         """Note that the slot's engine has died, or did not start."""
         self.deaths_s = sorted([*_within(policy.window_s, _until(now_s, self.deaths_s), now_s), now_s])
         self.last_error = error
@@ -100,8 +85,12 @@ class SlotHistory:
         """Forget the deaths, so that the next engine starts at once."""
         self.deaths_s = []
 
-    def not_before_s(self, now_s: float, policy: RestartPolicy) -> float:
-        """Return the time before which no new engine may start in the slot; 0 for at once."""
+    def not_before_s(self, now_s: float, policy: RestartConfig) -> float:
+        """Return the time before which no new engine may start in the slot; 0 for at once.
+
+        After an engine's first death within window_s, the next engine starts at once. After each further death it
+        starts with a delay, which doubles from first_backoff_s up to max_backoff_s.
+        """
         deaths_s = _until(now_s, self.deaths_s)
         if self.is_quarantined(now_s, policy):
             return deaths_s[-1] + policy.quarantine_s
@@ -111,7 +100,7 @@ class SlotHistory:
         num_doublings = min(len(recent) - 2, _MAX_DOUBLINGS)
         return recent[-1] + min(policy.max_backoff_s, policy.first_backoff_s * 2.0**num_doublings)
 
-    def is_quarantined(self, now_s: float, policy: RestartPolicy) -> bool:
+    def is_quarantined(self, now_s: float, policy: RestartConfig) -> bool:
         """Whether the slot's engines have died so often that none is started for a while."""
         deaths_s = _until(now_s, self.deaths_s)
         if not deaths_s or now_s >= deaths_s[-1] + policy.quarantine_s:

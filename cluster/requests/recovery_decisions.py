@@ -37,8 +37,8 @@ class RecoveryPolicy:
     engine_timeout_s: how long a request whose engine failed waits for one that can go on with it
     """
 
-    max_attempts: int = 4
-    engine_timeout_s: float = 60.0
+    max_attempts: int
+    engine_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.samples import Answers, GenerateManyRequest, Sample, SampleChunk, SharedPrompt, split
 from cluster.requests.vector_computing import Vectors, compute_vectors, scores_of
 from cluster.routing.engine_connection import EnginePool, EngineRole
+from cluster.settings.ingress import IngressConfig
 from cluster.text.output_processor import OutputProcessor
 from cluster.vectors.vector_engines import VectorEngines
 from cluster.vectors.vector_processing import process_vectors
@@ -55,18 +56,15 @@ class Serving:
         self,
         versions: ModelVersions,
         engines: EnginePool,
+        settings: IngressConfig,
         *,
-        max_requests_in_flight: int = 1024,
-        max_waiting_tokens: int = 4_000_000,
-        max_image_bytes_in_flight: int = 1 << 30,
         retry_delay_s: float = 1.0,
-        recovery_policy: RecoveryPolicy | None = None,
         migration_planner: MigrationPlanner | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """versions: of the model; at least one
 
-        max_waiting_tokens: of the prompts of requests that have no token yet, together
+        settings: the limits of requests, and of their recovery
         retry_delay_s: what a client is told that comes when there are too many, before any has ended
         migration_planner: without it preempted requests stay where they are
         """
@@ -74,12 +72,12 @@ class Serving:
         self._engines = engines
         self._vector_engines = VectorEngines(engines)
         self._overload_control = OverloadControl(
-            max_requests_in_flight, max_waiting_tokens, unknown_delay_s=retry_delay_s
+            settings.max_requests_in_flight, settings.max_waiting_tokens, unknown_delay_s=retry_delay_s
         )
-        self._image_budget = ImageBudget(max_image_bytes_in_flight, retry_delay_s)
+        self._image_budget = ImageBudget(settings.images.max_input_in_flight_mib << 20, retry_delay_s)
         self._clock = clock
         self.metrics = ServingMetrics()
-        self._recovery_policy = recovery_policy or RecoveryPolicy()
+        self._recovery_policy = RecoveryPolicy(settings.max_attempts, settings.recovery_timeout_s)
         self._migration_planner = migration_planner
         self._num_moves_of_ended = 0
         # By tenant and id: no tenant can take, or find out, the ids of others.

@@ -64,7 +64,7 @@ class EngineSession:
         self,
         descriptor: EngineDescriptor,
         member: Member,
-        timeout_s: float = 10.0,
+        timeout_s: float,
         refused_messages: RefusedMessages | None = None,
     ) -> None:
         """timeout_s: how long the engine may stay silent; it sends a heartbeat twice a second

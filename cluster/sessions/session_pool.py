@@ -30,7 +30,7 @@ _NOTICED_SILENCE_S: Final = 1.0
 class SessionPool:
     """An EnginePool that follows membership snapshots. Lives on one event loop."""
 
-    def __init__(self, member: Member, timeout_s: float = 10.0) -> None:
+    def __init__(self, member: Member, timeout_s: float) -> None:
         """member: the ingress, as it proves itself to engines; timeout_s: how long an engine may stay silent."""
         self._member = member
         self._timeout_s = timeout_s

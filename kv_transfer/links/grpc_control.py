@@ -69,7 +69,7 @@ class GrpcControl:
     """A Control that uses gRPC on an event loop. The engine registers handler() on its gRPC server."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, member: Member, acceptor: GrpcAcceptor, link_timeout_s: float = 5.0
+        self, loop: asyncio.AbstractEventLoop, member: Member, acceptor: GrpcAcceptor, link_timeout_s: float
     ) -> None:
         """member: the engine, under whose name this end dials and answers; acceptor: the one of the engine's server
 

@@ -172,7 +172,7 @@ class TcpTransport:
         self,
         host: str,
         kv_cache: Tensor,
-        silence_timeout_s: float = 10.0,
+        silence_timeout_s: float,
         tls: InternalTls | None = None,
         refusals: Refusals | None = None,
     ) -> None:

@@ -116,7 +116,7 @@ async def engines(
     try:
         encoder = EngineAddress("encode-0", 1, await encoding.start("127.0.0.1"))
         address = await prefilling.start("127.0.0.1")
-        session = EngineSession(EngineDescriptor("prefill-0", 1, EngineRole.BOTH, address), member())
+        session = EngineSession(EngineDescriptor("prefill-0", 1, EngineRole.BOTH, address), member(), timeout_s=10.0)
         await session.open()
         try:
             yield Engines(encoding, prefilling, encoder, session)

@@ -39,7 +39,7 @@ async def test_a_running_engine_is_profiled_and_forgets_its_prefixes(checkpoint:
     config = engine_config(checkpoint("llama"), transfer=KVTransferConfig(transport="tcp"))
     engine = EngineServer(config, "decode-0", 1, TRUST)
     address = await engine.start("127.0.0.1")
-    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address), member())
+    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address), member(), timeout_s=10.0)
     await session.open()
     try:
         first, _ = await generate(session, "a")

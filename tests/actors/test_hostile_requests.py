@@ -47,7 +47,7 @@ PEER = EngineAddress("prefill-9", 1, "127.0.0.1:1")
 async def served(checkpoint: Path) -> AsyncIterator[tuple[EngineServer, EngineSession]]:
     engine = EngineServer(engine_config(checkpoint, transfer=KVTransferConfig(transport="tcp")), "decode-0", 1, TRUST)
     address = await engine.start("127.0.0.1")
-    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address), member())
+    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address), member(), timeout_s=10.0)
     await session.open()
     try:
         yield engine, session

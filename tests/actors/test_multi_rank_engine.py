@@ -93,7 +93,9 @@ def running(
 ) -> Iterator[RunningEngine]:
     wake = threading.Event()
     with ExitStack() as opened:
-        control = RankControl("127.0.0.1", member("engine" if size == 1 else "engine/0", trust=trust))
+        control = RankControl(
+            "127.0.0.1", member("engine" if size == 1 else "engine/0", trust=trust), link_timeout_s=5.0
+        )
         opened.callback(control.close)
         address = EngineAddress("engine", 1, control.address)
         config = _config(directory, size, overlap, rank_timeout_s)

@@ -71,7 +71,7 @@ class Running:
 
     async def answer(self, request_id: str) -> list[int]:
         """Return what the engine answers an ingress of its cluster."""
-        session = EngineSession(self.descriptor, member())
+        session = EngineSession(self.descriptor, member(), timeout_s=10.0)
         await session.open()
         request = replace(REQUEST, request_id=request_id)
         tokens = [token async for output in session.submit(request) for token in output.new_token_ids]
@@ -128,7 +128,7 @@ async def test_a_stranger_is_told_nothing_and_does_nothing(engine: Running, capl
 async def test_a_guessed_secret_opens_nothing(engine: Running) -> None:
     stranger = member(trust=Trust(TrustMaterial.draw()))
     with pytest.raises(EngineLost, match="does not know the cluster's secret"):
-        await EngineSession(engine.descriptor, stranger).open()
+        await EngineSession(engine.descriptor, stranger, timeout_s=10.0).open()
     assert engine.server.is_idle
 
 

@@ -29,6 +29,7 @@ from cluster.requests.serving import Serving
 from cluster.routing.base import EngineT, Route, Router
 from cluster.routing.engine_connection import EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
+from cluster.settings.ingress import IngressConfig
 from cluster.text.input_processor import InputProcessor
 from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
@@ -90,13 +91,21 @@ def make_serving(
 ) -> Serving:
     """Serving whose clock goes on by one second with each reading. It recovers nothing unless it is told to."""
     ticks = count()
+    policy = recovery_policy or RecoveryPolicy(max_attempts=1, engine_timeout_s=60.0)
+    # A copy is not validated: a test's ingress may be full from its start.
+    settings = IngressConfig().model_copy(
+        update={
+            "max_requests_in_flight": max_requests_in_flight,
+            "max_waiting_tokens": max_waiting_tokens,
+            "max_attempts": policy.max_attempts,
+            "recovery_timeout_s": policy.engine_timeout_s,
+        }
+    )
     return Serving(
         versions or ModelVersions(make_version(1)),
         pool or FakePool(*engines),
-        recovery_policy=recovery_policy or RecoveryPolicy(max_attempts=1),
+        settings,
         migration_planner=migration_planner,
-        max_requests_in_flight=max_requests_in_flight,
-        max_waiting_tokens=max_waiting_tokens,
         retry_delay_s=1.5,
         clock=lambda: float(next(ticks)),
     )

@@ -188,7 +188,13 @@ class ChaosRun:
     async def _read(self, question: Question, visit: Visit) -> list[int]:
         """Read as many tokens as the client stays for."""
         token_ids: list[int] = []
-        recovery = Recovery(LeastLoadedPair(), self._engines, question.request, None, RecoveryPolicy())
+        recovery = Recovery(
+            LeastLoadedPair(),
+            self._engines,
+            question.request,
+            None,
+            RecoveryPolicy(max_attempts=4, engine_timeout_s=60.0),
+        )
         async with aclosing(recovery.outputs()) as outputs:
             async for output in outputs:
                 assert output.first_position == len(token_ids), question.request.request_id

@@ -127,7 +127,7 @@ class LiveEngines:
 
     async def _join(self, process: EngineProcess) -> EngineProcess:
         self._processes.append(process)
-        session = EngineSession(process.descriptor, member())
+        session = EngineSession(process.descriptor, member(), timeout_s=10.0)
         await session.open()
         self._sessions[process.spec.engine_id, process.spec.incarnation] = session
         change, self._change = self._change, asyncio.Event()
@@ -168,7 +168,9 @@ class LiveEngines:
 
     async def check(self, question: Question) -> None:
         """Have it answered by whatever pair lives, as often as it takes, and compare."""
-        recovery = Recovery(LeastLoadedPair(), self, question.request, None, RecoveryPolicy())
+        recovery = Recovery(
+            LeastLoadedPair(), self, question.request, None, RecoveryPolicy(max_attempts=4, engine_timeout_s=60.0)
+        )
         token_ids: list[int] = []
         async with asyncio.timeout(_ANSWER_TIMEOUT_S):
             async for output in recovery.outputs():

@@ -26,7 +26,7 @@ class ControlServer:
 
     async def _serve(self) -> tuple[GrpcControl, str]:
         acceptor = GrpcAcceptor(self._member.trust)
-        control = GrpcControl(self._loop, self._member, acceptor)
+        control = GrpcControl(self._loop, self._member, acceptor, link_timeout_s=5.0)
         self._server = grpc.aio.server()
         self._server.add_generic_rpc_handlers((control.handler(), acceptor.handler()))
         port = self._server.add_insecure_port("127.0.0.1:0")

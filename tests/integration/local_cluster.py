@@ -17,6 +17,7 @@ from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.prefix_aware import PrefixAwarePair
 from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session_pool import SessionPool
+from cluster.settings.ingress import IngressConfig
 from cluster.text.input_processor import InputProcessor
 from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
@@ -41,7 +42,7 @@ async def local_cluster(
     engines = {"prefill-0": EngineServer(config, "prefill-0", 1, trust)}
     for number, decode_config in enumerate(decode_configs or (config,)):
         engines[f"decode-{number}"] = EngineServer(decode_config, f"decode-{number}", 1, trust)
-    pool = SessionPool(member(trust=trust))
+    pool = SessionPool(member(trust=trust), timeout_s=10.0)
     try:
         membership = Membership(0, ())
         for name, engine in engines.items():
@@ -54,7 +55,8 @@ async def local_cluster(
         tokenizer = ModelTokenizer.from_directory(Path(config.model.model))
         router = PrefixAwarePair(facts.layout.block_size, hash_key=BlockHashKey(trust.block_hash_key))
         versions = ModelVersions(ModelVersion(1, InputProcessor(description, tokenizer), router))
-        serving = Serving(versions, pool, migration_planner=MigrationPlanner(pool.stats) if moves_preempted else None)
+        planner = MigrationPlanner(pool.stats) if moves_preempted else None
+        serving = Serving(versions, pool, IngressConfig(), migration_planner=planner)
         yield LocalCluster(serving, pool, engines)
     finally:
         await pool.close()

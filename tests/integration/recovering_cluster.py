@@ -33,6 +33,7 @@ from cluster.routing.least_loaded import LeastLoadedPair
 from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session_pool import SessionPool
 from cluster.settings.images import ImageConfig
+from cluster.settings.ingress import IngressConfig
 from cluster.text.adapters import AdapterDirectory
 from cluster.text.input_processor import InputProcessor
 from cluster.text.model_description import ModelDescription
@@ -177,7 +178,7 @@ class RecoveringCluster:
         self.engines: dict[str, EngineServer] = {}
         self.barriers: dict[str, StepBarrier] = {}
         self.tap = Tap()
-        self.pool = SessionPool(member())
+        self.pool = SessionPool(member(), timeout_s=10.0)
         self.serving: Serving
 
     async def start(self, engine_ids: Iterable[str]) -> None:
@@ -193,12 +194,15 @@ class RecoveringCluster:
 
     def _make_serving(self, engines: EnginePool) -> Serving:
         versions = ModelVersions(ModelVersion(1, self._input_processor, LeastLoadedPair()))
-        return Serving(versions, engines, recovery_policy=self._policy)
+        settings = IngressConfig(
+            max_attempts=self._policy.max_attempts, recovery_timeout_s=self._policy.engine_timeout_s
+        )
+        return Serving(versions, engines, settings)
 
     @asynccontextmanager
     async def another_serving(self) -> AsyncIterator[Serving]:
         """One with sessions of its own, with the engines that are members now, and without a tap."""
-        pool = SessionPool(member())
+        pool = SessionPool(member(), timeout_s=10.0)
         await pool.update(self._membership)
         try:
             yield self._make_serving(pool)
@@ -264,7 +268,7 @@ async def recovering_cluster(
     config: EngineConfig, engine_ids: Iterable[str], policy: RecoveryPolicy | None = None
 ) -> AsyncIterator[RecoveringCluster]:
     """Engines of one configuration, started, none of them a member yet."""
-    cluster = RecoveringCluster(config, policy or RecoveryPolicy(engine_timeout_s=_TIMEOUT_S))
+    cluster = RecoveringCluster(config, policy or RecoveryPolicy(max_attempts=4, engine_timeout_s=_TIMEOUT_S))
     try:
         await cluster.start(engine_ids)
         yield cluster

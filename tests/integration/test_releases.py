@@ -21,6 +21,7 @@ from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
 from cluster.sessions.request_stream import RequestStream
+from cluster.settings.ingress import IngressConfig
 from cluster.text.input_processor import InputProcessor
 from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
@@ -145,7 +146,7 @@ async def _stage(directory: Path) -> AsyncIterator[Stage]:
     facts = engines[EngineRole.DECODE].core.executor.facts
     processor = InputProcessor(ModelDescription.of("test", facts), ModelTokenizer.from_directory(directory))
     versions = ModelVersions(ModelVersion(1, processor, LeastLoadedPair()))
-    serving = Serving(versions, FakePool(*engines.values()))
+    serving = Serving(versions, FakePool(*engines.values()), IngressConfig())
     try:
         yield Stage(engines[EngineRole.PREFILL], engines[EngineRole.DECODE], serving)
     finally:

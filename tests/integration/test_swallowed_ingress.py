@@ -34,7 +34,9 @@ async def test_what_a_swallowed_ingress_had_on_an_engine_is_aborted(
     engine = EngineServer(config, "decode-0", 1, TRUST)
     address = await engine.start("127.0.0.1")
     with SwallowingProxy(int(address.rpartition(":")[2])) as proxy, socket.create_server(("127.0.0.1", 0)) as mute:
-        session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.DECODE, proxy.address), member())
+        session = EngineSession(
+            EngineDescriptor("decode-0", 1, EngineRole.DECODE, proxy.address), member(), timeout_s=10.0
+        )
         await session.open()
         # It waits for a producer that never says a word, and for longer than this test does.
         producer = EngineAddress("prefill-0", 1, f"127.0.0.1:{mute.getsockname()[1]}")

@@ -59,7 +59,7 @@ class Fleet:
 
     def _start(self, role: str, tp_size: int, opened: ExitStack) -> Engine:
         engine_id = f"{role}-tp{tp_size}"
-        control = RankControl("127.0.0.1", member(engine_id if tp_size == 1 else f"{engine_id}/0"))
+        control = RankControl("127.0.0.1", member(engine_id if tp_size == 1 else f"{engine_id}/0"), link_timeout_s=5.0)
         opened.callback(control.close)
         config = engine_config(
             self.directory,

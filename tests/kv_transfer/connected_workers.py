@@ -266,7 +266,7 @@ def _grpc_controls() -> Iterator[_Ends]:
 
 async def _serve(loop: asyncio.AbstractEventLoop, name: str) -> tuple[grpc.aio.Server, GrpcControl, int]:
     acceptor = GrpcAcceptor(TRUST)
-    control, server = GrpcControl(loop, member(name), acceptor), grpc.aio.server()
+    control, server = GrpcControl(loop, member(name), acceptor, link_timeout_s=5.0), grpc.aio.server()
     server.add_generic_rpc_handlers((control.handler(), acceptor.handler()))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

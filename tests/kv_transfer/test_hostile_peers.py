@@ -93,7 +93,7 @@ def dial_as(name: str, victim: Node, attacker: Attacker) -> ControlStream:
     """Dial as another engine of the cluster, which has proven to be that one."""
     own = victim.control
     assert isinstance(own, GrpcControl)
-    return GrpcControl(own._loop, member(name), GrpcAcceptor(TRUST)).dial(victim.address, attacker)
+    return GrpcControl(own._loop, member(name), GrpcAcceptor(TRUST), link_timeout_s=5.0).dial(victim.address, attacker)
 
 
 def wait_dropped(node: Node, dropped: dict[str, int]) -> None:

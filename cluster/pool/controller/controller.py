@@ -28,7 +28,7 @@ from cluster.pool.controller.first_start import FirstStart, warn_of_lost_stores
 from cluster.pool.controller.operations import Operations
 from cluster.pool.controller.rounds import Rounds, begin_anew
 from cluster.pool.controller.saved_state import SavedState, StateStore
-from cluster.pool.engine_slots import EngineState, RestartPolicy
+from cluster.pool.engine_slots import EngineState
 from cluster.pool.engines.engine_fleet import EngineFleet
 from cluster.pool.engines.engine_views import engine_views
 from cluster.pool.engines.reconciler import reconcile, wanted_slots
@@ -57,7 +57,7 @@ class Controller:
         self._config = config
         self._needs_driver = needs_driver
         self._store = StateStore(config.ray.namespace)
-        self._policy = RestartPolicy(**config.restarts.model_dump())
+        self._policy = config.restarts
         self._journal = Journal()
         self._models = Models(config)
         self._obstacles = UpdateLog(self._journal)

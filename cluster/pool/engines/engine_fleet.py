@@ -18,7 +18,7 @@ from actors.model_facts import ModelFacts
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, UnknownEngine
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
+from cluster.pool.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
 from cluster.pool.engines.engine_incarnation import EngineIncarnation, SavedEngine
 from cluster.pool.engines.engine_placement import can_hold, choose_node
 from cluster.pool.engines.reconciler import DrainEngine, RemoveEngine, StartEngine
@@ -34,6 +34,7 @@ from cluster.pool.ray_objects.ray_nodes import alive_nodes
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.pairing import find_refusal
 from cluster.sessions.cluster_membership import Membership, ServedModel
+from cluster.settings.restarts import RestartConfig
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class EngineFleet:
         models: Models,
         ingresses: IngressFleet,
         journal: Journal,
-        policy: RestartPolicy,
+        policy: RestartConfig,
         head: HeadProbe,
         save: Callable[[], Awaitable[None]],
         on_change: Callable[[], None],

@@ -7,14 +7,15 @@ from typing import Final
 
 from actors.process.ray_calls import RayCallFailed, ask_head
 from cluster.observability.status import EngineView
-from cluster.pool.engine_slots import EngineState, RestartPolicy
+from cluster.pool.engine_slots import EngineState
 from cluster.pool.engines.engine_fleet import EngineFleet
 from cluster.pool.engines.engine_incarnation import EngineIncarnation
+from cluster.settings.restarts import RestartConfig
 
 _MISSING_TIMEOUT_S: Final = 1.0
 
 
-async def engine_views(fleet: EngineFleet, policy: RestartPolicy, now_s: float) -> tuple[EngineView, ...]:
+async def engine_views(fleet: EngineFleet, policy: RestartConfig, now_s: float) -> tuple[EngineView, ...]:
     """Every engine as of the last look at it, then every slot that is wanted and has none. now_s: Unix time"""
     views = [engine.view(fleet.history(engine.slot).last_error, await _missing(engine)) for engine in fleet]
     filled = {engine.slot for engine in fleet}

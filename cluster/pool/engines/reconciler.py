@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cluster.pool.engine_slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
+from cluster.pool.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
 from cluster.pool.engines.rolling_update import find_update
 from cluster.routing.engine_connection import EngineRole
+from cluster.settings.restarts import RestartConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def reconcile(
     wanted: Iterable[Slot],
     observed: Iterable[ObservedEngine],
     histories: Mapping[Slot, SlotHistory],
-    policy: RestartPolicy,
+    policy: RestartConfig,
     now_s: float,
     model_version: int = 1,
 ) -> list[Action]:

@@ -12,9 +12,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.pool.engine_slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
+from cluster.pool.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
 from cluster.pool.journal import Journal
 from cluster.routing.engine_connection import EngineRole
+from cluster.settings.restarts import RestartConfig
 
 _MANY_DEATHS: Final = 2
 
@@ -74,7 +75,7 @@ def find_update(
     wanted: Collection[Slot],
     observed: Collection[ObservedEngine],
     histories: Mapping[Slot, SlotHistory],
-    policy: RestartPolicy,
+    policy: RestartConfig,
     now_s: float,
     model_version: int,
 ) -> RollingUpdate | None:
@@ -116,7 +117,7 @@ def find_update(
     )
 
 
-def _trouble(engine: ObservedEngine | None, history: SlotHistory, policy: RestartPolicy, now_s: float) -> str:
+def _trouble(engine: ObservedEngine | None, history: SlotHistory, policy: RestartConfig, now_s: float) -> str:
     """Why a slot serves nothing and will not for long; empty if it is on its way."""
     if engine is not None:
         return "it finds no room" if engine.finds_no_room else ""

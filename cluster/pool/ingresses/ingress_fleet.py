@@ -19,7 +19,6 @@ from cluster.config import ClusterConfig
 from cluster.errors import CannotStart
 from cluster.observability.status import IngressView
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_slots import RestartPolicy
 from cluster.pool.ingresses.ingress_incarnation import IngressIncarnation, SavedIngress
 from cluster.pool.ingresses.ingress_starter import IngressStarter
 from cluster.pool.ingresses.ingress_table import IngressTable
@@ -30,6 +29,7 @@ from cluster.pool.ray_objects.heartbeat import ActorLost
 from cluster.pool.ray_objects.ray_actors import one_line
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.sessions.cluster_membership import Membership, ServedModel
+from cluster.settings.restarts import RestartConfig
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class IngressFleet:
         self,
         config: ClusterConfig,
         journal: Journal,
-        policy: RestartPolicy,
+        policy: RestartConfig,
         head: HeadProbe,
         save: Callable[[], Awaitable[None]],
         trust: ClusterTrust,

@@ -13,7 +13,6 @@ from cluster.api.ingress_actor import IngressActor
 from cluster.config import ClusterConfig
 from cluster.errors import InvalidConfig
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_slots import RestartPolicy
 from cluster.pool.ingresses.ingress_incarnation import IngressIncarnation
 from cluster.pool.ingresses.ingress_table import IngressTable
 from cluster.pool.ingresses.wanted_ingresses import WantedIngresses
@@ -22,6 +21,7 @@ from cluster.pool.ray_objects.head_probe import HeadProbe
 from cluster.pool.ray_objects.object_names import CONTROLLER_NAME, ingress_actor_name
 from cluster.pool.ray_objects.ray_actors import one_line, remote_class
 from cluster.pool.ray_objects.ray_nodes import alive_nodes
+from cluster.settings.restarts import RestartConfig
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class IngressStarter:
         config: ClusterConfig,
         table: IngressTable,
         journal: Journal,
-        policy: RestartPolicy,
+        policy: RestartConfig,
         head: HeadProbe,
         save: Callable[[], Awaitable[None]],
         trust: ClusterTrust,

@@ -12,13 +12,14 @@ import ray
 from actors.model_facts import ModelFacts
 from cluster.api.shared.ports import IngressPorts
 from cluster.observability.status import IngressView
-from cluster.pool.engine_slots import RestartPolicy, SlotHistory
+from cluster.pool.engine_slots import SlotHistory
 from cluster.pool.ingresses.ingress_incarnation import IngressIncarnation, SavedIngress
 from cluster.pool.journal import Journal
 from cluster.pool.ray_objects.object_names import ingress_actor_name
 from cluster.pool.ray_objects.ray_actors import end_actor, find_by_name
 from cluster.sessions.cluster_membership import Membership
 from cluster.settings.ingress import IngressConfig
+from cluster.settings.restarts import RestartConfig
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class IngressTable:
     other, so that clients find the next one where the last one was.
     """
 
-    def __init__(self, config: IngressConfig, journal: Journal, policy: RestartPolicy) -> None:
+    def __init__(self, config: IngressConfig, journal: Journal, policy: RestartConfig) -> None:
         self._config = config
         self._journal = journal
         self._policy = policy

@@ -17,13 +17,13 @@ from kv_transfer.errors import LinkLost, Untrusted
 from kv_transfer.transports.base import DataLink
 from kv_transfer.transports.shared_memory import SharedMemoryLink
 from kv_transfer.transports.shared_pool import allocate_shared_pool
-from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.transports.tcp_link import TcpLink
 from kv_transfer.trust import handshake
 from kv_transfer.trust.handshake import Acceptor, Dialer, Party
 from kv_transfer.trust.secret import Purpose, SessionKey
 from tests.attacks.inside.message_fuzzer import MessageFuzzer
 from tests.kv_transfer.connected_workers import LAYOUT
+from tests.kv_transfer.transports.tcp_setup import tcp_transport
 from tests.trusted import TRUST
 
 KEY = SessionKey(b"k" * 32)
@@ -36,10 +36,10 @@ NUM_LINKS = {"short": 15, "long": 400}
 @contextmanager
 def opened_link(pool: Tensor) -> Iterator[tuple[DataLink, DataLink]]:
     """The producer's end and the consumer's."""
-    pending = TcpTransport("127.0.0.1", pool).listen(KEY)
+    pending = tcp_transport("127.0.0.1", pool).listen(KEY)
     with ThreadPoolExecutor(1) as thread:
         accepting = thread.submit(pending.accept, TIMEOUT_S)
-        consumer = TcpTransport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=KEY)
+        consumer = tcp_transport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=KEY)
         producer = accepting.result(TIMEOUT_S)
     try:
         yield producer, consumer

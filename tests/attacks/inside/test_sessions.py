@@ -71,7 +71,7 @@ async def hostile(address: str, method_name: str, purpose: Purpose, frames: list
 async def test_an_engine_outlives_every_message_of_a_session(checkpoint: Callable[[str], Path], size: str) -> None:
     engine = EngineServer(engine_config(checkpoint("llama"), transfer=SHORT_WAITS), "decode-0", 1, TRUST)
     address = await engine.start("127.0.0.1")
-    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address), member())
+    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address), member(), timeout_s=10.0)
     await session.open()
     try:
         expected = tokens(await answer(session, REQUEST))

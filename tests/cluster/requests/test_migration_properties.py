@@ -80,7 +80,9 @@ async def tell_story(turns: list[tuple[str, int, bool]], *, leaves: bool) -> Sto
     story = Story(engines, FakePool(*engines))
     planner = MigrationPlanner(lambda: {engine.descriptor.key: (FREE, 1000.0) for engine in engines}, lambda: 1000.0)
     serving = make_serving(
-        pool=story.pool, recovery_policy=RecoveryPolicy(engine_timeout_s=30.0), migration_planner=planner
+        pool=story.pool,
+        recovery_policy=RecoveryPolicy(max_attempts=4, engine_timeout_s=30.0),
+        migration_planner=planner,
     )
 
     async def read() -> None:

@@ -130,7 +130,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.pool = FakePool(*self.engines.values())
-        policy = RecoveryPolicy(engine_timeout_s=30.0)
+        policy = RecoveryPolicy(max_attempts=4, engine_timeout_s=30.0)
         self.serving: Serving = make_serving(pool=self.pool, recovery_policy=policy, versions=self.versions)
 
     def __getitem__(self, name: str) -> FakeEngine:

@@ -63,7 +63,7 @@ def make_cluster(
     prefill = FakeEngine("p0", EngineRole.PREFILL)
     decodes = [FakeEngine(f"d{number}", EngineRole.DECODE) for number in range(num_decodes)]
     pool = FakePool(prefill, *decodes)
-    policy = policy or RecoveryPolicy(engine_timeout_s=30.0)
+    policy = policy or RecoveryPolicy(max_attempts=4, engine_timeout_s=30.0)
     serving = make_serving(pool=pool, recovery_policy=policy, versions=versions)
     return Cluster(prefill, decodes, pool, serving)
 
@@ -137,7 +137,7 @@ async def test_a_request_waits_for_an_engine_that_can_go_on_with_it() -> None:
 
 
 async def test_a_wait_for_engines_ends() -> None:
-    cluster = make_cluster(num_decodes=1, policy=RecoveryPolicy(engine_timeout_s=0.0))
+    cluster = make_cluster(num_decodes=1, policy=RecoveryPolicy(max_attempts=4, engine_timeout_s=0.0))
     answer, _ = await cluster.begin(cluster.decodes[0])
     await settle()
     cluster.lose_all()
@@ -246,7 +246,7 @@ async def test_cached_tokens_are_those_of_the_first_prefill() -> None:
 
 
 async def test_attempts_are_counted() -> None:
-    cluster = make_cluster(num_decodes=1, policy=RecoveryPolicy(max_attempts=2))
+    cluster = make_cluster(num_decodes=1, policy=RecoveryPolicy(max_attempts=2, engine_timeout_s=60.0))
     decode = cluster.decodes[0]
     answer = asyncio.create_task(collect(cluster.serving.generate(HELLO)))
     for position in (0, 1):

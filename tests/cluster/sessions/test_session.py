@@ -111,7 +111,7 @@ async def collect(stream: AsyncIterator[EngineCoreOutput]) -> list[int]:
 
 async def test_outputs_reach_the_stream_of_their_request_until_the_finished_one() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor, member())
+        session = EngineSession(served.descriptor, member(), timeout_s=10.0)
         await session.open()
         stream_a, stream_b = session.submit(request("a")), session.submit(request("b"))
         _, _, client = await served.engine.next_command()
@@ -127,7 +127,7 @@ async def test_outputs_reach_the_stream_of_their_request_until_the_finished_one(
 
 async def test_large_requests_do_not_add_up_to_a_message_that_nobody_takes() -> None:
     async with serving() as served:  # It takes 4 MiB.
-        session = EngineSession(served.descriptor, member())
+        session = EngineSession(served.descriptor, member(), timeout_s=10.0)
         await session.open()
         data = bytes(3 * 2**20)
         embeds = PromptEmbeds(data, num_tokens=1, hidden_size=3 * 2**18, dtype="float32", digest=b"")
@@ -142,7 +142,7 @@ async def test_large_requests_do_not_add_up_to_a_message_that_nobody_takes() -> 
 
 async def test_a_request_that_the_engine_lets_go_of_ends_silently() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor, member())
+        session = EngineSession(served.descriptor, member(), timeout_s=10.0)
         await session.open()
         stream = session.submit(request("a"))
         _, _, client = await served.engine.next_command()
@@ -153,7 +153,7 @@ async def test_a_request_that_the_engine_lets_go_of_ends_silently() -> None:
 
 async def test_an_abort_ends_the_stream_here_and_the_request_there() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor, member())
+        session = EngineSession(served.descriptor, member(), timeout_s=10.0)
         await session.open()
         stream = session.submit(request("a"))
         await served.engine.next_command()
@@ -166,7 +166,7 @@ async def test_an_abort_ends_the_stream_here_and_the_request_there() -> None:
 
 async def test_what_a_client_had_running_is_aborted_when_it_hangs_up() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor, member())
+        session = EngineSession(served.descriptor, member(), timeout_s=10.0)
         await session.open()
         for name in ("done", "running"):
             session.submit(request(name))
@@ -181,7 +181,7 @@ async def test_what_a_client_had_running_is_aborted_when_it_hangs_up() -> None:
 
 async def test_every_open_stream_fails_when_the_engine_goes_away() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor, member())
+        session = EngineSession(served.descriptor, member(), timeout_s=10.0)
         await session.open()
         stream = session.submit(request("a"))
         await served.engine.next_command()
@@ -204,7 +204,7 @@ async def test_an_engine_that_has_died_had_the_requests_that_it_said_it_had(
     if not reads:
         monkeypatch.setattr(SessionServer, "_read", never_read)
     async with serving() as served:
-        session = EngineSession(served.descriptor, member())
+        session = EngineSession(served.descriptor, member(), timeout_s=10.0)
         await session.open()
         first = session.submit(request("a"))
         if reads:
@@ -303,7 +303,7 @@ async def test_a_silent_engine_gets_nothing_new_where_another_one_answers(monkey
     monkeypatch.setattr(session_server, "_HEARTBEAT_S", 60.0)
     monkeypatch.setattr(session_pool, "_NOTICED_SILENCE_S", 0.3)
     async with serving() as quiet, serving("decode-1") as talking:
-        pool = SessionPool(member())
+        pool = SessionPool(member(), timeout_s=10.0)
         await pool.update(Membership(1, (quiet.descriptor, talking.descriptor)))
         [session] = [session for session in pool.snapshot() if session.descriptor == talking.descriptor]
         stream = session.submit(request("a"))
@@ -320,12 +320,12 @@ async def test_another_incarnation_at_the_same_address_is_refused() -> None:
     async with serving() as served:
         old = EngineDescriptor("decode-0", 9, EngineRole.DECODE, served.descriptor.address)
         with pytest.raises(EngineLost, match="of this cluster, but not decode-0, incarnation 9"):
-            await EngineSession(old, member()).open()
+            await EngineSession(old, member(), timeout_s=10.0).open()
 
 
 async def test_the_pool_follows_newer_memberships_and_ignores_older_ones() -> None:
     async with serving() as served:
-        pool = SessionPool(member())
+        pool = SessionPool(member(), timeout_s=10.0)
         await pool.update(Membership(2, (served.descriptor,)))
         await pool.update(Membership(1, ()))
         assert [connection.descriptor for connection in pool.snapshot()] == [served.descriptor]
@@ -336,7 +336,7 @@ async def test_the_pool_follows_newer_memberships_and_ignores_older_ones() -> No
 
 async def test_an_engine_that_drains_gets_nothing_new_and_ends_what_it_has() -> None:
     async with serving() as served:
-        pool = SessionPool(member())
+        pool = SessionPool(member(), timeout_s=10.0)
         members = Membership(1, (served.descriptor,))
         await pool.update(members)
         stream = pool.snapshot()[0].submit(request("a"))
@@ -351,7 +351,7 @@ async def test_an_engine_that_drains_gets_nothing_new_and_ends_what_it_has() -> 
 @pytest.mark.parametrize("is_drained", [True, False])
 async def test_what_a_drained_engine_could_not_end_is_no_sign_of_its_death(is_drained: bool) -> None:
     async with serving() as served:
-        pool = SessionPool(member())
+        pool = SessionPool(member(), timeout_s=10.0)
         members = Membership(1, (served.descriptor,))
         await pool.update(members)
         stream = pool.snapshot()[0].submit(request("a"))
@@ -388,7 +388,7 @@ async def test_a_lost_session_is_opened_again_while_its_engine_is_a_member() -> 
 
 async def test_a_change_of_role_keeps_the_session() -> None:
     async with serving() as served:
-        pool = SessionPool(member())
+        pool = SessionPool(member(), timeout_s=10.0)
         members = Membership(1, (served.descriptor,))
         await pool.update(members)
         [before] = pool.snapshot()

@@ -75,7 +75,7 @@ async def network(monkeypatch: pytest.MonkeyPatch) -> Network:
 @pytest.fixture
 async def pool(network: Network) -> AsyncIterator[SessionPool]:
     """With a session to the one engine."""
-    pool = SessionPool(member())
+    pool = SessionPool(member(), timeout_s=10.0)
     await pool.update(Membership(1, (ENGINE,)))
     yield pool
     await pool.close()

@@ -19,9 +19,10 @@ from kv_transfer.links.data_thread import ChunkJob, DataThread
 from kv_transfer.transports.base import DataLink
 from kv_transfer.transports.opening import Opening
 from kv_transfer.transports.shared_pool import allocate_shared_pool
-from kv_transfer.transports.tcp import TcpTransport, _listen_locally
+from kv_transfer.transports.tcp import _listen_locally
 from kv_transfer.trust.tls_socket import TlsSocket
 from tests.kv_transfer.connected_workers import LAYOUT
+from tests.kv_transfer.transports.tcp_setup import tcp_transport
 
 LONG_S = 30.0
 SOON_S = 1.0
@@ -72,12 +73,12 @@ def full_listener() -> Iterator[tuple[str, int]]:
 
 def test_nobody_connects() -> None:
     for pool in (torch.zeros(LAYOUT.shape), allocate_shared_pool(LAYOUT)):
-        pending = TcpTransport(HOST, pool).listen()
+        pending = tcp_transport(HOST, pool).listen()
         assert_given_up(lambda opening, pending=pending: pending.accept(LONG_S, opening), 1)  # type: ignore[misc]  # bound
 
 
 def test_a_stranger_connects_and_says_nothing() -> None:
-    pending = TcpTransport(HOST, torch.zeros(LAYOUT.shape)).listen()
+    pending = tcp_transport(HOST, torch.zeros(LAYOUT.shape)).listen()
     host, port, _ = pending.rendezvous.split("|")
     with socket.create_connection((host, int(port))):
         assert_given_up(lambda opening: pending.accept(LONG_S, opening), 1)
@@ -86,7 +87,10 @@ def test_a_stranger_connects_and_says_nothing() -> None:
 def test_no_packet_comes_back() -> None:
     with full_listener() as (host, port):
         rendezvous = f"{host}|{port}|{TOKEN.hex()}"
-        assert_given_up(lambda opening: TcpTransport(host, torch.zeros(1)).connect(rendezvous, LONG_S, opening), 2)
+        assert_given_up(
+            lambda opening: tcp_transport(host, torch.zeros(1)).connect(rendezvous, LONG_S, opening),
+            2,
+        )
 
 
 def test_a_producer_on_this_host_does_not_answer() -> None:
@@ -94,16 +98,19 @@ def test_a_producer_on_this_host_does_not_answer() -> None:
     assert listener is not None
     with listener, full_listener() as (host, port):
         rendezvous = f"{host}|{port}|{TOKEN.hex()}"
-        assert_given_up(lambda opening: TcpTransport(host, torch.zeros(1)).connect(rendezvous, LONG_S, opening), 1)
+        assert_given_up(
+            lambda opening: tcp_transport(host, torch.zeros(1)).connect(rendezvous, LONG_S, opening),
+            1,
+        )
 
 
 def test_a_link_that_was_given_up_before_does_not_begin() -> None:
     opening = Opening()
     opening.give_up()
     with pytest.raises(LinkLost, match="closed while it came up"):
-        TcpTransport(HOST, torch.zeros(1)).listen().accept(LONG_S, opening)
+        tcp_transport(HOST, torch.zeros(1)).listen().accept(LONG_S, opening)
     with full_listener() as (host, port), pytest.raises(LinkLost, match="closed while it came up"):
-        TcpTransport(host, torch.zeros(1)).connect(f"{host}|{port}|{TOKEN.hex()}", LONG_S, opening)
+        tcp_transport(host, torch.zeros(1)).connect(f"{host}|{port}|{TOKEN.hex()}", LONG_S, opening)
 
 
 class DeathWatch:
@@ -120,7 +127,7 @@ class DeathWatch:
 
 
 def test_a_data_thread_that_is_aborted_while_its_link_comes_up_ends() -> None:
-    pending, events = TcpTransport(HOST, torch.zeros(1)).listen(), DeathWatch()
+    pending, events = tcp_transport(HOST, torch.zeros(1)).listen(), DeathWatch()
     data = DataThread(
         "test", lambda opening: pending.accept(LONG_S, opening), events, is_sender=True, chunk_timeout_s=LONG_S
     )

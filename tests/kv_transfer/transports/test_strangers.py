@@ -17,13 +17,14 @@ import torch
 from kv_transfer.errors import LinkLost, Untrusted
 from kv_transfer.transports.shared_memory import SharedMemoryLink
 from kv_transfer.transports.shared_pool import allocate_shared_pool
-from kv_transfer.transports.tcp import _CONSUMER, _PRODUCER, TcpTransport, _local_name
+from kv_transfer.transports.tcp import _CONSUMER, _PRODUCER, _local_name
 from kv_transfer.trust.callers import MAX_CALLERS, PROOF_TIMEOUT_S
 from kv_transfer.trust.handshake import Dialer
 from kv_transfer.trust.refusals import Refusals
 from kv_transfer.trust.secret import Purpose, SessionKey
 from kv_transfer.trust.socket_handshake import dial_proof
 from tests.kv_transfer.connected_workers import LAYOUT
+from tests.kv_transfer.transports.tcp_setup import tcp_transport
 
 TIMEOUT_S = 20.0
 KEY, OTHER_KEY = SessionKey(b"k" * 32), SessionKey(b"o" * 32)
@@ -41,7 +42,7 @@ print(len(socket.recv_fds(connection, 4096, 4)[1]), connection.recv(1) == b"")
 
 @pytest.mark.parametrize("knows", ["the rendezvous", "another key", "nothing"])
 def test_who_does_not_know_the_streams_key_gets_no_descriptor(knows: str) -> None:
-    pending = TcpTransport("127.0.0.1", allocate_shared_pool(LAYOUT)).listen(KEY)
+    pending = tcp_transport("127.0.0.1", allocate_shared_pool(LAYOUT)).listen(KEY)
     token = bytes.fromhex(pending.rendezvous.split("|")[2])
     with ThreadPoolExecutor(1) as thread, socket.socket(socket.AF_UNIX) as stranger:
         accepting = thread.submit(pending.accept, TIMEOUT_S)
@@ -59,7 +60,7 @@ def test_who_does_not_know_the_streams_key_gets_no_descriptor(knows: str) -> Non
         with contextlib.suppress(ConnectionResetError):
             _, fds, _, _ = socket.recv_fds(stranger, 4096, 4)
         assert fds == []
-        consumer = TcpTransport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=KEY)
+        consumer = tcp_transport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=KEY)
         producer = accepting.result(TIMEOUT_S)
     assert isinstance(consumer, SharedMemoryLink)
     producer.close()
@@ -69,17 +70,17 @@ def test_who_does_not_know_the_streams_key_gets_no_descriptor(knows: str) -> Non
 @pytest.mark.parametrize("is_shared", [False, True], ids=["tcp", "shared memory"])
 def test_a_consumer_of_another_control_stream_is_refused(is_shared: bool) -> None:
     pool = allocate_shared_pool(LAYOUT) if is_shared else torch.zeros(LAYOUT.shape)
-    pending = TcpTransport("127.0.0.1", pool).listen(KEY)
+    pending = tcp_transport("127.0.0.1", pool).listen(KEY)
     with ThreadPoolExecutor(1) as thread:
         accepting = thread.submit(pending.accept, 3.0)
         with pytest.raises(LinkLost, match="secret"):
-            TcpTransport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=OTHER_KEY)
+            tcp_transport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=OTHER_KEY)
         assert isinstance(accepting.exception(TIMEOUT_S), LinkLost)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_of_the_host_gets_no_descriptor() -> None:
-    pending = TcpTransport("127.0.0.1", allocate_shared_pool(LAYOUT)).listen(KEY)
+    pending = tcp_transport("127.0.0.1", allocate_shared_pool(LAYOUT)).listen(KEY)
     token = bytes.fromhex(pending.rendezvous.split("|")[2])
     assert token.hex() not in Path("/proc/net/unix").read_text(), "the list of sockets tells no token"
     with ThreadPoolExecutor(1) as thread:
@@ -89,7 +90,7 @@ def test_another_user_of_the_host_gets_no_descriptor() -> None:
             [sys.executable, "-c", NOBODY, name], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
         )
         assert told.stdout.split() == ["0", "True"]
-        consumer = TcpTransport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=KEY)
+        consumer = tcp_transport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=KEY)
         producer = accepting.result(TIMEOUT_S)
     producer.close()
     consumer.close()
@@ -101,7 +102,7 @@ def test_more_strangers_than_are_heard_at_a_time_do_not_delay_the_consumer(is_sh
     """They came first, to both sockets, and none of them hangs up."""
     refusals = Refusals()
     pool = allocate_shared_pool(LAYOUT) if is_shared else torch.zeros(LAYOUT.shape)
-    pending = TcpTransport("127.0.0.1", pool, refusals=refusals).listen(KEY)
+    pending = tcp_transport("127.0.0.1", pool, refusals=refusals).listen(KEY)
     host, port, token = pending.rendezvous.split("|")
     with ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as strangers:
         accepting = thread.submit(pending.accept, TIMEOUT_S)
@@ -113,7 +114,7 @@ def test_more_strangers_than_are_heard_at_a_time_do_not_delay_the_consumer(is_sh
                 stranger.connect(_local_name(bytes.fromhex(token)))
                 stranger.sendall(said)
         begin_s = time.monotonic()
-        consumer = TcpTransport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=KEY)
+        consumer = tcp_transport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=KEY)
         assert time.monotonic() - begin_s < PROOF_TIMEOUT_S, "no stranger was waited for"
         producer = accepting.result(TIMEOUT_S)
         assert isinstance(consumer, SharedMemoryLink) == is_shared

@@ -22,10 +22,10 @@ from kv_transfer.errors import ChunkTimeout, LinkLost
 from kv_transfer.transports.base import DataLink
 from kv_transfer.transports.shared_memory import SharedMemoryLink
 from kv_transfer.transports.shared_pool import allocate_shared_pool
-from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.transports.tcp_link import TcpLink
 from tests.kv_transfer.connected_workers import LAYOUT
 from tests.kv_transfer.transports.ipv6 import has_ipv6
+from tests.kv_transfer.transports.tcp_setup import tcp_transport
 
 TIMEOUT_S = 5.0
 SHORT_S = 0.05
@@ -44,10 +44,10 @@ def pool(request: pytest.FixtureRequest) -> Tensor:
 @contextmanager
 def joined(pool: Tensor, host: str = "127.0.0.1") -> Iterator[tuple[DataLink, DataLink]]:
     """The producer's and the consumer's end."""
-    pending = TcpTransport(host, pool).listen()
+    pending = tcp_transport(host, pool).listen()
     with ThreadPoolExecutor(1) as thread:
         accepting = thread.submit(pending.accept, TIMEOUT_S)
-        consumer = TcpTransport(host, torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S)
+        consumer = tcp_transport(host, torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S)
         producer = accepting.result(TIMEOUT_S)
     try:
         yield producer, consumer
@@ -109,12 +109,12 @@ def test_blocks_head_ranges_and_gathered_buffers_arrive_bit_for_bit(pool: Tensor
 
 def test_a_stranger_does_not_keep_the_consumer_out() -> None:
     pool = make_pool(is_shared=False)
-    pending = TcpTransport("127.0.0.1", pool).listen()
+    pending = tcp_transport("127.0.0.1", pool).listen()
     host, port, _ = pending.rendezvous.split("|")
     with ThreadPoolExecutor(1) as thread, socket.create_connection((host, int(port))) as stranger:
         stranger.sendall(b"x" * 16)
         accepting = thread.submit(pending.accept, TIMEOUT_S)
-        consumer = TcpTransport(host, torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S)
+        consumer = tcp_transport(host, torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S)
         producer = accepting.result(TIMEOUT_S)
     move(producer, [pool[1]], consumer, [torch.zeros_like(pool[1])])
     producer.close()
@@ -177,4 +177,4 @@ def test_a_copy_that_ends_after_its_producer_gave_up_does_not_count(monkeypatch:
 
 def test_nobody_joins_and_the_producer_gives_up() -> None:
     with pytest.raises(LinkLost, match="did not join"):
-        TcpTransport("127.0.0.1", make_pool(is_shared=True)).listen().accept(SHORT_S)
+        tcp_transport("127.0.0.1", make_pool(is_shared=True)).listen().accept(SHORT_S)

@@ -15,9 +15,9 @@ import torch
 from kv_transfer.errors import ChunkTimeout, LinkLost
 from kv_transfer.transports.base import DataLink
 from kv_transfer.transports.shared_pool import allocate_shared_pool
-from kv_transfer.transports.tcp import TcpTransport
 from tests.fork_server import fork_server
 from tests.kv_transfer.connected_workers import LAYOUT
+from tests.kv_transfer.transports.tcp_setup import tcp_transport
 
 TIMEOUT_S = 20.0
 
@@ -26,7 +26,7 @@ def produce(consumer: Connection, is_shared: bool) -> None:
     """Send block 1 for each word, and say how it went."""
     pool = allocate_shared_pool(LAYOUT) if is_shared else torch.zeros(LAYOUT.shape)
     pool[1] = 5.0
-    pending = TcpTransport("127.0.0.1", pool).listen()
+    pending = tcp_transport("127.0.0.1", pool).listen()
     consumer.send(pending.rendezvous)
     link = pending.accept(TIMEOUT_S)
     while consumer.recv():
@@ -47,7 +47,7 @@ def producing(is_shared: bool) -> Iterator[tuple[int, Connection, DataLink]]:
     process.start()
     theirs.close()
     try:
-        link = TcpTransport("127.0.0.1", torch.zeros(1)).connect(ours.recv(), TIMEOUT_S)
+        link = tcp_transport("127.0.0.1", torch.zeros(1)).connect(ours.recv(), TIMEOUT_S)
         target = torch.zeros(LAYOUT.shape[1:])
         ours.send(True)
         link.receive([target], TIMEOUT_S)

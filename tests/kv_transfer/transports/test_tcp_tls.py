@@ -13,10 +13,10 @@ import torch
 from kv_transfer.errors import ChunkTimeout, LinkLost
 from kv_transfer.transports.base import DataLink
 from kv_transfer.transports.opening import Opening
-from kv_transfer.transports.tcp import TcpTransport
 from kv_transfer.transports.tcp_link import TcpLink
 from kv_transfer.trust.authority import draw_tls_material
 from kv_transfer.trust.tls import InternalTls
+from tests.kv_transfer.transports.tcp_setup import tcp_transport
 from tests.kv_transfer.transports.test_tcp import SHORT_S, TIMEOUT_S, make_pool, move
 
 POOL = make_pool(is_shared=False)
@@ -30,10 +30,10 @@ def tls() -> InternalTls:
 @contextmanager
 def joined(tls: InternalTls) -> Iterator[tuple[DataLink, DataLink]]:
     """The producer's and the consumer's end."""
-    pending = TcpTransport("127.0.0.1", POOL, tls=tls).listen()
+    pending = tcp_transport("127.0.0.1", POOL, tls=tls).listen()
     with ThreadPoolExecutor(1) as thread:
         accepting = thread.submit(pending.accept, TIMEOUT_S)
-        consumer = TcpTransport("127.0.0.1", torch.zeros(1), tls=tls).connect(pending.rendezvous, TIMEOUT_S)
+        consumer = tcp_transport("127.0.0.1", torch.zeros(1), tls=tls).connect(pending.rendezvous, TIMEOUT_S)
         producer = accepting.result(TIMEOUT_S)
     try:
         yield producer, consumer
@@ -59,7 +59,7 @@ def test_nothing_of_a_block_is_readable_on_the_way(tls: InternalTls) -> None:
     """By a relay between the two ends, which sees every byte."""
     block = torch.frombuffer(bytearray(b"the secret of a tenant, " * 100), dtype=torch.uint8)
     seen = bytearray()
-    pending = TcpTransport("127.0.0.1", POOL, tls=tls).listen()
+    pending = tcp_transport("127.0.0.1", POOL, tls=tls).listen()
     host, port, token = pending.rendezvous.split("|")
     with socket.create_server(("127.0.0.1", 0)) as relay, ThreadPoolExecutor(4) as threads:
 
@@ -79,7 +79,7 @@ def test_nothing_of_a_block_is_readable_on_the_way(tls: InternalTls) -> None:
         relaying = threads.submit(run)
         accepting = threads.submit(pending.accept, TIMEOUT_S)
         through = "|".join(("127.0.0.1", str(relay.getsockname()[1]), token))
-        consumer = TcpTransport("127.0.0.1", torch.zeros(1), tls=tls).connect(through, TIMEOUT_S)
+        consumer = tcp_transport("127.0.0.1", torch.zeros(1), tls=tls).connect(through, TIMEOUT_S)
         producer = accepting.result(TIMEOUT_S)
         target = torch.zeros_like(block)
         move(producer, [block], consumer, [target])
@@ -122,10 +122,10 @@ def test_an_abort_wakes_both_ends(tls: InternalTls) -> None:
 @pytest.mark.parametrize("stranger", ["another authority's", "plain"])
 def test_a_stranger_fails_and_does_not_keep_the_consumer_out(tls: InternalTls, stranger: str) -> None:
     strange = None if stranger == "plain" else InternalTls(draw_tls_material())
-    pending = TcpTransport("127.0.0.1", POOL, tls=tls).listen()
+    pending = tcp_transport("127.0.0.1", POOL, tls=tls).listen()
     with ThreadPoolExecutor(1) as thread:
         accepting = thread.submit(pending.accept, TIMEOUT_S)
-        called = TcpTransport("127.0.0.1", torch.zeros(1), tls=strange)
+        called = tcp_transport("127.0.0.1", torch.zeros(1), tls=strange)
         try:
             link = called.connect(pending.rendezvous, TIMEOUT_S)
         except LinkLost as error:
@@ -134,7 +134,7 @@ def test_a_stranger_fails_and_does_not_keep_the_consumer_out(tls: InternalTls, s
         else:
             with link_closing(link), pytest.raises(LinkLost):
                 link.receive([torch.zeros_like(POOL[0])], TIMEOUT_S)
-        consumer = TcpTransport("127.0.0.1", torch.zeros(1), tls=tls).connect(pending.rendezvous, TIMEOUT_S)
+        consumer = tcp_transport("127.0.0.1", torch.zeros(1), tls=tls).connect(pending.rendezvous, TIMEOUT_S)
         producer = accepting.result(TIMEOUT_S)
     target = torch.zeros_like(POOL[1])
     move(producer, [POOL[1]], consumer, [target])
@@ -152,11 +152,11 @@ def link_closing(link: DataLink) -> Iterator[None]:
 
 
 def test_a_producer_without_tls_is_refused(tls: InternalTls) -> None:
-    pending = TcpTransport("127.0.0.1", POOL).listen()
+    pending = tcp_transport("127.0.0.1", POOL).listen()
     with ThreadPoolExecutor(1) as thread:
         accepting = thread.submit(pending.accept, 1.0)
         with pytest.raises(LinkLost):
-            TcpTransport("127.0.0.1", torch.zeros(1), tls=tls).connect(pending.rendezvous, TIMEOUT_S)
+            tcp_transport("127.0.0.1", torch.zeros(1), tls=tls).connect(pending.rendezvous, TIMEOUT_S)
         assert isinstance(accepting.exception(TIMEOUT_S), LinkLost)
 
 
@@ -164,7 +164,7 @@ def test_a_link_can_be_given_up_while_its_peer_keeps_the_handshake_waiting(tls: 
     opening = Opening()
     with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as thread:
         rendezvous = "|".join((*map(str, silent.getsockname()), "00" * 16))
-        transport = TcpTransport("127.0.0.1", torch.zeros(1), tls=tls)
+        transport = tcp_transport("127.0.0.1", torch.zeros(1), tls=tls)
         connecting = thread.submit(transport.connect, rendezvous, 60.0, opening)
         connection, _ = silent.accept()
         with connection:

@@ -21,7 +21,7 @@ from actors.model_facts import ModelFacts
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, UnknownEngine
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_slots import EngineState, RestartPolicy, Slot
+from cluster.pool.engine_slots import EngineState, Slot
 from cluster.pool.engines.engine_fleet import EngineFleet
 from cluster.pool.engines.engine_placement import EnginePlacement
 from cluster.pool.engines.reconciler import reconcile
@@ -30,6 +30,7 @@ from cluster.pool.models import Models
 from cluster.pool.ray_objects.head_probe import HeadProbe
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.cluster_membership import Membership, ServedModel
+from cluster.settings.restarts import RestartConfig
 from kv_transfer.trust.membership import Trust, TrustMaterial
 from tests.cluster.pool.fake_ray import CANNOT_START, FakeActor, FakeRay
 from tests.kv_transfer.connected_workers import LAYOUT
@@ -146,7 +147,7 @@ class World:
             self.models,
             ingresses,
             self.journal,
-            RestartPolicy(),
+            RestartConfig(),
             HeadProbe(),
             self._save,
             self.changed.set,
@@ -164,7 +165,7 @@ class World:
             while not is_so():
                 observed, histories = self.fleet.observed(), self.fleet.histories
                 newest = self.models.newest
-                for action in reconcile(self.wanted, observed, histories, RestartPolicy(), time.time(), newest):
+                for action in reconcile(self.wanted, observed, histories, RestartConfig(), time.time(), newest):
                     await self.fleet.act(action)
                 try:
                     await asyncio.wait_for(self.changed.wait(), 0.02)

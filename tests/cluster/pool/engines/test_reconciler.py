@@ -1,4 +1,4 @@
-"""Tests of cluster/pool/engine_slots.py."""
+"""Tests of cluster/pool/engine_slots.py and cluster/settings/restarts.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cluster.config import RestartConfig
-from cluster.pool.engine_slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
+from cluster.pool.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
 from cluster.pool.engines.reconciler import (
     Action,
     DrainEngine,
@@ -20,10 +19,11 @@ from cluster.pool.engines.reconciler import (
     wanted_slots,
 )
 from cluster.routing.engine_connection import EngineRole
+from cluster.settings.restarts import RestartConfig
 
 P0, P1, P2 = (Slot(EngineRole.PREFILL, number) for number in range(3))
 D0 = Slot(EngineRole.DECODE, 0)
-POLICY = RestartPolicy(window_s=100.0, first_backoff_s=1.0, max_backoff_s=8.0, max_deaths=4, quarantine_s=50.0)
+POLICY = RestartConfig(window_s=100.0, first_backoff_s=1.0, max_backoff_s=8.0, max_deaths=4, quarantine_s=50.0)
 
 
 def run(
@@ -102,9 +102,9 @@ def test_deaths_of_long_ago_are_forgotten() -> None:
     assert not history.is_quarantined(1000.0, POLICY)
 
 
-def policies() -> st.SearchStrategy[RestartPolicy]:
+def policies() -> st.SearchStrategy[RestartConfig]:
     """Every policy that the settings allow."""
-    legal = st.builds(
+    return st.builds(
         RestartConfig,
         window_s=st.floats(1e-3, 1e6),
         first_backoff_s=st.floats(0, 1e6),
@@ -112,7 +112,6 @@ def policies() -> st.SearchStrategy[RestartPolicy]:
         max_deaths=st.integers(1, 3000) | st.just(1),
         quarantine_s=st.floats(0, 1e6),
     )
-    return legal.map(lambda config: RestartPolicy(**config.model_dump()))
 
 
 @given(
@@ -120,7 +119,7 @@ def policies() -> st.SearchStrategy[RestartPolicy]:
     steps=st.lists(st.tuples(st.booleans(), st.floats(-10.0, 10.0) | st.floats(0.0, 1e6)), max_size=12),
 )
 def test_whatever_the_settings_and_the_clock_a_history_answers_and_a_slot_is_tried_again(
-    policy: RestartPolicy, steps: list[tuple[bool, float]]
+    policy: RestartConfig, steps: list[tuple[bool, float]]
 ) -> None:
     history, now_s = SlotHistory(), 1e6
     for has_died, passed_s in steps:
@@ -139,14 +138,14 @@ def test_whatever_the_settings_and_the_clock_a_history_answers_and_a_slot_is_tri
 
 
 def test_a_slot_that_has_died_a_thousand_times_waits_as_long_as_one_may() -> None:
-    policy = RestartPolicy(max_deaths=3000)
+    policy = RestartConfig(max_deaths=3000)
     history = SlotHistory(2000, [999.0] * 2000, "boom")
     assert history.not_before_s(1000.0, policy) == 999.0 + policy.max_backoff_s
 
 
 @pytest.mark.parametrize("max_deaths", [1, 2])
 def test_a_quarantine_that_is_longer_than_the_window_lasts_to_its_end(max_deaths: int) -> None:
-    policy = RestartPolicy(window_s=10.0, max_deaths=max_deaths, quarantine_s=1000.0)
+    policy = RestartConfig(window_s=10.0, max_deaths=max_deaths, quarantine_s=1000.0)
     history = SlotHistory()
     for _ in range(max_deaths):
         history.add_death(100.0, "boom", policy)

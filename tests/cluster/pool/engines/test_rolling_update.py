@@ -6,15 +6,16 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cluster.pool.engine_slots import EngineState, ObservedEngine, RestartPolicy, Slot, SlotHistory
+from cluster.pool.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
 from cluster.pool.engines.reconciler import DrainEngine, RemoveEngine, StartEngine, reconcile
 from cluster.pool.engines.rolling_update import RollingUpdate, UpdateLog, find_update
 from cluster.pool.journal import Journal
 from cluster.routing.engine_connection import EngineRole
+from cluster.settings.restarts import RestartConfig
 
 P0, P1 = (Slot(EngineRole.PREFILL, number) for number in range(2))
 D0, D1 = (Slot(EngineRole.DECODE, number) for number in range(2))
-POLICY = RestartPolicy()
+POLICY = RestartConfig()
 NOW_S = 1000.0
 QUARANTINED = SlotHistory(9, [999.0] * 5, "no such checkpoint")
 

@@ -20,7 +20,6 @@ from cluster.api.shared.ports import IngressPorts
 from cluster.config import ClusterConfig
 from cluster.errors import AddressUnavailable, CannotStart, InvalidConfig
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_slots import RestartPolicy
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
 from cluster.pool.ray_objects.head_probe import HeadProbe
@@ -28,13 +27,14 @@ from cluster.pool.ray_objects.object_names import ingress_actor_name
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.cluster_membership import Membership
 from cluster.settings.ingress import IngressConfig
+from cluster.settings.restarts import RestartConfig
 from kv_transfer.trust.membership import Trust, TrustMaterial
 from tests.cluster.pool.fake_ray import CANNOT_START, UNAVAILABLE, FakeRay
 from tests.kv_transfer.connected_workers import LAYOUT
 
 FACTS = ModelFacts(64, 257, (256,), LAYOUT)
 ENGINE = EngineDescriptor("decode-0", 1, EngineRole.DECODE, "127.0.0.1:1")
-POLICY = RestartPolicy(window_s=1e6, first_backoff_s=1000.0, max_backoff_s=1000.0)
+POLICY = RestartConfig(window_s=1e6, first_backoff_s=1000.0, max_backoff_s=1000.0)
 TAKEN_PORT = 50099
 NOW_S = time.time()
 """Deaths are noted by the wall clock."""
