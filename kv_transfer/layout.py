@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from kv_transfer.ranges import Count, PositiveCount, Word
+from kv_transfer.message_ranges import Count, PositiveCount, Word
 
 MAX_TP_SIZE: Final = 1024
 _MAX_DIMENSION: Final = 2**20

@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from kv_transfer.layout import MAX_TP_SIZE
-from kv_transfer.ranges import Address, Count, Incarnation, Name, ShortBytes, WireName
+from kv_transfer.message_ranges import Address, Count, Incarnation, Name, ShortBytes, WireName
 
 
 class TransferRole(StrEnum):

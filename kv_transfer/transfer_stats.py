@@ -8,8 +8,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from kv_transfer.message_ranges import MAX_KINDS, Clock, Count, Incarnation, LongText, SizeBytes, Total, WireName, Word
 from kv_transfer.params import TransferRole
-from kv_transfer.ranges import MAX_KINDS, Clock, Count, Incarnation, LongText, SizeBytes, Total, WireName, Word
 
 
 class LinkState(enum.Enum):

@@ -14,7 +14,7 @@ from actors.core.queue.grammar_wait import GrammarWait
 from actors.core.queue.request_queue import RequestQueue
 from actors.core.requests.adapter import Adapter, AdapterCommands, AdapterStats
 from actors.core.requests.request import Request
-from actors.core.requests.status import RequestStatus
+from actors.core.requests.request_status import RequestStatus
 
 
 class Preparation:

@@ -53,8 +53,8 @@ from actors.core.steps.step import Step
 from actors.core.steps.step_update import StepUpdate
 from actors.core.steps.waiting_scheduler import WaitingScheduler
 from actors.errors import DuplicateRequest, IntegrityError
+from kv_transfer.message_ranges import MAX_COUNT
 from kv_transfer.params import TransferRole
-from kv_transfer.ranges import MAX_COUNT
 
 
 class Scheduler:

@@ -1,7 +1,7 @@
 """Messages between the ranks of an engine as bytes: a number for the type, then MessagePack, checked by the type.
 
-Every field has a range, as in all internal messages (kv_transfer/ranges.py). Arrays travel as their dtype, shape and
-bytes, and arrive as arrays of their own, which may be written.
+Every field has a range, as in all internal messages (kv_transfer/message_ranges.py). Arrays travel as their dtype,
+shape and bytes, and arrive as arrays of their own, which may be written.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from kv_transfer.ranges import MAX_COUNT
+from kv_transfer.message_ranges import MAX_COUNT
 
 _DTYPES: Final = {np.dtype(name).str: np.dtype(name) for name in ("bool", "int32", "int64", "uint32", "float32")}
 _MAX_DIMENSIONS: Final = 4
@@ -35,7 +35,7 @@ class RankCodec:
         return self._kinds[type(message)] + self._encoder.encode(message)
 
     def decode(self, frame: bytes | bytearray | memoryview) -> object:
-        """Return the message. Raises what is in kv_transfer.ranges.MALFORMED."""
+        """Return the message. Raises what is in kv_transfer.message_ranges.MALFORMED."""
         if not frame or frame[0] >= len(self._decoders):
             raise ValueError(f"a message of no known kind came, of {len(frame)} bytes")
         return self._decoders[frame[0]].decode(memoryview(frame)[1:])

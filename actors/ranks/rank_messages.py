@@ -23,7 +23,7 @@ from actors.ranks.rank_codec import RankCodec
 from actors.ranks.rank_stream import RankStream
 from kv_transfer.connector.reports import KVConnectorOutput
 from kv_transfer.errors import Untrusted
-from kv_transfer.ranges import MALFORMED, MAX_KINDS, Address, LongText, Sentence, ShortBytes, Total, WireName
+from kv_transfer.message_ranges import MALFORMED, MAX_KINDS, Address, LongText, Sentence, ShortBytes, Total, WireName
 from kv_transfer.trust.callers import wait_welcome
 from kv_transfer.trust.handshake import Acceptor, Dialer, Party
 from kv_transfer.trust.membership import Member, TrustMaterial

@@ -30,8 +30,8 @@ from actors.core.requests.request_limits import DescribedArray
 from actors.sessions.session_messages import MAX_MESSAGE_BYTES
 from kv_transfer.errors import Untrusted
 from kv_transfer.links.refused_messages import RefusedMessages
+from kv_transfer.message_ranges import MALFORMED, Count, SizeBytes, Word
 from kv_transfer.params import EngineAddress
-from kv_transfer.ranges import MALFORMED, Count, SizeBytes, Word
 from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor, prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member

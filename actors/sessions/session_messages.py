@@ -14,7 +14,7 @@ import msgspec
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
 from actors.core.requests.request import EngineCoreRequest, StatusChange
-from kv_transfer.ranges import MALFORMED, MAX_ITEMS, Clock, Count, Incarnation, Name
+from kv_transfer.message_ranges import MALFORMED, MAX_ITEMS, Clock, Count, Incarnation, Name
 
 SESSION_METHOD: Final = "/raypd.engine.v1.Engine/Session"
 MAX_MESSAGE_BYTES: Final = 64 * 2**20

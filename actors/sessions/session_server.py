@@ -20,7 +20,7 @@ import grpc
 from actors.core.outputs.engine_core_outputs import EngineCoreOutput, EngineCoreOutputs
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.request import EngineCoreRequest
-from actors.core.requests.status import FinishReason
+from actors.core.requests.request_status import FinishReason
 from actors.sessions.session_messages import (
     SESSION_METHOD,
     EngineMessage,
@@ -33,7 +33,7 @@ from actors.sessions.session_messages import (
     encode,
 )
 from kv_transfer.links.refused_messages import RefusedMessages
-from kv_transfer.ranges import MALFORMED
+from kv_transfer.message_ranges import MALFORMED
 from kv_transfer.trust.grpc_proof import GrpcAcceptor
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.secret import Purpose

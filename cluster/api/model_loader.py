@@ -16,7 +16,7 @@ from actors.checkpoint.generation_defaults import (
 from actors.core.requests.block_hash import BlockHashKey
 from cluster.config import ClusterConfig
 from cluster.errors import TokenizerUnusable
-from cluster.images.opening import open_prompt_images
+from cluster.images.image_support import open_prompt_images
 from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.routing.base import Router
 from cluster.routing.least_loaded import LeastLoadedPair

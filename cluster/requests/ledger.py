@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from actors.core.requests.request import EngineCoreRequest
 from cluster.access.allowance import Allowance
-from cluster.images.budget import ImageBudget
+from cluster.images.image_budget import ImageBudget
 from cluster.requests.overload_control import AdmittedRequest, OverloadControl
 
 

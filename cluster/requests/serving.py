@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from cluster.api.protos.side_by_side import side_by_side
 from cluster.errors import EngineFailed, FieldViolation, InvalidRequest, ModelVersionLeft
-from cluster.images.budget import ImageBudget
+from cluster.images.image_budget import ImageBudget
 from cluster.observability.metrics import ServingMetrics
 from cluster.observability.status import RequestView
 from cluster.observability.stopwatch import Stopwatch

@@ -37,7 +37,7 @@ from cluster.routing.engine_connection import EngineDescriptor
 from cluster.sessions.request_stream import RequestStream
 from kv_transfer.errors import Untrusted
 from kv_transfer.links.refused_messages import RefusedMessages
-from kv_transfer.ranges import MALFORMED
+from kv_transfer.message_ranges import MALFORMED
 from kv_transfer.trust.grpc_proof import METADATA_LIMITS, prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member

@@ -25,7 +25,7 @@ from cluster.text.adapters import AdapterDirectory
 from cluster.text.bad_words import TokenSequences, check_something_is_left, tokenize_bad_words
 from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ChatTemplateError, ModelTokenizer
-from cluster.text.prompt_embeds import read_embeds
+from cluster.text.prompt_embeds_input import read_embeds
 from cluster.text.request_rules import RequestRules, num_chat_chars
 from cluster.text.tokenizing import MAX_CHARS_ALONE, MAX_CHARS_ON_EVENT_LOOP, off_event_loop
 

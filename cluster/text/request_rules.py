@@ -20,7 +20,7 @@ from cluster.parameters.structured_output_rules import check_structured_output
 from cluster.settings.images import ImageConfig
 from cluster.settings.input_limits import InputLimits
 from cluster.text.model_description import ModelDescription
-from cluster.text.prompt_embeds import check_shape
+from cluster.text.prompt_embeds_input import check_shape
 
 WHATEVER_FITS: Final = -1
 """This value of truncate_prompt_tokens asks for as many tokens as the output leaves room for."""

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from kv_transfer.connector.keys import TransferKey, TransferKind
+from kv_transfer.message_ranges import Count, PositiveCount, ShortBytes, WireName
 from kv_transfer.params import EngineAddress
-from kv_transfer.ranges import Count, PositiveCount, ShortBytes, WireName
 
 MAX_BLOCK_HASHES: Final = 2**17
 """The most block hashes in one READY: enough for a prompt of two million tokens in blocks of 16."""

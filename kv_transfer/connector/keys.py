@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from kv_transfer.ranges import Count, WireName
+from kv_transfer.message_ranges import Count, WireName
 
 
 class TransferKind(StrEnum):

@@ -12,7 +12,7 @@ from msgspec import Meta
 from kv_transfer.connector.fetches import WantedFetch
 from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.store_steps import LoadedBlocks, StoreStats
-from kv_transfer.ranges import MAX_ITEMS, Bulk, Count, LongText, TokenId, WireName
+from kv_transfer.message_ranges import MAX_ITEMS, Bulk, Count, LongText, TokenId, WireName
 from kv_transfer.transfer_stats import TransferStats, TransferTimings
 
 

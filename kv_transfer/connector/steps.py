@@ -11,14 +11,14 @@ from msgspec import Meta
 from kv_transfer.connector.fetches import Fetch
 from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.store_steps import StoreMetadata
-from kv_transfer.params import KVTransferParams
-from kv_transfer.ranges import (
+from kv_transfer.message_ranges import (
     MAX_ITEMS,
     BlockIds,
     Bulk,
     Count,
     TokenId,
 )
+from kv_transfer.params import KVTransferParams
 
 
 @dataclass(frozen=True, slots=True)

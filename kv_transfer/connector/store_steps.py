@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from kv_transfer.ranges import MAX_ITEMS, Clock, Count, LongText, ShortBytes, Total, WireName
+from kv_transfer.message_ranges import MAX_ITEMS, Clock, Count, LongText, ShortBytes, Total, WireName
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import msgspec
 from kv_transfer.connector.fetches import Fetch
 from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.ranges import Count, Digest64, Incarnation, Sentence, ShortBytes, TokenId, WireName, Word
+from kv_transfer.message_ranges import Count, Digest64, Incarnation, Sentence, ShortBytes, TokenId, WireName, Word
 
 PROTOCOL_VERSION: Final = 6
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from kv_transfer.block_pieces import StagedChunk
 from kv_transfer.errors import ChunkTimeout, KVTransferError
 from kv_transfer.transports.base import ComputeEvent, DataLink
-from kv_transfer.transports.opening import Opening
+from kv_transfer.transports.link_opening import Opening
 
 logger = logging.getLogger(__name__)
 

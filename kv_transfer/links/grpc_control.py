@@ -16,8 +16,8 @@ import grpc.aio
 from kv_transfer.errors import OtherParty, Untrusted
 from kv_transfer.handoff.control_messages import ControlMessage, decode, encode
 from kv_transfer.links.control_streams import StreamEvents
+from kv_transfer.message_ranges import MALFORMED
 from kv_transfer.params import EngineAddress
-from kv_transfer.ranges import MALFORMED
 from kv_transfer.trust.grpc_proof import METADATA_LIMITS, GrpcAcceptor, GrpcProof, prove
 from kv_transfer.trust.handshake import Party, Proven
 from kv_transfer.trust.membership import Member

@@ -31,7 +31,7 @@ from kv_transfer.links.peer_link import LinkState, PeerLink, find_disagreement, 
 from kv_transfer.params import EngineAddress, TransferRole
 from kv_transfer.transfer_stats import LinkStats
 from kv_transfer.transports.base import DataLink, Transport
-from kv_transfer.transports.opening import Opening
+from kv_transfer.transports.link_opening import Opening
 from kv_transfer.trust.secret import SessionKey
 
 _MAX_LOST: Final = 32

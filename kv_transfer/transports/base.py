@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kv_transfer.transports.opening import Opening
+from kv_transfer.transports.link_opening import Opening
 from kv_transfer.trust.secret import KeySource
 
 

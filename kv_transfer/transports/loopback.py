@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kv_transfer.errors import ChunkTimeout, LinkLost
 from kv_transfer.transports.base import ComputeEvent
-from kv_transfer.transports.opening import Opening
+from kv_transfer.transports.link_opening import Opening
 from kv_transfer.trust.secret import KeySource
 
 

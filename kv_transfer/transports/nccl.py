@@ -19,11 +19,11 @@ from torch import Tensor
 
 from kv_transfer.errors import LinkLost
 from kv_transfer.transports.base import ComputeEvent
+from kv_transfer.transports.link_opening import Opening
 from kv_transfer.transports.nccl_communicator import Communicator
 from kv_transfer.transports.nccl_device import Device
 from kv_transfer.transports.nccl_library import NcclLibrary
 from kv_transfer.transports.nccl_messages import MESSAGE_SIZE_BYTES, STAGING_SIZE_BYTES, cut_messages
-from kv_transfer.transports.opening import Opening
 from kv_transfer.trust.secret import KeySource
 
 logger = logging.getLogger(__name__)

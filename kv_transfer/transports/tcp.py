@@ -31,7 +31,7 @@ from torch import Tensor
 from kv_transfer.errors import HungUp, KVTransferError, LinkLost, OtherUser, Untrusted
 from kv_transfer.transports.base import DataLink
 from kv_transfer.transports.byte_stream import ByteStream
-from kv_transfer.transports.opening import Opening
+from kv_transfer.transports.link_opening import Opening
 from kv_transfer.transports.shared_memory import SharedMemoryLink
 from kv_transfer.transports.shared_pool import map_pool, open_pool, pool_bytes
 from kv_transfer.transports.tcp_link import TcpLink

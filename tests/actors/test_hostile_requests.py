@@ -20,8 +20,8 @@ import pytest
 from actors.core.outputs.engine_core_outputs import EngineCoreOutput
 from actors.core.requests.multimodal import EncoderInput, MultiModalFeature, PackedArray
 from actors.core.requests.request import EngineCoreRequest, PromptEmbeds
+from actors.core.requests.request_status import FinishReason
 from actors.core.requests.sampling_params import PoolingParams, SamplingParams
-from actors.core.requests.status import FinishReason
 from actors.engine_server import EngineServer
 from actors.sessions.session_messages import SESSION_METHOD, Abort, Submit, encode
 from cluster.errors import EngineLost

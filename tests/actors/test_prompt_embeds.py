@@ -14,7 +14,7 @@ import torch
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.parameters.generation import EmbedsPrompt
-from cluster.text.prompt_embeds import read_embeds
+from cluster.text.prompt_embeds_input import read_embeds
 from tests.actors.test_multi_rank_engine import running
 from tests.engine_pair import Answer, EnginePair, engine_config
 from tests.rank_threads import RankThreads

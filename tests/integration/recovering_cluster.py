@@ -23,7 +23,7 @@ from actors.core.requests.request import EngineCoreRequest
 from actors.engine_server import EngineServer
 from actors.executor import Executor, RunningStep
 from cluster.errors import EngineLost
-from cluster.images.opening import open_prompt_images
+from cluster.images.image_support import open_prompt_images
 from cluster.parameters.generation import GenerateChunk, GenerateRequest
 from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.requests.recovery_decisions import RecoveryPolicy

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from cluster.api.grpc.conversions.generation import response_to_proto
+from cluster.api.grpc.conversions.generate import response_to_proto
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client import GenerateClient
 from cluster.parameters.generation import GenerateChunk, GenerateRequest, TokenPrompt

@@ -10,7 +10,7 @@ from actors.core.loads.loading_requests import LoadingRequests
 from actors.core.outputs.ending import Ending
 from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request
-from actors.core.requests.status import RequestStatus
+from actors.core.requests.request_status import RequestStatus
 from actors.core.requests.stop import find_stop
 from actors.core.requests.structured_output import StructuredOutputManager, find_objection
 from kv_transfer.config import KVTransferConfig

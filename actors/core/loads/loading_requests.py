@@ -8,7 +8,7 @@ from actors.core.blocks.kv_cache_manager import KVCacheManager
 from actors.core.queue.removable_heap import RemovableHeap
 from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request
-from actors.core.requests.status import RequestStatus
+from actors.core.requests.request_status import RequestStatus
 
 
 class LoadingRequests:

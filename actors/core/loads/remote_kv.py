@@ -43,15 +43,15 @@ from actors.core.outputs.ending import Ending
 from actors.core.queue.request_queue import RequestQueue
 from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request
-from actors.core.requests.status import RequestStatus
+from actors.core.requests.request_status import RequestStatus
 from actors.core.requests.structured_output import StructuredOutputManager
 from kv_transfer.connector import reports
 from kv_transfer.connector.fetches import BytesFetch, PrefixFetch, WantedFetch
 from kv_transfer.connector.keys import TransferKey, TransferKind
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerProgress
 from kv_transfer.connector.store_steps import LoadedBlocks, StoreStats
+from kv_transfer.message_ranges import MAX_COUNT
 from kv_transfer.params import TransferRole
-from kv_transfer.ranges import MAX_COUNT
 from kv_transfer.transfer_stats import TransferStats
 
 _ANSWER_STEPS: Final = 8

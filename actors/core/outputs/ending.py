@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import Request
-from actors.core.requests.status import RequestStatus
+from actors.core.requests.request_status import RequestStatus
 from kv_transfer.connector.steps import ProducerEnd
 
 

@@ -12,8 +12,19 @@ from msgspec import Meta
 from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.request import StatusChange
-from actors.core.requests.status import FinishReason
-from kv_transfer.ranges import MAX_ITEMS, AnyFloat, Clock, Count, LongText, TokenId, TokenIds, Total, WireName, Word
+from actors.core.requests.request_status import FinishReason
+from kv_transfer.message_ranges import (
+    MAX_ITEMS,
+    AnyFloat,
+    Clock,
+    Count,
+    LongText,
+    TokenId,
+    TokenIds,
+    Total,
+    WireName,
+    Word,
+)
 from kv_transfer.transfer_stats import TransferTimings
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Meta
 
 from kv_transfer.connector.reports import KVConnectorOutput
-from kv_transfer.ranges import MAX_COUNT, MAX_ITEMS, AnyFloat, Count
+from kv_transfer.message_ranges import MAX_COUNT, MAX_ITEMS, AnyFloat, Count
 
 NO_TOKEN: Final = -1
 

@@ -14,7 +14,17 @@ from actors.core.requests.multimodal import EncoderInput, MultiModalFeature
 from actors.core.requests.request import PromptEmbeds
 from actors.core.requests.sampling_params import PoolingParams, SamplingParams
 from kv_transfer.connector.steps import KVConnectorMetadata
-from kv_transfer.ranges import MAX_COUNT, MAX_ITEMS, MAX_KINDS, Count, RequestIds, TokenId, TokenIds, Total, WireName
+from kv_transfer.message_ranges import (
+    MAX_COUNT,
+    MAX_ITEMS,
+    MAX_KINDS,
+    Count,
+    RequestIds,
+    TokenId,
+    TokenIds,
+    Total,
+    WireName,
+)
 
 GroupBlockIds: TypeAlias = Annotated[
     tuple[Annotated[list[Count], Meta(max_length=MAX_ITEMS)], ...], Meta(max_length=MAX_KINDS)

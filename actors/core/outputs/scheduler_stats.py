@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from actors.core.requests.adapter import AdapterStats
 from kv_transfer.connector.store_steps import StoreStats
-from kv_transfer.ranges import MAX_KINDS, Clock, Count, Total, Word
+from kv_transfer.message_ranges import MAX_KINDS, Clock, Count, Total, Word
 from kv_transfer.transfer_stats import TransferStats
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from actors.core.queue.removable_heap import RemovableHeap
 from actors.core.requests.request import Request
-from actors.core.requests.status import RequestStatus
+from actors.core.requests.request_status import RequestStatus
 from actors.core.requests.structured_output import GrammarFailure, StructuredOutputManager
 
 

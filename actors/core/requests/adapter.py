@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from kv_transfer.ranges import MAX_KINDS, Name, Total, WireName, Word
+from kv_transfer.message_ranges import MAX_KINDS, Name, Total, WireName, Word
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from kv_transfer.ranges import Bulk, Count, PositiveCount, Word
+from kv_transfer.message_ranges import Bulk, Count, PositiveCount, Word
 
 EMBEDDINGS: Final = "embeddings"
 """The name of what has been encoded already, among an EncoderInput's arrays."""

@@ -11,13 +11,12 @@ from msgspec import Meta
 from actors.core.requests.adapter import Adapter
 from actors.core.requests.block_hash import BlockHash, BlockHasher, ExtraKeys
 from actors.core.requests.multimodal import EncoderInput, MultiModalFeature
+from actors.core.requests.request_status import TRANSITIONS
+from actors.core.requests.request_status import FinishReason as FinishReason
+from actors.core.requests.request_status import RequestStatus as RequestStatus
 from actors.core.requests.sampling_params import PoolingParams, SamplingParams
-from actors.core.requests.status import TRANSITIONS
-from actors.core.requests.status import FinishReason as FinishReason
-from actors.core.requests.status import RequestStatus as RequestStatus
 from actors.errors import IllegalTransition
-from kv_transfer.params import EngineAddress, KVTransferParams, PrefixSource, TransferRole
-from kv_transfer.ranges import (
+from kv_transfer.message_ranges import (
     Bulk,
     Clock,
     Count,
@@ -30,6 +29,7 @@ from kv_transfer.ranges import (
     TokenIds,
     Word,
 )
+from kv_transfer.params import EngineAddress, KVTransferParams, PrefixSource, TransferRole
 from kv_transfer.transfer_stats import TransferTimings
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from kv_transfer.ranges import MAX_COUNT, Count, PositiveCount, TokenId
+from kv_transfer.message_ranges import MAX_COUNT, Count, PositiveCount, TokenId
 
 _MAX_FLOAT: Final = 1.7976931348623157e308
 _Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.core.requests.request import Request
-from actors.core.requests.status import RequestStatus
+from actors.core.requests.request_status import RequestStatus
 
 
 def find_stop(request: Request) -> RequestStatus | None:

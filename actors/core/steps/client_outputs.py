@@ -16,7 +16,7 @@ from actors.core.outputs.engine_core_outputs import (
 from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.multimodal import EMBEDDINGS
 from actors.core.requests.request import Request, RequestStatus
-from actors.core.requests.status import FINISH_REASONS
+from actors.core.requests.request_status import FINISH_REASONS
 
 
 class ClientOutputs:

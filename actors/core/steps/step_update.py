@@ -16,8 +16,8 @@ from actors.core.outputs.model_runner_output import NO_TOKEN, ModelRunnerOutput,
 from actors.core.outputs.scheduler_output import StepBatch
 from actors.core.outputs.scheduler_stats import SchedulerStats, SpecDecodingStats
 from actors.core.requests.request import Request
+from actors.core.requests.request_status import RequestStatus
 from actors.core.requests.running_rows import RunningRows
-from actors.core.requests.status import RequestStatus
 from actors.core.requests.stop import find_stop
 from actors.core.requests.structured_output import StructuredOutputManager, find_objection
 from actors.core.steps.client_outputs import ClientOutputs

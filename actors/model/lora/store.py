@@ -19,11 +19,11 @@ from actors.checkpoint.peft_config import AdapterRefused
 from actors.core.requests.adapter import Adapter, AdapterCommands
 from actors.lora_config import LoraConfig
 from actors.model.loader import LoadedModel
-from actors.model.lora.layers import LoraContext, LoraLayer
+from actors.model.lora.adapter_weights import ModuleWeights, load_weights
+from actors.model.lora.lora_layers import LoraContext, LoraLayer
+from actors.model.lora.lora_step import NO_SLOT, plan_step
 from actors.model.lora.slots import SlotTable
-from actors.model.lora.step import NO_SLOT, plan_step
 from actors.model.lora.targets import find_targets
-from actors.model.lora.weights import ModuleWeights, load_weights
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from actors.model.tensor_parallel.rank_calls import RankCallers, RankTrust, call
 from actors.model.tensor_parallel.rank_peers import RankPeer, as_peer
 from kv_transfer.errors import Untrusted
 from kv_transfer.layout import MAX_TP_SIZE
-from kv_transfer.ranges import MALFORMED
+from kv_transfer.message_ranges import MALFORMED
 from kv_transfer.trust.callers import BACKLOG
 
 MAX_SMALL_BYTES: Final = 64 * 1024

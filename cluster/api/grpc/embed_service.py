@@ -15,7 +15,7 @@ from cluster.api.grpc.conversions.embed import (
     score_request_from_proto,
     score_result_to_proto,
 )
-from cluster.api.grpc.counts import check_vectors
+from cluster.api.grpc.list_lengths import check_vectors
 from cluster.api.protos.raypd.v1 import embed_pb2, embed_pb2_grpc
 from cluster.requests.serving import Serving
 

@@ -8,8 +8,8 @@ from contextlib import aclosing
 import grpc.aio
 
 from cluster.api.grpc.conversions.batch import batch_from_proto, sample_to_proto
-from cluster.api.grpc.conversions.generation import request_from_proto, response_to_proto
-from cluster.api.grpc.counts import check_batch, check_generate
+from cluster.api.grpc.conversions.generate import request_from_proto, response_to_proto
+from cluster.api.grpc.list_lengths import check_batch, check_generate
 from cluster.api.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
 from cluster.requests.serving import Serving
 

@@ -10,8 +10,8 @@ import grpc.aio
 
 from cluster.access.caller import current_caller
 from cluster.api.grpc.conversions.embed import vectors_to_proto
-from cluster.api.grpc.conversions.generation import prompt_from_proto
-from cluster.api.grpc.counts import check_tokenize
+from cluster.api.grpc.conversions.generate import prompt_from_proto
+from cluster.api.grpc.list_lengths import check_tokenize
 from cluster.api.protos.raypd.v1 import model_pb2, model_pb2_grpc
 from cluster.api.shared.version import server_version
 from cluster.errors import FieldViolation, InvalidRequest

@@ -25,7 +25,7 @@ from cluster.access.access_control import AccessControl
 from cluster.access.caller import Caller, calling_as
 from cluster.api.http.errors import HttpError, error_of, internal_error, refused
 from cluster.api.http.receiving.authentication import Authentication, EveryAnswer, caller_of
-from cluster.api.http.receiving.budget import BodyBudget, BodyShare
+from cluster.api.http.receiving.body_budget import BodyBudget, BodyShare
 from cluster.api.http.receiving.hosts import AllowedHosts, HostCheck
 from cluster.api.http.receiving.reading import BodyT, is_large, read_body
 from cluster.api.http.requests import MAX_TIMEOUT_S, TIMEOUT_HEADER

@@ -27,6 +27,7 @@ from cluster.api.http.openai.chat import ChatAnswer
 from cluster.api.http.openai.chat_prompt import prompt_to_tokenize
 from cluster.api.http.openai.completions import CompletionAnswer, prompts_from
 from cluster.api.http.openai.embeddings import embed_request, embedding_list
+from cluster.api.http.openai.logprob_texts import TokenTexts
 from cluster.api.http.openai.scoring import (
     classified_list,
     classify_request,
@@ -35,9 +36,8 @@ from cluster.api.http.openai.scoring import (
     reranked_list,
     score_list,
 )
-from cluster.api.http.openai.token_text import TokenTexts
 from cluster.api.http.openapi import Operation, openapi, page
-from cluster.api.http.receiving.counts import check_counts
+from cluster.api.http.receiving.body_counts import check_counts
 from cluster.api.http.receiving.hosts import ANY_HOST, AllowedHosts
 from cluster.api.http.receiving.reading import BodyT
 from cluster.api.http.requests import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from actors.core.outputs.model_runner_output import ModelRunnerOutput
 from actors.core.requests.request import RequestStatus
-from actors.core.requests.status import render_transitions
+from actors.core.requests.request_status import render_transitions
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver
 

@@ -1,6 +1,6 @@
 """Messages between ranks arrive as they were, or are refused: by their kind, their fields' ranges, their arrays.
 
-Tests of actors/ranks/rank_messages.py, kv_transfer/ranges.py.
+Tests of actors/ranks/rank_messages.py, kv_transfer/message_ranges.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
 from actors.ranks.rank_codec import RankCodec
 from actors.ranks.rank_messages import CODEC, RankFailed, RankReady, RankSecrets, RankStep, RankTrusts
-from kv_transfer.ranges import MALFORMED
+from kv_transfer.message_ranges import MALFORMED
 from kv_transfer.trust.membership import TrustMaterial
 from tests.trusted import with_tls
 

@@ -14,8 +14,8 @@ import pytest
 from kv_transfer.connector.reports import LoadOutcome
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, ControlMessage, Hello, Welcome, decode, encode
 from kv_transfer.links.control_streams import ControlStream
+from kv_transfer.message_ranges import MALFORMED
 from kv_transfer.params import EngineAddress
-from kv_transfer.ranges import MALFORMED
 from tests.attacks.inside.message_fuzzer import MessageFuzzer
 from tests.kv_transfer.connected_workers import LAYOUT, Pair, connected_pair
 

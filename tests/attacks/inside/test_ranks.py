@@ -18,7 +18,7 @@ import pytest
 from actors.model.errors import RankLost
 from actors.model.tensor_parallel.mesh import RankAddress, RankAddresses, decode_address, decode_addresses
 from actors.ranks.rank_messages import CODEC, RankConnection
-from kv_transfer.ranges import MALFORMED
+from kv_transfer.message_ranges import MALFORMED
 from tests.attacks.inside.message_fuzzer import MessageFuzzer
 
 NUM_FRAMES = {"short": 60, "long": 5000}

@@ -1,6 +1,6 @@
 """Requests with images: what engines are given, and what is refused.
 
-Tests of cluster/images/opening.py, cluster/images/sources.py, actors/process/sized_cache.py.
+Tests of cluster/images/image_support.py, cluster/images/sources.py, actors/process/sized_cache.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import InvalidRequest
-from cluster.images.opening import open_prompt_images
+from cluster.images.image_support import open_prompt_images
 from cluster.images.prompt_images import PromptImages
 from cluster.parameters.generation import ChatMessage, ChatPrompt, GenerateRequest, ImageInput, TextPrompt, TokenPrompt
 from cluster.settings.images import ImageConfig

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from actors.core.requests.sampling_params import SamplingParams, StructuredOutputParams
-from cluster.api.grpc.conversions.generation import request_from_proto
+from cluster.api.grpc.conversions.generate import request_from_proto
 from cluster.api.http.requests import ChatCompletionRequest, CompletionRequest
 from cluster.api.http.sampling import sampling_of
 from cluster.api.protos.raypd.v1 import generate_pb2

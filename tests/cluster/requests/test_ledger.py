@@ -8,7 +8,7 @@ import pytest
 
 from cluster.access.allowance import Allowance, AllowanceLimits
 from cluster.errors import AllowanceSpent, Overloaded
-from cluster.images.budget import ImageBudget
+from cluster.images.image_budget import ImageBudget
 from cluster.requests.ledger import open_ledger
 from cluster.requests.overload_control import OverloadControl
 from tests.cluster.access.test_allowance import Clock

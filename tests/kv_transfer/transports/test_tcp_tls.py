@@ -12,7 +12,7 @@ import torch
 
 from kv_transfer.errors import ChunkTimeout, LinkLost
 from kv_transfer.transports.base import DataLink
-from kv_transfer.transports.opening import Opening
+from kv_transfer.transports.link_opening import Opening
 from kv_transfer.transports.tcp_link import TcpLink
 from kv_transfer.trust.authority import draw_tls_material
 from kv_transfer.trust.tls import InternalTls

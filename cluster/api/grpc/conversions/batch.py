@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.api.grpc.conversions.generation import prompts_from_proto, request_from_proto, response_to_proto
+from cluster.api.grpc.conversions.generate import prompts_from_proto, request_from_proto, response_to_proto
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.errors import FieldViolation, InvalidRequest
 from cluster.parameters.generation import Prompt

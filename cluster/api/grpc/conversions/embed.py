@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from actors.checkpoint.pooling_facts import PoolingFacts
 from actors.core.requests.sampling_params import Pooling
-from cluster.api.grpc.conversions.generation import prompt_from_proto, prompts_from_proto
+from cluster.api.grpc.conversions.generate import prompt_from_proto, prompts_from_proto
 from cluster.api.protos.raypd.v1 import embed_pb2, generate_pb2, model_pb2
 from cluster.parameters.generation import Usage
 from cluster.vectors.vector_requests import (

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from cluster.api.http.openai.token_text import TokenTexts
+from cluster.api.http.openai.logprob_texts import TokenTexts
 from cluster.api.http.requests import GenerationBody, WorkBody
 from cluster.api.http.responses import PromptTokensDetails, Usage
 from cluster.errors import FieldViolation, InvalidRequest

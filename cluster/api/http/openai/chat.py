@@ -14,8 +14,8 @@ from msgspec import UNSET, UnsetType
 from cluster.api.http.openai.answers import AnswerHead, TokenTextsOf, UsageCount, request_of
 from cluster.api.http.openai.chat_prompt import chat_prompt
 from cluster.api.http.openai.completions import finish_reason_of
-from cluster.api.http.openai.logprobs import chat_logprobs, prompt_logprobs
-from cluster.api.http.openai.token_text import TokenTexts
+from cluster.api.http.openai.logprob_shapes import chat_logprobs, prompt_logprobs
+from cluster.api.http.openai.logprob_texts import TokenTexts
 from cluster.api.http.openai.tools import ToolUse
 from cluster.api.http.parsing.pieces import CallArguments, CallBegin, Content, Piece, Reasoning
 from cluster.api.http.requests import ChatCompletionRequest, StreamOptions

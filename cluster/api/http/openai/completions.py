@@ -12,7 +12,7 @@ from msgspec import UNSET
 from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import FinishReason
 from cluster.api.http.openai.answers import AnswerHead, TokenTextsOf, UsageCount, request_of
-from cluster.api.http.openai.logprobs import CompletionLogprobsWriter, joined, prompt_logprobs
+from cluster.api.http.openai.logprob_shapes import CompletionLogprobsWriter, joined, prompt_logprobs
 from cluster.api.http.requests import CompletionRequest, StreamOptions
 from cluster.api.http.responses import Completion, CompletionChoice
 from cluster.api.http.responses import FinishReason as FinishReasonName

@@ -1,4 +1,4 @@
-"""Tests of actors/core/requests/status.py."""
+"""Tests of actors/core/requests/request_status.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from actors.core.requests.request import RequestStatus
-from actors.core.requests.status import TRANSITIONS
+from actors.core.requests.request_status import TRANSITIONS
 from actors.core.vllm_view import num_tokens_with_spec
 from actors.errors import IllegalTransition
 from kv_transfer.params import TransferRole

@@ -1,6 +1,6 @@
 """EmbedService as its client sees it, on fake engines.
 
-Tests of cluster/api/grpc/conversions/embed.py, cluster/client/vector_options.py, cluster/api/grpc/counts.py.
+Tests of cluster/api/grpc/conversions/embed.py, cluster/client/vector_options.py, cluster/api/grpc/list_lengths.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 from actors.checkpoint.generation_defaults import GenerationDefaults
 from cluster.access.allowance import Allowance, AllowanceLimits
 from cluster.access.caller import Caller, calling_as
-from cluster.api.grpc.conversions.generation import request_from_proto
+from cluster.api.grpc.conversions.generate import request_from_proto
 from cluster.api.grpc.model_service import ModelService
 from cluster.api.protos.raypd.v1 import generate_pb2, model_pb2
 from cluster.errors import AllowanceSpent, InvalidRequest, ModelNotFound

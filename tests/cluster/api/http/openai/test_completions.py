@@ -1,7 +1,7 @@
 """/v1/completions as OpenAI's client sees it.
 
-Tests of cluster/api/http/openai/answers.py, cluster/api/http/openai/logprobs.py,
-cluster/api/http/openai/token_text.py, cluster/api/http/responses.py, cluster/api/http/sampling.py.
+Tests of cluster/api/http/openai/answers.py, cluster/api/http/openai/logprob_shapes.py,
+cluster/api/http/openai/logprob_texts.py, cluster/api/http/responses.py, cluster/api/http/sampling.py.
 """
 
 from __future__ import annotations

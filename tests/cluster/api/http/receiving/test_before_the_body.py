@@ -16,7 +16,7 @@ import yaml
 from actors.core.requests.request import FinishReason
 from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token
-from cluster.api.http.receiving.budget import FREE_BYTES, BodyBudget
+from cluster.api.http.receiving.body_budget import FREE_BYTES, BodyBudget
 from cluster.settings.http import HttpConfig
 from tests.cluster.api.http.http_setup import Setup, http_setup
 

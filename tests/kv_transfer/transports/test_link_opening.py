@@ -17,7 +17,7 @@ import torch
 from kv_transfer.errors import LinkLost
 from kv_transfer.links.data_thread import ChunkJob, DataThread
 from kv_transfer.transports.base import DataLink
-from kv_transfer.transports.opening import Opening
+from kv_transfer.transports.link_opening import Opening
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.transports.tcp import _listen_locally
 from kv_transfer.trust.tls_socket import TlsSocket

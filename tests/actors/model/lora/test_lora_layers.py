@@ -1,7 +1,7 @@
 """Each token gets what its own adapter adds, and nothing of anybody else's.
 
-Tests of actors/model/lora/slots.py, actors/model/lora/step.py, actors/model/lora/targets.py,
-actors/model/lora/weights.py.
+Tests of actors/model/lora/slots.py, actors/model/lora/lora_step.py, actors/model/lora/targets.py,
+actors/model/lora/adapter_weights.py.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actors.model.lora.layers import LoraContext, LoraLayer
+from actors.model.lora.adapter_weights import ModuleWeights
+from actors.model.lora.lora_layers import LoraContext, LoraLayer
+from actors.model.lora.lora_step import MIN_RUN_TOKENS, NO_SLOT, plan_step
 from actors.model.lora.slots import SlotTable
-from actors.model.lora.step import MIN_RUN_TOKENS, NO_SLOT, plan_step
 from actors.model.lora.targets import LoraTarget
-from actors.model.lora.weights import ModuleWeights
 
 NUM_IN, NUM_OUT, MAX_RANK = 12, 10, 4
 

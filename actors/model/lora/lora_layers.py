@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from actors.model.lora.step import LoraStep, SharedPart
+from actors.model.lora.adapter_weights import ModuleWeights
+from actors.model.lora.lora_step import LoraStep, SharedPart
 from actors.model.lora.targets import LoraTarget
-from actors.model.lora.weights import ModuleWeights
 from actors.model.tensor_parallel.layers import RowParallelLinear
 
 

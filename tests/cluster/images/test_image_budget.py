@@ -6,7 +6,7 @@ from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.errors import Overloaded
-from cluster.images.budget import ImageBudget
+from cluster.images.image_budget import ImageBudget
 
 MIB = 1 << 20
 

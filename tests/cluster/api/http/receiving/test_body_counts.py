@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster.api.http.receiving.counts import MAX_DEPTH, check_counts
+from cluster.api.http.receiving.body_counts import MAX_DEPTH, check_counts
 from cluster.api.http.receiving.reading import read_body
 from cluster.api.http.requests import (
     Body,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.api.grpc.conversions.generation import request_from_proto
+from cluster.api.grpc.conversions.generate import request_from_proto
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.errors import InvalidRequest
 from cluster.parameters.generation import EmbedsPrompt, GenerateRequest
@@ -16,7 +16,7 @@ from cluster.settings.input_limits import InputLimits
 from cluster.text.input_processor import MAX_BYTES_ON_EVENT_LOOP, InputProcessor
 from cluster.text.model_description import ModelDescription
 from cluster.text.model_tokenizer import ModelTokenizer
-from cluster.text.prompt_embeds import _TOO_LARGE, read_embeds
+from cluster.text.prompt_embeds_input import _TOO_LARGE, read_embeds
 from tests.fakes import EOS_TOKEN_ID, VOCAB_SIZE, byte_tokenizer
 
 WIDTH = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.api.http.receiving.budget import FREE_BYTES, BodyBudget
+from cluster.api.http.receiving.body_budget import FREE_BYTES, BodyBudget
 from cluster.errors import Overloaded
 
 

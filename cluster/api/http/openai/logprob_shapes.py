@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Final
 
 from actors.core.outputs.model_runner_output import TokenLogprobs
-from cluster.api.http.openai.token_text import TokenTexts
+from cluster.api.http.openai.logprob_texts import TokenTexts
 from cluster.api.http.responses import (
     ChatLogprobs,
     CompletionLogprobs,

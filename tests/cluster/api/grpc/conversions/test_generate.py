@@ -6,7 +6,7 @@ import pytest
 
 from actors.core.requests.sampling_params import StructuredOutputParams
 from cluster.api.grpc.conversions.batch import batch_from_proto
-from cluster.api.grpc.conversions.generation import request_from_proto
+from cluster.api.grpc.conversions.generate import request_from_proto
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client.options import BatchOptions, make_batch_request
 from cluster.images.sources import images_of
