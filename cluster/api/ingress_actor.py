@@ -36,18 +36,18 @@ _Verb: TypeAlias = Callable[Concatenate[OperatorVerbs, _P], Coroutine[Any, Any, 
 
 
 class RemoteController:
-    """A ClusterAdmin: the controller's actor, by its name in this actor's namespace."""
+    """A ClusterAdmin that calls the controller's actor, by its name in this actor's namespace. See ClusterAdmin."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     async def status(self) -> ControllerView:
-        """What the controller knows."""
+        """Return what the controller knows of engines and ingresses."""
         view: ControllerView = await self._call("status")
         return view
 
     async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
-        """Want so many engines of these roles from now on."""
+        """Change how many engines of these roles are wanted."""
         return await self._operate(OperatorVerbs.scale, dict(counts))
 
     async def drain(self, engine_id: str, *, for_good: bool) -> None:
@@ -59,11 +59,11 @@ class RemoteController:
         await self._operate(OperatorVerbs.set_role, engine_id, role)
 
     async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
-        """Let this engine, or every one if it is "", forget its cached blocks."""
+        """Clear the prefix cache of an engine; "": of every engine."""
         return await self._operate(OperatorVerbs.reset_prefix_cache, engine_id, preempt=preempt)
 
     async def profile(self, engine_id: str, duration_s: float, *, with_trace: bool) -> EngineProfile:
-        """Profile an engine for so long."""
+        """Profile an engine for duration_s seconds."""
         timeout_s = duration_s + _CONTROLLER_TIMEOUT_S
         return await self._operate_within(
             timeout_s, OperatorVerbs.profile, engine_id, duration_s, with_trace=with_trace
@@ -102,7 +102,7 @@ class RemoteController:
         self, method: str, *arguments: Any, timeout_s: float = _CONTROLLER_TIMEOUT_S, **options: Any
     ) -> Any:
         try:
-            # Looked up each time: it may have been restarted meanwhile.
+            # The actor is looked up for each call, because it may have been restarted since the last one.
             controller: Any = await ask_head(ray.get_actor, self._name)
             return await call(getattr(controller, method), *arguments, timeout_s=timeout_s, **options)
         except RayCallFailed as failed:
@@ -115,12 +115,12 @@ class RemoteController:
 
 @dataclass(frozen=True, slots=True)
 class IngressHealth:
-    """How an ingress is.
+    """The health of an ingress.
 
-    membership_version: of the snapshot that it follows
-    num_requests:       in flight
-    trust_generation:   which of the cluster's secrets it accepts (TrustMaterial.generation)
-    busy_s:             for how long its event loop has been busy with one thing; 0 while it answers
+    membership_version: the version of the membership that the ingress follows
+    num_requests:       its requests in flight
+    trust_generation:   the generation of the cluster's secrets that it has (TrustMaterial.generation)
+    busy_s:             how long its event loop has been busy with one callback, in seconds; 0 while it answers
     """
 
     membership_version: int = 0
@@ -130,7 +130,7 @@ class IngressHealth:
 
 
 def _outward_address() -> str:
-    """This host's address as others see it; loopback if it has no route to anywhere."""
+    """Return this host's address on its route to other hosts; the loopback address if it has no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # an address of no host; UDP sends nothing here
@@ -140,13 +140,13 @@ def _outward_address() -> str:
 
 
 class IngressActor:
-    """One ingress. Stateless: everything that it knows comes from the controller and from its clients.
+    """One ingress as a Ray actor. It has no lasting state: the controller and its clients tell it all that it needs.
 
     health() runs in the concurrency group "control", which has a thread and an event loop of its own.
     """
 
     def __init__(self, config: ClusterConfig, controller_name: str, number: int, incarnation: int) -> None:
-        """controller_name: of the controller's actor, in this actor's namespace."""
+        """Keep the settings. controller_name: the name of the controller's actor, in this actor's namespace"""
         self._trust = Trust()
         self._member = Member(Party(f"ingress-{number}", incarnation), self._trust)
         write_log_lines()
@@ -154,30 +154,31 @@ class IngressActor:
         self._controller_name = controller_name
 
     async def place(self) -> tuple[str, str]:
-        """The id and the address of the node that it is on."""
+        """Return the id and the address of the actor's node."""
         node_id = ray.get_runtime_context().get_node_id()
         address = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]  # ray
-        # A local cluster's only node is 127.0.0.1, where clients on other hosts find nothing.
+        # The only node of a local cluster is 127.0.0.1, which clients on other hosts cannot reach.
         return node_id, _outward_address() if address == _LOCAL else address
 
     async def use_trust(self, material: TrustMaterial) -> int:
-        """Prove itself to engines with these secrets from now on; returns which generation it has.
+        """Use these secrets as proofs to engines from now on; returns their generation.
 
-        Comes before use_ports(). Raises SecretUnusable.
+        The controller calls this method before use_ports(). Raises SecretUnusable.
         """
         self._trust.use(material)
         return self._trust.generation
 
     async def reveal_trust(self) -> TrustMaterial | None:
-        """The secrets that it was given last, for a controller that has started anew."""
+        """Return the secrets that the ingress was given last, for a controller that was restarted."""
         return self._trust.material
 
     async def use_ports(self, ports: IngressPorts) -> None:
-        """Take in which ports it will listen on; comes before everything that follows.
+        """Take the ports to listen on. The controller calls this method before all methods below.
 
-        Raises InvalidConfig if this node has not what that needs, before any engine has loaded.
+        Raises InvalidConfig if this node lacks something that the ingress needs, such as a file; at this time no engine
+        has loaded a model yet.
         """
-        # Imported here: the driver and the controller handle this class without loading a tokenizer library.
+        # Imported here, so that the driver and the controller need not load a tokenizer library for this class.
         with no_collection(), without_torch():
             from cluster.api.process import IngressProcess
 
@@ -187,7 +188,7 @@ class IngressActor:
 
     @ray.method(concurrency_group="control")
     async def health(self) -> IngressHealth:
-        """How it is; answers while the event loop of everything else is busy."""
+        """Return the ingress's health; this method answers even while the main event loop is busy."""
         process = self._process
         return IngressHealth(
             process.membership_version,
@@ -197,15 +198,15 @@ class IngressActor:
         )
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
-        """Send a canary request through this pair. Raises CanaryFailed."""
+        """Send a canary request through a pair of engines. Raises CanaryFailed."""
         await self._process.prove(prefill, decode, facts)
 
     async def prepare(self, model: ServedModel) -> None:
-        """Load what requests of this model need. Raises TokenizerUnusable."""
+        """Load the tokenizer, and what else requests of this model need. Raises TokenizerUnusable."""
         await self._process.prepare(model)
 
     async def update_membership(self, membership: Membership) -> None:
-        """Follow a newer snapshot."""
+        """Follow a newer membership."""
         await self._process.update_membership(membership)
 
     async def start(self, facts: ModelFacts) -> IngressPorts:

@@ -1,4 +1,4 @@
-"""Makes an ingress ready for the model versions that its cluster serves."""
+"""Loads what an ingress needs for requests of the model versions that its cluster serves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class ModelLoader:
-    """Loads tokenizers off the event loop that it lives on."""
+    """Loads tokenizers and other files of model versions, in threads beside the ingress's event loop."""
 
     def __init__(
         self,
@@ -41,23 +41,28 @@ class ModelLoader:
         *,
         hash_key: BlockHashKey,
     ) -> None:
-        """versions: what is loaded goes there; adapters: for all of them; hash_key: of block hashes, the cluster's."""
+        """Begin with nothing loaded.
+
+        versions: gets each version that is loaded
+        adapters: the adapters of all versions
+        hash_key: the cluster's key of block hashes
+        """
         self._config = config
         self._hash_key = hash_key
         self._versions = versions
         self._adapters = adapters
         self._loaded: dict[int, ServedModel] = {}
         self.errors: dict[int, str] = {}
-        """Why a version could not be loaded when it was last tried."""
+        """For each version that could not be loaded the error of the last try."""
         self._lock = asyncio.Lock()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was loaded yet."""
+        """Whether no version was loaded yet."""
         return not self._loaded
 
     async def load(self, model: ServedModel) -> None:
-        """Be ready for requests of this version. Raises TokenizerUnusable."""
+        """Load what requests of this version need, unless it is loaded already. Raises TokenizerUnusable."""
         async with self._lock:
             known, loaded = self._loaded.get(model.version), self._versions.get(model.version)
             if known == model and loaded is not None:
@@ -80,7 +85,7 @@ class ModelLoader:
             self._loaded[model.version] = model
 
     async def load_all(self, models: Iterable[ServedModel]) -> None:
-        """Be ready for all of them. One that cannot be loaded gets no requests; the others do."""
+        """Load all versions. One that cannot be loaded gets no requests, and its error is kept."""
         for model in models:
             try:
                 await self.load(model)

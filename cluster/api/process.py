@@ -1,4 +1,4 @@
-"""One ingress as a process serves it: sessions with the engines, the serving logic, the gRPC and the HTTP server."""
+"""The parts of one ingress's process: sessions with the engines, the serving logic, the gRPC and the HTTP server."""
 
 from __future__ import annotations
 
@@ -42,10 +42,13 @@ _CONTROLLER_TIMEOUT_S = 2.0
 
 
 class IngressProcess:
-    """Lives on one event loop. prepare(), prove() and update_membership() work before start() lets clients in."""
+    """All parts of an ingress, on one event loop.
+
+    prepare(), prove() and update_membership() may be called before start(), which lets clients in.
+    """
 
     def __init__(self, config: ClusterConfig, admin: ClusterAdmin, member: Member) -> None:
-        """admin: the controller; member: this ingress, as it proves itself to engines."""
+        """Make the parts that need no event loop. admin: the controller; member: this ingress's identity for engines"""
         self._config = config
         self._member = member
         self._admin = admin
@@ -61,7 +64,10 @@ class IngressProcess:
         self._serving: Serving | None = None
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
-        """Send a canary request through sessions of its own. Raises CanaryFailed."""
+        """Send a canary request through a pair of engines, by sessions only for it. Raises CanaryFailed.
+
+        prefill: None if the decode engine serves both roles
+        """
         engines = [engine for engine in (prefill, decode) if engine is not None]
         sessions = [EngineSession(engine, self._member, _CANARY_ENGINE_TIMEOUT_S) for engine in engines]
         try:
@@ -74,37 +80,36 @@ class IngressProcess:
             await asyncio.gather(*(session.close() for session in sessions))
 
     async def prepare(self, model: ServedModel) -> None:
-        """Load what requests of this model need, before its first engine serves. Raises TokenizerUnusable."""
+        """Load what requests of a model need, before its first engine serves. Raises TokenizerUnusable."""
         await self._loader.load(model)
 
     async def update_membership(self, membership: Membership) -> None:
-        """Follow a newer snapshot, once requests of every model version in it can be understood."""
+        """Follow a newer membership, once the tokenizer of each model version in it is loaded; ignore an older one."""
         if membership.version <= self.membership_version:
             return
         await self._loader.load_all(membership.models)
         if membership.version > self.membership_version:
             self._adapters.register(membership.adapters)
         if membership.models and membership.version > self.membership_version:
-            # Before engines are let go: their requests are to find that no others of their model will come.
+            # Before engines of an old version leave, so that their requests learn that no others will serve them.
             self._versions.keep({model.version for model in membership.models})
         await self._sessions().update(membership)
 
     @property
     def membership_version(self) -> int:
-        """Of the snapshot that is in force. May be read from any thread."""
+        """The version of the membership that is in force; 0: none yet. May be read from any thread."""
         return 0 if self._pool is None else self._pool.membership.version
 
     @property
     def num_requests_in_flight(self) -> int:
-        """Requests that this ingress works on. May be read from any thread."""
+        """How many requests this ingress works on. May be read from any thread."""
         return 0 if self._serving is None else self._serving.num_requests_in_flight
 
     async def start(self, facts: ModelFacts) -> IngressPorts:
         """Start the gRPC and the HTTP server; returns their ports.
 
+        facts: the facts of the configured model, which is served if no membership has named a model
         Raises TokenizerUnusable, AddressUnavailable or InvalidConfig.
-
-        facts: of the configured model, which is served if no snapshot has named any
         """
         config = self._config
         self.loop_watch.start()
@@ -138,7 +143,7 @@ class IngressProcess:
         return IngressPorts(port, await self._http_server.start())
 
     async def _view(self, serving: Serving) -> ClusterView:
-        """The cluster as it is now; what the controller does not say in time is left out."""
+        """View the cluster as it is now; without the controller's part if the controller does not answer in time."""
         try:
             async with asyncio.timeout(_CONTROLLER_TIMEOUT_S):
                 controller = await self._admin.status()
@@ -175,7 +180,7 @@ class IngressProcess:
         )
 
     async def drain(self, grace_s: float) -> None:
-        """Stop the servers; what runs gets grace_s to end, then it is aborted. Then hang up on the engines."""
+        """Stop the servers, and close the sessions. Requests get grace_s seconds to end; the rest are aborted."""
         servers = [server for server in (self._grpc_server, self._http_server) if server is not None]
         await asyncio.gather(*(server.drain(grace_s) for server in servers))
         self._versions.close()
@@ -184,7 +189,7 @@ class IngressProcess:
 
     def _sessions(self) -> SessionPool:
         if self._pool is None:
-            # Made here and not before: it belongs to the running event loop.
+            # The pool belongs to the running event loop, so it cannot be made earlier.
             self._pool = SessionPool(self._member, self._config.ingress.engine_timeout_s)
         return self._pool
 

@@ -1,4 +1,4 @@
-"""The handlers of the HTTP API: one method for each path. It knows Serving, and nothing of gRPC."""
+"""The handlers of the HTTP API: one method for each path. They use Serving, and nothing of gRPC."""
 
 from __future__ import annotations
 
@@ -138,21 +138,22 @@ class HttpHandlers:
         config: HttpConfig,
         slow_reader_timeout_s: float = 60.0,
     ) -> None:
-        """view: makes a view of the cluster as it is now
+        """Keep what the handlers use.
 
-        slow_reader_timeout_s: a client that takes nothing of its stream for so long is cut off
+        view: makes a view of the cluster as it is now
+        slow_reader_timeout_s: a client that reads nothing of its stream for this long is cut off, in seconds
         """
         self._serving = serving
         self._view = view
         self._config = config
         self.streams = OpenStreams(StreamTimes(slow_reader_timeout_s, config.keep_alive_interval_s))
-        """Somebody has to run it."""
+        """The open streams; the server calls its run()."""
         self._started_s = int(time.time())
         _document(), _page()
         self._texts: WeakKeyDictionary[ModelTokenizer, TokenTexts] = WeakKeyDictionary()
 
     def app(self, access: AccessControl, in_progress: CallsInProgress, hosts: AllowedHosts | None = None) -> Starlette:
-        """The ASGI application. hosts: None allows any"""
+        """Return the ASGI application. hosts: the hosts that calls may name; None: any"""
         state = ServerState(in_progress, self._config)
 
         def route(operation: Operation, handler: Handler, *, is_work: bool = True) -> Route:
@@ -191,7 +192,7 @@ class HttpHandlers:
         )
 
     async def complete(self, call: Call) -> Response:
-        """/v1/completions"""
+        """Answer /v1/completions."""
         body = await self._read(call, CompletionRequest)
         head = self._head("cmpl", body)
         echoes = [await self._text_of(prompt) for prompt in prompts_from(body.prompt)] if body.echo else []
@@ -199,14 +200,14 @@ class HttpHandlers:
         return await self._generate(head, answer, call.time_left_s(body.timeout), is_stream=bool(body.stream))
 
     async def chat(self, call: Call) -> Response:
-        """/v1/chat/completions"""
+        """Answer /v1/chat/completions."""
         body = await self._read(call, ChatCompletionRequest)
         head = self._head("chatcmpl", body)
         answer = ChatAnswer(head, body, self._texts_of, self._config)
         return await self._generate(head, answer, call.time_left_s(body.timeout), is_stream=bool(body.stream))
 
     async def embed(self, call: Call) -> Response:
-        """/v1/embeddings"""
+        """Answer /v1/embeddings."""
         body = await self._read(call, EmbeddingRequest)
         head = self._head("embd", body)
         try:
@@ -217,7 +218,7 @@ class HttpHandlers:
         return _json(embedding_list(head, result, as_base64=as_base64), head.id)
 
     async def classify(self, call: Call) -> Response:
-        """/classify"""
+        """Answer /classify."""
         body = await self._read(call, ClassifyBody)
         head = self._head("classify", body)
         request = classify_request(head, body, call.time_left_s(body.timeout))
@@ -228,7 +229,7 @@ class HttpHandlers:
         return _json(classified_list(head, result), head.id)
 
     async def score(self, call: Call) -> Response:
-        """/score"""
+        """Answer /score."""
         body = await self._read(call, ScoreBody)
         head = self._head("score", body)
         comparison = comparison_of(head, body, call.time_left_s(body.timeout))
@@ -239,14 +240,14 @@ class HttpHandlers:
         return _json(score_list(head, scores, usage), head.id)
 
     async def rerank(self, call: Call) -> Response:
-        """/rerank"""
+        """Answer /rerank."""
         body = await self._read(call, RerankBody)
         head = self._head("rerank", body)
         scores, usage = await comparison_of(head, body, call.time_left_s(body.timeout)).scores(self._serving)
         return _json(reranked_list(head, body, scores, usage), head.id)
 
     async def models(self, call: Call) -> Response:
-        """/v1/models: the model, and those adapters that have been asked for and that the caller may use"""
+        """Answer /v1/models with the model, and the adapters that are known and that the caller may use."""
         del call
         model = self._model()
         adapters = [
@@ -256,7 +257,7 @@ class HttpHandlers:
         return _json(ModelList([model, *adapters]))
 
     async def model(self, call: Call) -> Response:
-        """/v1/models/{model}"""
+        """Answer /v1/models/{model}."""
         name, model = call.request.path_params["model"], self._model()
         if name != model.id:
             await self._processor.find_adapter(name, "", current_caller())
@@ -264,7 +265,7 @@ class HttpHandlers:
         return _json(model)
 
     async def tokenize(self, call: Call) -> Response:
-        """/tokenize"""
+        """Answer /tokenize."""
         body = await self._read(call, TokenizeRequest)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest(FieldViolation("prompt", "given with messages, or without", "one of both"))
@@ -286,40 +287,40 @@ class HttpHandlers:
         return _json(tokenized)
 
     async def detokenize(self, call: Call) -> Response:
-        """/detokenize"""
+        """Answer /detokenize."""
         body = await self._read(call, DetokenizeRequest)
         self._processor.check_model(body.model, current_caller())
         return _json(Detokenized(await self._detokenize(body.tokens, "tokens")))
 
     async def health(self, call: Call) -> Response:
-        """/health, /ping: whether this process lives"""
+        """Answer /health and /ping, which tell whether this process lives."""
         del call
         return _json(Health("ok"))
 
     async def ready(self, call: Call) -> Response:
-        """/ready: whether requests would be served"""
+        """Answer /ready, which tells whether requests would be served."""
         del call
         if not self._serving.served_versions():
             raise NoEngineAvailable
         return _json(Health("ready"))
 
     async def version(self, call: Call) -> Response:
-        """/version: of raypd, as vLLM tells its own"""
+        """Answer /version with raypd's version, in the shape of vLLM's answer."""
         del call
         return _json(Version(server_version()))
 
     async def metrics(self, call: Call) -> Response:
-        """/metrics, in Prometheus' text format"""
+        """Answer /metrics in Prometheus' text format."""
         del call
         return Response(exposition(self._serving.metrics, await self._view()), 200, media_type=CONTENT_TYPE_LATEST)
 
     async def describe(self, call: Call) -> Response:
-        """/openapi.json"""
+        """Answer /openapi.json."""
         del call
         return Response(_document(), 200, media_type="application/json")
 
     async def page(self, call: Call) -> Response:
-        """/docs"""
+        """Answer /docs."""
         del call
         return Response(_page(), 200, media_type="text/html")
 
@@ -376,7 +377,7 @@ class HttpHandlers:
 
 @functools.cache
 def _document() -> str:
-    """Made once: strangers may ask for it."""
+    """Return the document as JSON. It is made once, because it needs no token and so may be asked for often."""
     return json.dumps(openapi(OPERATIONS))
 
 

@@ -1,4 +1,4 @@
-"""uvicorn in a process that has an event loop, signal handlers and a log of its own."""
+"""The HTTP server of an ingress: uvicorn, in a process with an event loop, signal handlers and logging of its own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KEEP_ALIVE_INTERVAL_S: Final = 10
 
 
 class HttpServer:
-    """The HTTP API on its port. start() and drain() belong to one event loop."""
+    """The HTTP API on its port. start() and drain() run on one event loop."""
 
     def __init__(
         self,
@@ -51,7 +51,15 @@ class HttpServer:
         slow_reader_timeout_s: float = 60.0,
         allowed_hosts: Sequence[str] | None = None,
     ) -> None:
-        """view: makes a view of the cluster as it is now; allowed_hosts: see ingress.allowed_hosts"""
+        """Make the application; start() listens.
+
+        view:          makes a view of the cluster as it is now
+        host:          the address to listen at; the port is in config
+        access:        the tokens; None: none are asked for
+        tls:           None: no encryption
+        slow_reader_timeout_s: a client that reads nothing for this long is cut off, in seconds
+        allowed_hosts: see the setting ingress.allowed_hosts
+        """
         self._slow_reader_timeout_s = slow_reader_timeout_s
         self._config = config
         self._host = host
@@ -92,9 +100,9 @@ class HttpServer:
             looking.cancel()
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new calls, let running ones end for up to grace_s, abort the rest, close.
+        """Refuse new calls, let running ones end for up to grace_s, abort the rest, and close.
 
-        Where that takes longer than it may, because the process gets no time, connections are cut off.
+        Connections are cut off if the server has not closed 6 s later, for example because the process gets no CPU.
         """
         if self._running is None:
             return
@@ -110,7 +118,7 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """Tells when it listens, and leaves the process's signals alone."""
+    """A uvicorn server that tells when it listens, and installs no signal handlers."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -125,7 +133,7 @@ class _Server(uvicorn.Server):
         yield
 
     def cut(self) -> None:
-        """Close what serve() has left open when it was cancelled."""
+        """Close the sockets that serve() has left open when it was cancelled."""
         for server in self.servers:
             server.close()
         for connection in list(self.server_state.connections):
@@ -133,7 +141,7 @@ class _Server(uvicorn.Server):
 
 
 def _connection_factory(config: HttpConfig, tls: ssl.SSLContext | None) -> Callable[..., asyncio.BaseProtocol]:
-    """Make connections that speak HTTP/1.1 within this server's bounds."""
+    """Return a factory of connections that serve HTTP/1.1 within this server's bounds."""
     connections = Connections(_max_connections(config), time.monotonic)
 
     class Protocol(BoundedProtocol):
@@ -147,7 +155,7 @@ def _connection_factory(config: HttpConfig, tls: ssl.SSLContext | None) -> Calla
 
 
 def _max_connections(config: HttpConfig) -> int:
-    """As many as are configured, where the process may have twice as many files open: it has others, too."""
+    """Return how many connections to accept: as configured, but at most half the files that the process may open."""
     num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if num_files == resource.RLIM_INFINITY or num_files // 2 >= config.max_connections:
         return config.max_connections
@@ -159,13 +167,13 @@ def _max_connections(config: HttpConfig) -> int:
 
 
 def _listen(host: str, port: int, slow_reader_timeout_s: float) -> socket.socket:
-    """A listening socket; those that it accepts send at once, and notice peers that vanish without a word."""
+    """Return a listening socket. Its connections send without delay, and notice peers that vanish."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # asyncio does so only for sockets whose protocol was named. Without it whatever an answer's head is followed by
-        # waits until the client has acknowledged the head, often 40 ms.
+        # asyncio sets TCP_NODELAY only for sockets whose protocol was named. Without it an answer's body waits until
+        # the client has acknowledged the head, often 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_IDLE_S)

@@ -1,4 +1,4 @@
-"""Answers as server-sent events, and clients that leave in the middle of one."""
+"""Sends answers as server-sent events, and cancels the work for clients that leave."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cluster.parameters.generation import GenerateChunk
 logger = logging.getLogger(__name__)
 
 ABORT: Final = "raypd.abort"
-"""Where a scope has what cuts its connection off."""
+"""The scope's key of a function that cuts its connection off."""
 _DONE: Final = b"data: [DONE]\n\n"
 _COMMENT: Final = b": keep-alive\n\n"
 _HEADERS: Final = (
@@ -36,7 +36,7 @@ class _ClientHasLeft(Exception):
 
 
 async def unless_client_leaves(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
-    """Do the work; cancel it when the client hangs up. The request's body has been received."""
+    """Do the work, and cancel it when the client hangs up. The request's body has to be received already."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -55,7 +55,7 @@ async def unless_client_leaves(receive: Receive, work: Callable[[], Awaitable[No
 async def events_of(
     answer: Answer, chunks: AsyncGenerator[tuple[int, GenerateChunk], None]
 ) -> AsyncGenerator[bytes, None]:
-    """A stream's bytes: something for each chunk, maybe nothing."""
+    """Yield a stream's bytes: those of each chunk's events, which may be none, and those of its end."""
     encode = msgspec.json.Encoder().encode
     async with aclosing(chunks):
         async for index, chunk in chunks:
@@ -64,16 +64,20 @@ async def events_of(
 
 
 class EventStream(Response):
-    """A stream. Until its first bytes are out its errors are answers of their own.
+    """The answer to a call as a stream. Until its first bytes are sent, an error is answered by a status of its own.
 
-    Invariant: one message at a time is under way to the client, and each is whole: comments never cut an event. A
-    comment begins only when nothing is being sent; events, of which there are many more, wait for it.
+    Invariant: one message at a time is being sent, and each is whole: a comment never splits an event. A comment begins
+    only when nothing is being sent; events, of which there are many more, wait for its end.
     """
 
     def __init__(
         self, answer_id: str, answer: Answer, events: AsyncGenerator[bytes, None], streams: OpenStreams
     ) -> None:
-        """events: closed when the stream ends, however it does. streams: of its server"""
+        """Keep the events; __call__() sends them.
+
+        events:  their bytes; the generator is closed when the stream ends, for whatever reason
+        streams: the server's streams, which this one joins while it is being sent
+        """
         super().__init__(None, 200)
         self._id = answer_id
         self._answer = answer
@@ -86,7 +90,7 @@ class EventStream(Response):
         self.since_s = self._time()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it. Its server cuts off a client that takes nothing for too long, which then has left."""
+        """Send the stream. OpenStreams cuts off a client that reads nothing for too long."""
         self._send = send
         self._abort: Callable[[], None] = scope[ABORT]
         self._streams.add(self)
@@ -106,7 +110,7 @@ class EventStream(Response):
             self._streams.discard(self)
 
     async def comment(self) -> None:
-        """Tell that it lives, unless it does so already."""
+        """Send a comment, unless a write is under way already."""
         if self.is_sending or self._has_ended:
             return
         self._comment_over = asyncio.Event()
@@ -120,12 +124,12 @@ class EventStream(Response):
             self._comment_over = None
 
     def cut(self) -> None:
-        """Cut its client off."""
+        """Cut the client off."""
         logger.warning("a client takes nothing and is cut off", extra={"request_id": self._id})
         self._abort()
 
     async def _send_events(self) -> HttpError | None:
-        """Returns what went wrong."""
+        """Send the events; returns the error that ended them, or None."""
         try:
             async for event in self._events:
                 if event:

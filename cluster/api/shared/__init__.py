@@ -1,1 +1,1 @@
-"""What the gRPC and the HTTP API share: calls in progress, ports, administration."""
+"""The code that the gRPC and the HTTP API share: calls in progress, ports, administration."""

@@ -1,4 +1,4 @@
-"""What an operator can ask of a cluster, as gRPC and HTTP see it."""
+"""The interface of the controller by which the APIs let operators see and change a cluster."""
 
 from __future__ import annotations
 
@@ -17,25 +17,30 @@ class OperatorVerbs(Protocol):
     """
 
     async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
-        """Want so many engines of these roles from now on; returns the ids of all that are wanted then."""
+        """Change how many engines of these roles are wanted; returns the ids of all engines that are wanted then."""
 
     async def drain(self, engine_id: str, *, for_good: bool) -> None:
-        """Take an engine out of service once its work is done. Raises UnknownEngine."""
+        """Take an engine out of service once its work is done. Raises UnknownEngine.
+
+        for_good: True: one engine less is wanted; False: a new incarnation replaces it
+        """
 
     async def set_role(self, engine_id: str, role: EngineRole) -> None:
         """Let an engine serve in another role from now on. Raises UnknownEngine."""
 
     async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
-        """Let this engine, or every one if it is "", forget its cached blocks; returns who could.
+        """Clear the prefix cache of an engine; returns for each engine id whether its cache was cleared.
 
-        preempt: whether requests that run start over for it. Raises UnknownEngine, EngineRefused.
+        engine_id: "" for every engine that serves
+        preempt:   whether running requests lose their blocks and start over
+        Raises UnknownEngine, EngineRefused.
         """
 
     async def profile(self, engine_id: str, duration_s: float, *, with_trace: bool) -> EngineProfile:
-        """Profile an engine for so long. Raises UnknownEngine, EngineRefused."""
+        """Profile an engine for duration_s seconds. Raises UnknownEngine, EngineRefused."""
 
     async def rotate_secret(self) -> bool:
-        """Replace the cluster's secret; returns whether the older one is refused by now. Raises SecretIsInFile."""
+        """Replace the cluster's secret; returns whether the old one is refused by now. Raises SecretIsInFile."""
 
     async def drain_node(self, name: str) -> list[str]:
         """Take everything on a node out of service, and start nothing there any more; returns the engines' ids.
@@ -50,9 +55,9 @@ class OperatorVerbs(Protocol):
         """
 
     async def load_adapter(self, name: str, directory: str) -> str:
-        """Let requests name a LoRA adapter, or have new weights by its name; returns its digest.
+        """Let requests name a LoRA adapter, or replace the weights of one; returns the digest of its files.
 
-        Raises InvalidConfig with why it cannot be served.
+        Raises InvalidConfig with the reason why the adapter cannot be served.
         """
 
     async def unload_adapter(self, name: str) -> None:

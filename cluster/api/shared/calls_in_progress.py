@@ -1,7 +1,7 @@
 """The calls that a server works on, which a drain waits for.
 
-gRPC's own stop() cancels a call that arrives while it is under way, and its client sees CANCELLED, as if it had given
-up itself. So calls are refused here first, with a reason; server.py has the rest of how an ingress ends.
+While gRPC's own stop() is under way, it cancels a call that arrives, and the client sees CANCELLED, as if the client
+had given up. So calls are refused here first, with a reason. cluster/api/grpc/server.py describes the rest of a drain.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cluster.errors import Draining
 
 
 class CallsInProgress:
-    """An async context manager that every call is answered inside of. Belongs to one event loop."""
+    """An async context manager in which every call is answered. It belongs to one event loop."""
 
     def __init__(self) -> None:
         self._num_calls = 0

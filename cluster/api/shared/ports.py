@@ -1,4 +1,4 @@
-"""Where an ingress listens. It keeps its ports over its lives: clients find the next one where the last one was."""
+"""The ports of an ingress. They stay the same over its incarnations, so that clients find the next one."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from cluster.settings.ingress import IngressConfig
 
 @dataclass(frozen=True, slots=True)
 class IngressPorts:
-    """Of one ingress. 0: one that is free when it starts. http: None if it serves no HTTP"""
+    """The ports of one ingress; 0 is a port that is free when the ingress starts. http: None if it serves no HTTP"""
 
     grpc: int
     http: int | None = None
 
     @classmethod
     def of(cls, config: IngressConfig) -> IngressPorts:
-        """As they are configured."""
+        """Return the configured ports."""
         return cls(config.port, None if config.http is None else config.http.port)
 
     def beside(self, others: Collection[IngressPorts]) -> IngressPorts:
-        """These, or the next ones after them, where others have them on the same node already."""
+        """Return these ports, or the next free ones after them. others: ports of other ingresses on the same node"""
         http = None if self.http is None else _next(self.http, [other.http for other in others])
         return IngressPorts(_next(self.grpc, [other.grpc for other in others]), http)
 
     def applied_to(self, config: IngressConfig) -> IngressConfig:
-        """The settings of the ingress that has them."""
+        """Return the settings of an ingress with these ports; its admin port moves as far as its gRPC port."""
         http = config.http
         if http is not None and self.http is not None:
             http = http.model_copy(update={"port": self.http})

@@ -1,4 +1,4 @@
-"""Which raypd this is."""
+"""The version of raypd that runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import importlib.metadata
 
 @functools.cache
 def server_version() -> str:
-    """The installed distribution's version, which takes milliseconds to look up: every status has it."""
+    """Return the installed distribution's version. It is cached, because a look-up takes milliseconds."""
     try:
         return importlib.metadata.version("raypd")
     except importlib.metadata.PackageNotFoundError:
-        return "uninstalled"  # Run from a working directory, as `ray job submit --working-dir .` does.
+        return "uninstalled"  # raypd runs from a working directory, as with `ray job submit --working-dir .`.

@@ -1,5 +1,5 @@
-"""What a model writes, taken apart as it comes: reasoning, tool calls, and what is for the user.
+"""Parsers of a model's output, which find reasoning, tool calls and the content for the user while the text comes.
 
-Parsers are pure. Whatever the pieces in which a text comes, what they make of it is the same; so a stream and a whole
-answer cannot differ.
+Parsers are pure, and their result does not depend on the pieces in which a text comes. So a stream and a whole answer
+cannot differ.
 """

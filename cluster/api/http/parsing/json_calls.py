@@ -1,4 +1,4 @@
-"""Tool calls that are written as JSON, read character by character: {"name": "f", "arguments": {…}}."""
+"""Parses tool calls that are written as JSON, character by character: {"name": "f", "arguments": {…}}."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ARGUMENTS: Final = ("arguments", "parameters")
 
 
 class JsonValue:
-    """Finds the end of one JSON value. What is between its quotes and brackets is not looked at."""
+    """Finds the end of one JSON value by its quotes and brackets; it does not check what is between these."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -25,7 +25,7 @@ class JsonValue:
         self._is_closed = False
 
     def takes(self, char: str) -> bool:
-        """Whether this character, the next one, belongs to the value. False: the value ended before it."""
+        """Take the next character; return whether it belongs to the value. False: the value ended before it."""
         if self._is_closed:
             return False
         if self._is_in_string:
@@ -63,13 +63,13 @@ class _State(Enum):
 
 
 class JsonCall:
-    """One call's object, from its brace to its brace. Arguments go out as they come, once the name is known.
+    """Parses the object of one call. Once the name is known, arguments are returned as they come.
 
-    What turns out to be no call comes back as content, unless a part of it went out as a call before.
+    Text that turns out to be no call is returned as content, unless a part of it was returned as a call before.
     """
 
     def __init__(self, marker: str = "") -> None:
-        """marker: what announced it; it comes back too"""
+        """Begin an object. marker: the marker before it, which is returned with text that is no call"""
         self._state = _State.BEGIN
         self._raw = [marker]
         self._key = ""
@@ -82,12 +82,12 @@ class JsonCall:
 
     @property
     def is_over(self) -> bool:
-        """Whether it takes no more characters."""
+        """Whether the object has ended, so that it takes no more characters."""
         return self._state in (_State.DONE, _State.BROKEN)
 
     @property
     def is_broken(self) -> bool:
-        """Whether it was none."""
+        """Whether the text was no call."""
         return self._state is _State.BROKEN
 
     def push(self, text: str) -> tuple[list[Piece], str]:
@@ -102,7 +102,7 @@ class JsonCall:
         return pieces, ""
 
     def finish(self) -> list[Piece]:
-        """The text ends in the middle of it."""
+        """End the text in the middle of the object; return it as content, unless a part was returned as a call."""
         if self.is_over or self._has_begun:
             return []
         self._state = _State.BROKEN
@@ -129,7 +129,7 @@ class JsonCall:
         self._state, self._text, self._value = state, [], JsonValue()
 
     def _take_part(self, char: str, pieces: list[Piece]) -> None:
-        """A character of a key, or of a value, or the first one behind it."""
+        """Take a character of a key or of a value, or the first one after it."""
         if self._value.takes(char):
             self._text.append(char)
             if self._is_passing_on:
@@ -146,7 +146,7 @@ class JsonCall:
 
     @property
     def _is_passing_on(self) -> bool:
-        # A string may hold the arguments' JSON: it is unpacked when it is whole.
+        # The arguments may be a string that contains their JSON: it is decoded when it is whole.
         is_arguments = self._state is _State.VALUE and self._key in _ARGUMENTS
         return is_arguments and self._has_begun and self._text[0] != '"'
 
@@ -184,15 +184,15 @@ class JsonCall:
 
 
 class JsonCalls:
-    """A list of calls, from its bracket to its bracket; or calls with `;` between them, without brackets."""
+    """Parses a list of calls in brackets, or calls with `;` between them and no brackets."""
 
     def __init__(self, marker: str = "") -> None:
-        """marker: what announced them; it comes back with what is no call"""
+        """Begin a list. marker: the marker before it, which is returned with text that is no call"""
         self._marker = marker
         self._call: JsonCall | None = None
         self._is_list: bool | None = None
         self.is_over = False
-        """Whether the list has ended; text behind it is no matter of its."""
+        """Whether the list has ended; the text after it is not parsed here."""
 
     def push(self, text: str) -> tuple[list[Piece], str]:
         """Take text up to the end of the list; return what is certain, and the text that is left."""
@@ -224,7 +224,7 @@ class JsonCalls:
         return pieces, text
 
     def finish(self) -> list[Piece]:
-        """The text ends here."""
+        """End the text; return the pieces that were held back."""
         return self._call.finish() if self._call is not None else []
 
 

@@ -1,4 +1,4 @@
-"""One answer of a chat, from its text to the parts of its message."""
+"""Parses one answer of a chat, from its text to the parts of its message."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from cluster.api.http.parsing.pieces import CallArguments, CallBegin, Content, P
 
 
 class MessageParser:
-    """Reasoning first, then tool calls and content. Either parser may be missing."""
+    """Parses reasoning first, then tool calls and content. Either of the two parsers may be missing."""
 
     def __init__(self, reasoning: TextParser | None, calls: TextParser | None, *, max_calls: int | None = None) -> None:
-        """max_calls: those beyond are left out"""
+        """Begin a text. max_calls: further tool calls are left out; None: no limit"""
         self._reasoning = reasoning
         self._calls = calls
         self._max_calls = max_calls
@@ -24,11 +24,11 @@ class MessageParser:
         return joined(self._parse_calls(pieces))
 
     def finish(self) -> list[Piece]:
-        """The text ends here: return what was held back."""
+        """End the text; return the pieces that were held back."""
         pieces = self._parse_calls(self._reasoning.finish() if self._reasoning is not None else [])
         if self._calls is not None:
             pieces += self._count(self._calls.finish())
-        # Nothing but space, and no call: then it is the answer.
+        # An answer of spaces alone, without a call, is the answer.
         pieces += content("" if self.num_calls else self._gap)
         return joined(pieces)
 
@@ -57,7 +57,7 @@ class MessageParser:
         return result
 
     def _without_gap(self, text: str) -> list[Piece]:
-        """Space before, between and behind calls is nobody's."""
+        """Return text as content, without the spaces before, between and after calls."""
         if not self._is_in_gap:
             return [Content(text)]
         self._gap += text
@@ -68,14 +68,14 @@ class MessageParser:
 
 
 class ForcedCallParser:
-    """An answer that was made to be one function's arguments."""
+    """Parses an answer whose form makes it the arguments of one function."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._has_begun = False
 
     def push(self, text: str) -> list[Piece]:
-        """Take more text."""
+        """Take more text; return what is certain by now."""
         if not text:
             return []
         begin: list[Piece] = [] if self._has_begun else [CallBegin(self._name)]
@@ -83,21 +83,21 @@ class ForcedCallParser:
         return [*begin, CallArguments(text)]
 
     def finish(self) -> list[Piece]:
-        """The text ends here."""
+        """End the text; return the pieces that were held back."""
         return []
 
 
 class RequiredCallsParser:
-    """An answer that was made to be a JSON list of calls."""
+    """Parses an answer whose form makes it a JSON list of calls."""
 
     def __init__(self) -> None:
         self._list = JsonCalls()
 
     def push(self, text: str) -> list[Piece]:
-        """Take more text."""
+        """Take more text; return what is certain by now."""
         pieces, rest = self._list.push(text)
         return pieces + content(rest)
 
     def finish(self) -> list[Piece]:
-        """The text ends here."""
+        """End the text; return the pieces that were held back."""
         return self._list.finish()

@@ -1,4 +1,4 @@
-"""What parsers make of text, and what each of them needs."""
+"""The pieces that parsers make of text, the interface of parsers, and the search for markers that all of them use."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that leads there."""
+    """Text of the model's reasoning before its answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """A tool call begins; the arguments that follow are its."""
+    """The beginning of a tool call; the arguments that follow belong to it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of the arguments of the call that has begun: JSON, as the model writes it."""
+    """A further part of the arguments of the call that has begun: JSON text, as the model writes it."""
 
     text: str
 
@@ -39,21 +39,21 @@ Piece: TypeAlias = Content | Reasoning | CallBegin | CallArguments
 
 
 class TextParser(Protocol):
-    """One answer's text, as it comes."""
+    """A parser of one answer's text, which comes in parts."""
 
     def push(self, text: str) -> list[Piece]:
         """Take more text; return what is certain by now."""
         ...
 
     def finish(self) -> list[Piece]:
-        """The text ends here: return what was held back."""
+        """End the text; return the pieces that were held back."""
         ...
 
 
 class MarkerSearch:
-    """Looks for the first of some markers in text that comes in pieces.
+    """Searches for the first of several markers in a text that comes in parts.
 
-    Invariant: what is held back is the longest end of the text that a marker begins with.
+    Invariant: the text that is held back is the longest end of the text with which a marker could begin.
     """
 
     def __init__(self, *markers: str) -> None:
@@ -61,7 +61,7 @@ class MarkerSearch:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str | None, str]:
-        """The text before the marker, the marker if it is there, and what follows it."""
+        """Take more text; return the text before the marker, the marker or None, and the text after the marker."""
         text = self._held + text
         found = [(start, -len(marker), marker) for marker in self._markers if (start := text.find(marker)) >= 0]
         if found:
@@ -73,13 +73,13 @@ class MarkerSearch:
         return text[: len(text) - num_held], None, ""
 
     def flush(self) -> str:
-        """What was held back: no marker will come."""
+        """Return the text that was held back, because no marker will follow."""
         held, self._held = self._held, ""
         return held
 
 
 def _num_begun(text: str, marker: str) -> int:
-    """How many characters at the end of text are the beginning of marker."""
+    """Return how many characters at the end of the text are the beginning of the marker, but not all of it."""
     for num_chars in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:num_chars]):
             return num_chars
@@ -87,12 +87,12 @@ def _num_begun(text: str, marker: str) -> int:
 
 
 def content(text: str) -> list[Piece]:
-    """A piece of it, if there is any."""
+    """Return text as a piece of content; no piece if it is empty."""
     return [Content(text)] if text else []
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """Neighbours of one kind in one: what is the same however the text came."""
+    """Join neighbouring pieces of one kind: joined, the pieces of a text are the same in whatever parts it came."""
     result: list[Piece] = []
     for piece in pieces:
         last = result[-1] if result else None

@@ -1,4 +1,4 @@
-"""Tool calls as Qwen3-Coder writes them: <tool_call><function=name><parameter=key>value</parameter>…</function>…"""
+"""Parses tool calls of Qwen3-Coder: <tool_call><function=name><parameter=key>value</parameter>…</function>…"""
 
 from __future__ import annotations
 
@@ -37,10 +37,13 @@ _MARKERS: Final = {
 
 
 class Qwen3CoderParser:
-    """A parameter goes out when it is whole: its value is a string, or JSON, as the function's schema says."""
+    """Parses calls and content. A parameter is returned when it is whole.
+
+    The function's schema tells whether a parameter's value is a string or JSON.
+    """
 
     def __init__(self, schemas: Mapping[str, JSON]) -> None:
-        """schemas: of the functions' parameters, by their names"""
+        """Begin a text. schemas: the schema of each function's parameters, by the function's name"""
         self._schemas = schemas
         self._to(_State.TEXT)
         self._name = ""
@@ -48,7 +51,7 @@ class Qwen3CoderParser:
         self._num_parameters = 0
 
     def push(self, text: str) -> list[Piece]:
-        """Take more text."""
+        """Take more text; return what is certain by now."""
         pieces: list[Piece] = []
         while text:
             before, marker, text = self._search.push(text)
@@ -61,7 +64,7 @@ class Qwen3CoderParser:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """The text ends here. Of a call that was cut off, its whole parameters have gone out."""
+        """End the text; return the pieces that were held back. A call that was cut off has its whole parameters."""
         if self._state is _State.TEXT:
             return content(self._search.flush())
         if self._state is _State.NAME:

@@ -1,4 +1,4 @@
-"""Where a model's reasoning ends and its answer begins."""
+"""Separates a model's reasoning from its answer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class _State(Enum):
 
 
 class ReasoningParser:
-    """Reasoning stands first, between two markers; line ends beside the markers belong to neither part."""
+    """Parses text that begins with reasoning between two markers. Line ends beside the markers are dropped."""
 
     def __init__(self, begin: str, end: str, *, has_begun: bool) -> None:
-        """has_begun: the prompt ends with the first marker already"""
+        """Begin a text. begin, end: the markers; has_begun: whether the prompt ends with the first marker already"""
         self._begin = begin
         self._search = MarkerSearch(end)
         self._state = _State.BEGIN
@@ -26,7 +26,7 @@ class ReasoningParser:
         self._is_at_line_ends = True
 
     def push(self, text: str) -> list[Piece]:
-        """Take more text."""
+        """Take more text; return what is certain by now."""
         if self._state is _State.BEGIN:
             text = self._find_begin(text)
         if self._state is _State.ANSWER:
@@ -41,7 +41,7 @@ class ReasoningParser:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """The text ends here."""
+        """End the text; return the pieces that were held back."""
         if self._state is _State.BEGIN:
             return [Reasoning(self._held) if self._has_begun else Content(self._held)] if self._held else []
         if self._state is _State.REASONING:
@@ -50,7 +50,7 @@ class ReasoningParser:
         return []
 
     def _find_begin(self, text: str) -> str:
-        """Text for the state that follows; nothing while it may yet turn out to be either."""
+        """Return the text for the next state; none while the text so far may be the beginning of the first marker."""
         self._held += text
         text = self._held.lstrip()
         if len(text) < len(self._begin) and self._begin.startswith(text):
@@ -60,7 +60,7 @@ class ReasoningParser:
             self._state = _State.REASONING
             return text.removeprefix(self._begin)
         self._state = _State.REASONING if self._has_begun else _State.ANSWER
-        # The answer of a model that does not reason begins as it begins.
+        # An answer without reasoning keeps the line ends with which it begins.
         self._is_at_line_ends = self._has_begun
         return held
 

@@ -1,4 +1,4 @@
-"""How models write tool calls, by the names that vLLM gives these ways."""
+"""Parsers of the tool calls of several models, by vLLM's names of these parsers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cluster.api.http.parsing.pieces import CallArguments, CallBegin, MarkerSear
 
 
 class HermesParser:
-    """<tool_call>{"name": …, "arguments": {…}}</tool_call>: Hermes, Qwen 2.5, Qwen 3 and many others."""
+    """Parses <tool_call>{"name": …, "arguments": {…}}</tool_call>, as Hermes, Qwen 2.5, Qwen 3 and others write."""
 
     _BEGIN: Final = "<tool_call>"
     _END: Final = "</tool_call>"
@@ -21,7 +21,7 @@ class HermesParser:
         self._is_behind_call = False
 
     def push(self, text: str) -> list[Piece]:
-        """Take more text."""
+        """Take more text; return what is certain by now."""
         pieces: list[Piece] = []
         while text:
             if self._call is not None:
@@ -33,7 +33,7 @@ class HermesParser:
                     self._search = MarkerSearch(self._END if self._is_behind_call else self._BEGIN)
                 continue
             before, marker, text = self._search.push(text)
-            # Between a call's brace and its end there is nothing but line ends.
+            # Between the brace that ends a call and </tool_call> there are only line ends.
             if not self._is_behind_call:
                 pieces.extend(content(before))
             if marker == self._BEGIN:
@@ -44,16 +44,16 @@ class HermesParser:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """The text ends here."""
+        """End the text; return the pieces that were held back."""
         if self._call is not None:
             return self._call.finish()
         return [] if self._is_behind_call else content(self._search.flush())
 
 
 class Llama3JsonParser:
-    """{"name": …, "parameters": {…}}, alone or several with `;` between, maybe behind <|python_tag|>: Llama 3.1, 3.2.
+    """Parses {"name": …, "parameters": {…}}, one or several with `;` between them, as Llama 3.1 and 3.2 write.
 
-    An answer that begins otherwise is text.
+    <|python_tag|> may stand before them. An answer that begins otherwise is text.
     """
 
     _TAG: Final = "<|python_tag|>"
@@ -64,7 +64,7 @@ class Llama3JsonParser:
         self._is_text = False
 
     def push(self, text: str) -> list[Piece]:
-        """Take more text."""
+        """Take more text; return what is certain by now."""
         if self._is_text:
             return content(text)
         if self._calls is None:
@@ -86,14 +86,17 @@ class Llama3JsonParser:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """The text ends here."""
+        """End the text; return the pieces that were held back."""
         if self._is_text:
             return []
         return content(self._held) if self._calls is None else self._calls.finish()
 
 
 class MistralParser:
-    """[TOOL_CALLS] and a JSON list of calls; or, since v11, [TOOL_CALLS]name{…} for each call, maybe [ARGS] between."""
+    """Parses Mistral's calls: [TOOL_CALLS] and a JSON list; or, since v11, [TOOL_CALLS]name{…} for each call.
+
+    [ARGS] may stand between a name and its arguments.
+    """
 
     _BEGIN: Final = "[TOOL_CALLS]"
     _BRACE: Final = "{"
@@ -115,14 +118,14 @@ class MistralParser:
         self._arguments = JsonValue()
 
     def push(self, text: str) -> list[Piece]:
-        """Take more text."""
+        """Take more text; return what is certain by now."""
         pieces: list[Piece] = []
         while text:
             text = self._take(text, pieces)
         return pieces
 
     def finish(self) -> list[Piece]:
-        """The text ends here."""
+        """End the text; return the pieces that were held back."""
         match self._state:
             case self._State.TEXT:
                 return content(self._search.flush())
@@ -174,7 +177,7 @@ class MistralParser:
         before, marker, text = self._search.push(text)
         self._name.append(before)
         if marker == self._CALL_ID:
-            # What follows is an id, which the name must not have.
+            # An id follows, which must not become part of the name.
             self._name.append(marker)
         elif marker is not None:
             name = "".join(self._name).partition(self._CALL_ID)[0].strip()

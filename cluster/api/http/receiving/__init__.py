@@ -1,1 +1,1 @@
-"""What happens to a call before it is worked on: connections, hosts, credentials, bytes, entries."""
+"""The reception of calls, before they are worked on: bounds on connections, hosts, tokens, bytes and entries."""

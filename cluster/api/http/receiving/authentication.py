@@ -1,4 +1,4 @@
-"""Asks who calls, by a call's headers alone: before its body is received, and before it is told which paths exist."""
+"""Checks a call's token by its headers, before its body is received and before the caller learns which paths exist."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from cluster.errors import ClusterError
 
 _CALLER: Final = "raypd.caller"
 IS_RECEIVED: Final = "raypd.is_received"
-"""Where a scope has what tells whether the whole request has come."""
+"""The scope's key of a function that returns whether the whole request has been received."""
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Who makes a call; ANYBODY if its path needs no token."""
+    """Return the caller of a call; ANYBODY if the call's path needs no token."""
     caller: Caller = scope.get(_CALLER, ANYBODY)
     return caller
 
 
 class Authentication:
-    """Lets calls with a valid token through, and those for open paths."""
+    """Middleware that lets calls with a valid token through, and calls for open paths."""
 
     def __init__(self, app: ASGIApp, access: AccessControl, open_paths: frozenset[str]) -> None:
-        """open_paths: that need no token"""
+        """Wrap an application. open_paths: the paths that need no token"""
         self._app = app
         self._access = access
         self._open_paths = open_paths
@@ -45,10 +45,10 @@ class Authentication:
 
 
 class EveryAnswer:
-    """Counts answers; and announces the end of a connection whose request is answered before all of it has come."""
+    """Middleware that counts answers, and closes the connection of a request that is answered before all of it came."""
 
     def __init__(self, app: ASGIApp, on_answer: Callable[[Scope, int], None]) -> None:
-        """on_answer: told each call's scope, and the status of its answer"""
+        """Wrap an application. on_answer: is called with each call's scope and the status of its answer"""
         self._app = app
         self._on_answer = on_answer
 

@@ -1,4 +1,4 @@
-"""How many bytes of bodies an ingress holds at once, over all connections."""
+"""Bounds the bytes of bodies that an ingress holds at the same time, over all connections."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final, Self
 from cluster.errors import Overloaded
 
 FREE_BYTES: Final = 65_536
-"""Of each body: what is small is never refused, and bounded by the number of connections."""
+"""The bytes of each body that do not count. The number of connections bounds their sum; small bodies always pass."""
 _RETRY_DELAY_S: Final = 1.0
 
 
 class BodyBudget:
-    """Belongs to one event loop."""
+    """The bytes that all bodies of an ingress may have together. It belongs to one event loop."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -27,11 +27,11 @@ class BodyBudget:
         return self._num_bytes
 
     def share(self, token_name: str) -> BodyShare:
-        """What one body will take. token_name: its caller's; "" where no tokens are asked for"""
+        """Return a share for one body. token_name: the name of its caller's token; "" where no tokens are asked for"""
         return BodyShare(self, token_name)
 
     def take(self, token_name: str, num_bytes: int) -> None:
-        """Raises Overloaded; then nothing is taken."""
+        """Count bytes of a body. Raises Overloaded if there are too many; then none are counted."""
         if self._num_bytes + num_bytes > self._max_bytes:
             message = f"{self._num_bytes} bytes of bodies are here, and there is room for {self._max_bytes}"
             raise Overloaded(message, _RETRY_DELAY_S)
@@ -42,7 +42,7 @@ class BodyBudget:
         self._num_bytes_of[token_name] += num_bytes
 
     def give_back(self, token_name: str, num_bytes: int) -> None:
-        """Bytes that take() has counted are not held any more."""
+        """Count bytes no longer, which take() has counted."""
         self._num_bytes -= num_bytes
         self._num_bytes_of[token_name] -= num_bytes
         if not self._num_bytes_of[token_name]:
@@ -50,7 +50,7 @@ class BodyBudget:
 
 
 class BodyShare:
-    """What one body takes, until the end of its context or release()."""
+    """The bytes that one body takes of the budget, until the end of its context or release()."""
 
     def __init__(self, budget: BodyBudget, token_name: str) -> None:
         self._budget = budget
@@ -59,7 +59,7 @@ class BodyShare:
         self._num_taken = 0
 
     def add(self, num_bytes: int) -> None:
-        """So many more bytes of it have come. Raises Overloaded."""
+        """Count further bytes of the body. Raises Overloaded."""
         self._num_received += num_bytes
         wanted = max(0, self._num_received - FREE_BYTES) - self._num_taken
         if wanted > 0:
@@ -67,7 +67,7 @@ class BodyShare:
             self._num_taken += wanted
 
     def release(self) -> None:
-        """The body is not needed any more."""
+        """Give back the bytes: the body is not needed any more."""
         if self._num_taken:
             self._budget.give_back(self._token_name, self._num_taken)
         self._num_taken = 0

@@ -1,4 +1,4 @@
-"""What is refused by its count alone, before anything is made of it."""
+"""Checks the lengths of a body's lists, before anything is made of their entries."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from cluster.errors import FieldViolation, InvalidRequest
 from cluster.settings.input_limits import InputLimits
 
 MAX_IMAGES: Final = 1024
-"""However many are allowed."""
+"""The most images of a request, whatever the cluster's own limit is."""
 MAX_ARGUMENTS: Final = 1 << 17
-"""Commas and opening brackets of all arguments of a conversation's calls: as many values as these can have."""
+"""The most commas and opening brackets in all arguments of a conversation's calls, which bound their JSON values."""
 MAX_VALUES: Final = 1 << 16
-"""JSON values that tools, documents and variables of a chat template have in all."""
+"""The most JSON values of tools, documents and variables of a chat template together."""
 MAX_DEPTH: Final = 200
-"""Values of JSON that are inside each other: what writes and renders them calls itself for each."""
+"""The most JSON values inside each other: the functions that write and render them call themselves for each."""
 
 
 def check_counts(body: Body, limits: InputLimits) -> None:
-    """Raises InvalidRequest."""
+    """Check the lists of a body by the cluster's limits. Raises InvalidRequest."""
     match body:
         case CompletionRequest(prompt=prompts):
             _check_list("prompt", prompts, limits.max_samples_per_call, "prompts")
@@ -74,10 +74,10 @@ def _check_messages(messages: Sequence[Message], limits: InputLimits) -> None:
 
 
 def _check_arguments(messages: Sequence[Message], limits: InputLimits) -> None:
-    """The arguments of calls are JSON of their own, which templates are given as objects."""
+    """Check the arguments of tool calls: JSON texts, which are parsed and given to templates as objects."""
     texts = [call.function.arguments for message in messages for call in message.tool_calls or ()]
     _require("messages", sum(map(len, texts)), limits.max_prompt_chars, "characters of arguments")
-    # At least as many as there are: those within strings count, too.
+    # Those within strings count too, so that this is at least the number of entries.
     num_entries = sum(text.count(character) for text in texts for character in ",[{")
     _require("messages", num_entries, MAX_ARGUMENTS, "commas and brackets of arguments")
 
@@ -93,7 +93,7 @@ def _check_values(tools: Sequence[Tool], variables: JsonValue, documents: Sequen
 
 
 def _check_forms(body: GenerationBody, limits: InputLimits) -> None:
-    """A schema that is too long is not written as JSON to find that out."""
+    """Check the lengths of schemas and choices, without writing them as JSON first."""
     wanted: list[tuple[str, object]] = [("guided_json", body.guided_json), ("guided_choice", body.guided_choice)]
     if isinstance(body.response_format, JsonSchemaFormat):
         wanted.append(("response_format", body.response_format.json_schema.json_schema))
@@ -127,7 +127,7 @@ def _values_in(field: str, value: object) -> Iterator[object]:
 
 
 def _has_more_chars(field: str, value: object, most: int) -> bool:
-    """Whether a value's JSON has certainly more characters than these."""
+    """Whether a value's JSON certainly has more characters than `most`."""
     num_chars = 0
     for one in _values_in(field, value):
         num_chars += 1 + len(one) if isinstance(one, str) else 1

@@ -1,8 +1,9 @@
-"""The connections of a server: how many there may be, and which one ends for the sake of another.
+"""The connections of a server: how many there may be, and which one is ended when there are too many.
 
-A connection is spare while it has no request: it is new, or waits for the next one, or its request's headers have not
-all come. Nobody has proved anything by then, so strangers can hold these, and only these, for long. When there is one
-connection too many, the one ends that has been spare longest; a client that comes to ask something is the last of them.
+A connection is spare while it has no request: it is new, or waits for its next request, or has not received all headers
+of one. A client needs no token for that, so strangers can keep spare connections, and only these, for long. When there
+is one connection too many, the one that has been spare longest is ended. A new connection is the last of them, so that
+its client has time to send a request.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ _WARNING_INTERVAL_S: Final = 60.0
 
 
 class Connection(Protocol):
-    """One client's."""
+    """A connection of one client."""
 
     def end(self) -> None:
-        """End it at once."""
+        """End the connection at once."""
         ...
 
 
 class Connections:
-    """Belongs to one event loop."""
+    """The connections of one server. The object belongs to one event loop."""
 
     def __init__(self, max_connections: int, clock: Callable[[], float]) -> None:
         self._max_connections = max_connections
@@ -38,7 +39,7 @@ class Connections:
         return len(self._all)
 
     def add(self, connection: Connection) -> bool:
-        """A client has connected. Returns whether there is room for it; if not, it does not count."""
+        """Add a new connection; returns whether there is room for it. If not, it is not added."""
         if len(self._all) >= self._max_connections:
             oldest = next(iter(self._spare), None)
             self._warn(is_refused=oldest is None)
@@ -51,22 +52,22 @@ class Connections:
         return True
 
     def discard(self, connection: Connection) -> None:
-        """It has ended."""
+        """Remove a connection that has ended."""
         self._all.discard(connection)
         self._spare.pop(connection, None)
 
     def set_spare(self, connection: Connection) -> None:
-        """It has no request from now on."""
+        """Note that a connection has no request from now on."""
         if connection in self._all:
             self._spare.pop(connection, None)
             self._spare[connection] = None
 
     def set_busy(self, connection: Connection) -> None:
-        """It has a request from now on."""
+        """Note that a connection has a request from now on."""
         self._spare.pop(connection, None)
 
     def _warn(self, *, is_refused: bool) -> None:
-        """Tell the operator, but not of each one."""
+        """Log that there are too many connections, at most once a minute."""
         now_s = self._clock()
         if now_s < self._warn_s:
             return

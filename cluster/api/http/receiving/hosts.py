@@ -1,9 +1,9 @@
-"""Which hosts a call may be for: those by which this ingress is known.
+"""Checks the host that a call names: it has to be a name of this ingress.
 
-A web page of anybody can have its browser call 127.0.0.1 by a name of its own, which resolves to that address (DNS
-rebinding), and then reads the answers: for the browser they are of the page's own host. Only the header `host` tells
-that such a call is for another host than this one. Addresses cannot be abused so, nor can localhost: these are always
-allowed, which is what port-forwards and probes need.
+A web page can make its browser call 127.0.0.1 by a host name of the page's owner, which resolves to that address (DNS
+rebinding). The page can then read the answers, because the browser takes them for answers of the page's own host. Only
+the header `host` shows that such a call is meant for another host. Addresses and localhost cannot be abused in this
+way: they are always allowed, and port-forwards and probes need them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ ANY_HOST: Final = "*"
 
 
 class AllowedHosts:
-    """The names of a server. Ports do not matter: proxies and port-forwards have ports of their own."""
+    """The host names that calls may have. Ports are ignored, because proxies and port-forwards have other ports."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        """names: host names, addresses, `*.example.org` for all below a name, or "*" for any"""
+        """Keep the names: host names, addresses, `*.example.org` for all names below one, or "*" for any host."""
         self._names = frozenset(name.lower().strip("[]").rstrip(".") for name in names)
         self._parents = tuple(name.removeprefix("*") for name in self._names if name.startswith("*."))
 
     @classmethod
     def of_server(cls, host: str, configured: Sequence[str] | None, *, asks_for_tokens: bool) -> AllowedHosts:
-        """The configured ones. By default, for a server on loopback that asks for no tokens, its own; else any.
+        """Return the hosts of a server.
 
-        host: where it listens
+        These are the configured ones. By default they are the server's own name and address if it listens on loopback
+        and asks for no tokens, otherwise any host.
+        host: the address that the server listens at
         """
         if configured is not None:
             return cls(configured)
@@ -43,7 +45,7 @@ class AllowedHosts:
         return cls((host, socket.gethostname()))
 
     def allows(self, host: str | None) -> bool:
-        """host: a call's header of that name. None is allowed: browsers always send one."""
+        """Whether a call's header `host` is allowed. None is allowed, because browsers always send the header."""
         if host is None or ANY_HOST in self._names:
             return True
         name = _name_in(host)
@@ -52,10 +54,10 @@ class AllowedHosts:
 
 
 class HostCheck:
-    """Refuses calls for other hosts, but those that only ask whether the server lives: probes name a pod's address."""
+    """Middleware that refuses calls for other hosts, apart from probes, which may name any host."""
 
     def __init__(self, app: ASGIApp, allowed: AllowedHosts, open_paths: frozenset[str]) -> None:
-        """open_paths: that are answered whatever host is named"""
+        """Wrap an application. open_paths: the paths that are answered whatever host a call names"""
         self._app = app
         self._allowed = allowed
         self._open_paths = open_paths
@@ -74,7 +76,7 @@ class HostCheck:
 
 
 def _name_in(host: str) -> str:
-    """Without its port."""
+    """Return a host header's name without its port."""
     name, separator, port = host.rpartition(":")
     has_port = bool(separator) and port.isdigit() and (not host.startswith("[") or name.endswith("]"))
     return (name if has_port else host).lower().strip("[]").rstrip(".")

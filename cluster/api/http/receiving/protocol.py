@@ -1,16 +1,18 @@
-"""One connection of HTTP/1.1: what comes before its requests are looked at has bounds here.
+"""One connection of HTTP/1.1, with bounds on everything that a client can send before a request is worked on.
 
-httptools and uvicorn collect whatever comes: headers, URLs, requests that are sent ahead. So bytes are given to them in
-pieces, and counted:
+httptools and uvicorn collect all headers, URLs and requests that are sent ahead. So bytes are given to them in pieces,
+and counted:
 
-- A request's headers, with its URL, have `max_header_bytes` and MAX_HEADERS; its URL has MAX_URL_BYTES.
-- What chunks have beside their content (sizes, extensions, trailers) has `max_header_bytes`, and a quarter of the
-  content.
-- A request that is sent ahead waits, unread, until the answer before it has ended; a piece has room for a few of them.
-- One callback of the event loop reads BYTES_PER_TURN. The rest waits for the next one, and the socket for that.
+- A request's URL has at most MAX_URL_BYTES; its headers are at most MAX_HEADERS, and have with the URL at most
+  `max_header_bytes`.
+- The bytes of chunks beside their content (sizes, extensions, trailers) are at most `max_header_bytes` and a quarter of
+  the content.
+- A request that is sent ahead is not read until the answer before it has ended; a piece may contain a few of them.
+- One callback of the event loop reads BYTES_PER_TURN. The other bytes wait for the next one; if they are many, nothing
+  is read from the socket.
 
-A request that is refused here is answered at once, and nothing that follows is read. What is still on its way is thrown
-away for LINGER_S: to close the connection before that would be a reset, which can take the answer away from its client.
+A request that is refused here is answered at once, and nothing after it is parsed. Bytes that are still on their way
+are dropped for LINGER_S: to close the connection earlier would reset it, and the client could lose the answer.
 """
 
 from __future__ import annotations
@@ -37,24 +39,24 @@ BYTES_PER_TURN: Final = 65_536
 LINGER_S: Final = 2.0
 _PIECE_BYTES: Final = 4096
 _MAX_WAITING_BYTES: Final = 65_536
-"""Above that nothing is read from the socket."""
+"""While more bytes wait to be parsed, nothing is read from the socket."""
 _MAX_THROWN_AWAY_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ProtocolLimits:
-    """The bounds of every connection of a server. receive_timeout_s: for the headers of a request"""
+    """The bounds of every connection of a server. receive_timeout_s: how long the headers of a request may take"""
 
     max_header_bytes: int
     receive_timeout_s: float
 
 
 class _TooMuch(Exception):
-    """Ends the parser's work. httptools wraps it."""
+    """A bound is exceeded: this ends the parser's work. httptools wraps it in an error of its own."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection. Subclasses of a server have its limits and its connections."""
+    """One connection. Each server has a subclass, with the server's limits and connections as class attributes."""
 
     limits: ClassVar[ProtocolLimits]
     all_connections: ClassVar[Connections]
@@ -74,23 +76,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def end(self) -> None:
-        """End it at once: another connection needs its room."""
+        """End the connection at once: another one needs its room."""
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing comes any more."""
+        """Free what the connection holds: it is closed."""
         self._has_gone = True
         self._waiting = b""
         self._timer.cancel()
         self.all_connections.discard(self)
         self.pipeline.clear()
         if self.cycle is not None:
-            # Ends a circle of references: garbage is collected seldom.
+            # This ends a cycle of references, which would live long: garbage is collected seldom.
             self.cycle.transport = self.transport
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Read what comes, a turn's worth at once."""
+        """Take bytes from the socket, and parse as many as one callback may."""
         if self._is_over:
             self._throw_away(data)
             return
@@ -101,7 +103,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._read_a_turn()
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Begin a request."""
         super().on_message_begin()
         self._begin_request()
         self._num_idle_bytes = 0
@@ -111,14 +113,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._restart_timer()
 
     def on_url(self, url: bytes) -> None:
-        """More of a request's URL."""
+        """Take a part of a request's URL."""
         super().on_url(url)
         if len(self.url) > MAX_URL_BYTES:
             self._refusal = refused(414, f"the URL has more than {MAX_URL_BYTES} bytes", "uri_too_long")
             raise _TooMuch
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer: nobody asks for these."""
+        """Take a header; trailers are ignored."""
         if not self._in_headers:
             return
         self._num_headers += 1
@@ -127,7 +129,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """A request can be worked on."""
+        """Begin to work on a request, whose headers are complete."""
         self._in_headers = False
         self._timer.cancel()
         self.all_connections.set_busy(self)
@@ -142,7 +144,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.cycle.transport = cast(asyncio.Transport, _AnswerTransport(self, self.transport, is_received))
 
     def on_body(self, body: bytes) -> None:
-        """More of a request's body."""
+        """Take a part of a request's body."""
         self._num_body_bytes += len(body)
         super().on_body(body)
 
@@ -154,11 +156,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._take_turn_soon()
 
     def send_400_response(self, msg: str) -> None:
-        """What has come is no HTTP, or too much of it."""
+        """Refuse bytes that are not HTTP, or exceed a bound."""
         self._refuse(self._refusal or refused(400, msg, "no_http"))
 
     def close_after_answer(self) -> None:
-        """Close it in such a way that the client gets the answer, whatever it still sends."""
+        """Close the connection so that the client gets the answer, whatever it still sends."""
         if self._is_over:
             return
         self._is_over = True
@@ -199,7 +201,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.loop.call_soon(self._read_a_turn)
 
     def _has_to_wait(self) -> bool:
-        """Whether what comes now belongs to a request after one that is not answered."""
+        """Whether the next bytes belong to a request after one that is not answered yet."""
         if self._has_gone or self._is_over or self.transport.is_closing():
             self._waiting = b""
             return True
@@ -209,14 +211,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def _read(self, piece: bytes) -> None:
         was_spare = not self._in_headers and (self.cycle is None or self.cycle.response_complete)
         if was_spare and self._timer.cancelled():
-            # Empty lines may come before a request, for as long as its headers may take.
+            # Empty lines before a request may take as long as its headers may.
             self._restart_timer()
         num_headers = self._num_headers
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
-            pass  # Nothing is spoken here but HTTP/1.1: the request is answered as any other.
+            pass  # The server has only HTTP/1.1: the request is answered like any other.
         except httptools.HttpParserError:
             self.send_400_response("what was sent is no HTTP/1.1")
         if self._is_over or self._has_gone:
@@ -226,7 +228,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._num_idle_bytes > self.limits.max_header_bytes:
                 self.transport.abort()
         elif self._in_headers:
-            # The parser keeps a header that has not ended, of which it says nothing.
+            # The parser keeps a header that has not ended, and does not report its bytes.
             has_ended = self._num_headers > num_headers
             self._num_unparsed_bytes = 0 if has_ended else self._num_unparsed_bytes + len(piece)
             try:
@@ -238,7 +240,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._check_chunks()
 
     def _check_headers(self) -> None:
-        """Raises _TooMuch."""
+        """Check the bounds on headers. Raises _TooMuch."""
         most = self.limits.max_header_bytes
         num_bytes = self._num_header_bytes + len(self.url) + self._num_unparsed_bytes
         if num_bytes > most or self._num_headers > MAX_HEADERS:
@@ -252,7 +254,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(refused(400, "the chunks of the body have more bytes beside their content", "no_http"))
 
     def _refuse(self, error: HttpError) -> None:
-        """Answer, and read no more. An answer that is under way cannot be followed by another one: it is cut off."""
+        """Answer with an error, and read no more. If another answer is under way, the connection is cut off instead."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             is_begun = cycle.response_started or bool(self.pipeline)
@@ -280,7 +282,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class _Flow(FlowControl):
-    """Reads from the socket while both want to: whoever takes bodies, and the connection, which has bytes waiting."""
+    """Reads from the socket only while both the reader of bodies and the connection itself want more bytes."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -297,19 +299,22 @@ class _Flow(FlowControl):
             super().resume_reading()
 
     def hold(self) -> None:
-        """Read nothing before release(), whoever wants to."""
+        """Stop reading until release(), even if the reader of bodies wants more."""
         self._is_held = True
         super().pause_reading()
 
     def release(self) -> None:
-        """Read again, if the other wants to."""
+        """Read again, if the reader of bodies wants more."""
         self._is_held = False
         if not self._is_paused:
             super().resume_reading()
 
 
 class _AnswerTransport:
-    """What uvicorn writes an answer to. To close it before all of the request has come does so gently."""
+    """The transport that uvicorn writes an answer to.
+
+    If it is closed before all of the request has come, the connection is closed so that the client gets the answer.
+    """
 
     def __init__(
         self, connection: BoundedProtocol, transport: asyncio.Transport, is_received: Callable[[], bool]

@@ -1,4 +1,4 @@
-"""From the bytes of a body to what it asks for. Large ones are read in steps, of which none keeps the event loop."""
+"""Parses and validates bodies. Large ones are read in steps, between which the event loop runs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _MAX_BYTES_AT_ONCE: Final = SLICE_BYTES
 
 
 def is_large(num_bytes: int) -> bool:
-    """Whether a body of so many bytes is read in steps."""
+    """Whether a body with this number of bytes is read in steps."""
     return num_bytes > _MAX_BYTES_AT_ONCE
 
 
 async def read_body(kind: type[BodyT], data: bytes) -> BodyT:
-    """What a body asks for. Raises InvalidRequest.
+    """Parse and validate a body. Raises InvalidRequest.
 
-    No step takes longer than what MAX_ENTRIES numbers take to parse, some 20 ms. After each step of a large body others
-    have their turn.
+    No step takes longer than MAX_ENTRIES numbers take to parse, some 20 ms. The event loop runs after each step of a
+    large body.
     """
     if not is_large(len(data)):
         return _validated(kind, _parsed(data))

@@ -1,9 +1,9 @@
-"""TLS around a connection, from its first byte on: it counts, it has to shake hands in time, and it leaves nothing.
+"""TLS of a connection, which counts from its first byte on, has a limit for its handshake, and leaves no garbage.
 
-asyncio's own way from a listening socket to TLS counts nothing before the handshake is over, gives it a minute, and
-leaves 300 KB of each connection that ends before: an exception and the frames that it went through refer to each other
-until the next full collection, which an ingress makes seldom. So the server accepts plain connections, each of which
-has asyncio's TLS as its protocol, and that has the protocol of HTTP.
+asyncio's own TLS server does not tell of a connection before its handshake has ended, allows a minute for that, and
+leaves 300 KB of each connection that ends earlier: an exception and the frames that it went through refer to each other
+until the next full garbage collection, which an ingress makes seldom. So the server accepts plain connections. The
+protocol of each is asyncio's TLS, whose inner protocol is HTTP.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _BUFFER_BYTES: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """context: of the server; handshake_timeout_s: for all of a handshake; all_connections: those that count"""
+    """The settings of TLS connections.
+
+    context: the server's; handshake_timeout_s: the limit for a handshake; all_connections: the server's connections
+    """
 
     context: ssl.SSLContext
     handshake_timeout_s: float
@@ -30,12 +33,12 @@ class TlsSettings:
 
 
 class TlsConnection(SSLProtocol):
-    """A connection with TLS. While its handshake lasts it counts as one that has no request."""
+    """A connection with TLS. During its handshake it counts as a connection without a request."""
 
     max_size: ClassVar[int] = _BUFFER_BYTES
 
     def __init__(self, make_inner: Callable[[], asyncio.Protocol], settings: TlsSettings) -> None:
-        """make_inner: makes what speaks within TLS, and counts as a connection from the end of the handshake on"""
+        """Wrap a protocol in TLS. make_inner: makes the protocol, which counts as a connection after the handshake"""
         super().__init__(
             asyncio.get_running_loop(),
             asyncio.Protocol(),
@@ -49,7 +52,7 @@ class TlsConnection(SSLProtocol):
         self._plain_transport: asyncio.BaseTransport | None = None
 
     def end(self) -> None:
-        """End it at once: another connection needs its room."""
+        """End the connection at once: another one needs its room."""
         if isinstance(self._plain_transport, asyncio.WriteTransport):
             self._plain_transport.abort()
 
@@ -62,7 +65,7 @@ class TlsConnection(SSLProtocol):
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Let go of all that is large, whoever still refers to this connection."""
+        """Free large buffers, even if something still refers to this connection."""
         self._all_connections.discard(self)
         self._plain_transport = None
         super().connection_lost(exc)
@@ -73,7 +76,7 @@ class TlsConnection(SSLProtocol):
         self._ssl_buffer_view = memoryview(self._ssl_buffer)
 
     def _on_handshake_complete(self, handshake_exc: BaseException | None) -> None:
-        # From here on the connection within counts in its place.
+        # From here on the inner connection counts instead of this one.
         self._all_connections.discard(self)
         if handshake_exc is None:
             self._set_app_protocol(self._make_inner())
