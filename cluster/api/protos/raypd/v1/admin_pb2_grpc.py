@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """Tells an operator how a cluster is, and changes it. It is served on the ingress's own port.
+    """Describes a cluster to operators, and changes it. It is served on the ingress's own port, or on a port of its own.
     """
 
     def __init__(self, channel):
@@ -93,19 +93,19 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """Tells an operator how a cluster is, and changes it. It is served on the ingress's own port.
+    """Describes a cluster to operators, and changes it. It is served on the ingress's own port, or on a port of its own.
     """
 
     def GetStatus(self, request, context):
         """GetStatus describes engines, links, transfers and requests as this ingress and the controller know them now.
-        It answers without the controller too, with what the ingress knows by itself.
+        If the controller does not answer, the ingress describes what it knows itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Scale(self, request, context):
-        """Scale wants other numbers of engines from now on. It returns at once; engines come and go after it.
+        """Scale changes how many engines of each role are wanted. It returns at once; engines start and leave afterwards.
         Status codes: INVALID_ARGUMENT, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -113,15 +113,16 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Drain takes an engine out of service once its requests have ended, or have been given drain_timeout_s and go on
-        elsewhere. It returns when the engine gets no new requests. Status codes: NOT_FOUND, UNAVAILABLE.
+        """Drain takes an engine out of service once its requests have ended; those that have not after drain_timeout_s go on
+        at other engines. It returns when the engine gets no new requests. Status codes: NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetRole(self, request, context):
-        """SetRole lets an engine serve in another role from now on; it ends what it has begun, and keeps its prefix cache.
+        """SetRole lets an engine serve in another role from now on. The engine finishes the requests that it has, and keeps
+        its prefix cache.
         Status codes: INVALID_ARGUMENT, NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -129,32 +130,32 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainNode(self, request, context):
-        """DrainNode drains every engine and ingress of a node, and starts nothing there any more: before it is stopped. The
-        engines start anew elsewhere, where there is room. Status codes: NOT_FOUND, UNAVAILABLE.
+        """DrainNode drains every engine and ingress of a node, and starts nothing there any more, so that the node can be
+        stopped. The engines start again on other nodes with room. Status codes: NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Update(self, request, context):
-        """Update replaces the engines, group by group, by ones that serve another checkpoint. It returns at once; both are
-        served meanwhile. Status codes: INVALID_ARGUMENT, UNAVAILABLE.
+        """Update replaces the engines, group by group, by ones that serve another checkpoint. It returns at once; until the
+        last engine is replaced, both checkpoints are served. Status codes: INVALID_ARGUMENT, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """LoadAdapter lets requests name a LoRA adapter, or have new weights by its name. It returns once every engine that
-        serves has loaded it. Requests that have begun end with the weights that they began with.
-        Status codes: INVALID_ARGUMENT (its files, or the engines' words), UNAVAILABLE.
+        """LoadAdapter lets requests name a LoRA adapter, or replaces the weights of an adapter that they can name already. It
+        returns once every engine that serves has loaded the adapter. Requests that have begun keep their weights.
+        Status codes: INVALID_ARGUMENT (the adapter's files cannot be used, or an engine refuses them), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """UnloadAdapter lets no new request name an adapter that was configured or loaded; those that have it end with it.
+        """UnloadAdapter lets no new request name an adapter that was configured or loaded; requests that use it go on.
         Status codes: NOT_FOUND, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -162,24 +163,23 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """ResetPrefixCache lets engines forget all cached prompts, as after a change of what they are to be kept from. Status
-        codes: NOT_FOUND, FAILED_PRECONDITION, UNAVAILABLE.
+        """ResetPrefixCache clears the prefix caches of engines. Status codes: NOT_FOUND, FAILED_PRECONDITION, UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Profile(self, request, context):
-        """Profile tells what an engine does, by torch's profiler, for a bounded time. Requests go on, more slowly. Status
-        codes: INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION (it is being profiled already), UNAVAILABLE.
+        """Profile runs torch's profiler on an engine for some time. Its requests go on, more slowly. Status codes:
+        INVALID_ARGUMENT, NOT_FOUND, FAILED_PRECONDITION (the engine is being profiled already), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RotateSecret(self, request, context):
-        """RotateSecret replaces the secret by which engines and ingresses prove themselves to each other. Connections that are
-        open stay. Status codes: FAILED_PRECONDITION (the secret is in a file, and is replaced there), UNAVAILABLE.
+        """RotateSecret replaces the secret by which engines and ingresses prove themselves to each other. Open connections
+        stay open. Status codes: FAILED_PRECONDITION (the secret comes from a file: replace the file), UNAVAILABLE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -252,7 +252,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """Tells an operator how a cluster is, and changes it. It is served on the ingress's own port.
+    """Describes a cluster to operators, and changes it. It is served on the ingress's own port, or on a port of its own.
     """
 
     @staticmethod
