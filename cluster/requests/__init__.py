@@ -1,1 +1,1 @@
-"""The life of a request: admission, attempts, recovery, migration, the order of its output."""
+"""Takes a request from its admission to its end: attempts, recovery, migration, the order of its output."""

@@ -1,12 +1,12 @@
 """One submission of a request to the engines of a route: submit, listen, abort.
 
-Who may end it: a finished output of the decode engine; one of the prefill engine, if its first token ended the request.
-What the prefill engine's failure does not end: the decode engine goes on by its own recovery policy (it prefills
-itself), so its outputs are waited for. What the decode engine's failure always ends: the attempt.
-A preempted request may move: its decode engine and a second one, its successor, then have it both, and the one that
-gives the next token first keeps it. So the first one's blocks stay cached until the successor has fetched them, and
-nothing is lost if the successor cannot have it after all.
-Invariant: when the attempt is closed, each engine has said its last word on the request, or has been told to abort it.
+A finished output of the decode engine ends the attempt; so does one of the prefill engine, if the first token ended the
+request. A failure of the prefill engine does not end the attempt: the decode engine computes the prompt itself, so the
+attempt waits for its outputs. A failure of the decode engine ends the attempt, unless a successor has the request too.
+A preempted request may migrate. Its decode engine and a second one, the successor, then both have the request, and the
+engine that gives the next token first keeps it. So the blocks stay cached at the first engine until the successor has
+fetched them, and nothing is lost if the successor cannot take the request.
+Invariant: when the attempt is closed, each engine has sent its last output of the request, or was told to abort it.
 """
 
 from __future__ import annotations
@@ -44,23 +44,26 @@ logger = logging.getLogger(__name__)
 class EndKind(Enum):
     """How an engine's part in a request ended."""
 
-    OVER = "its last output came, or it let go of the request, or was told to"
-    GIVEN_UP = "the engine gave the request up, as any other engine would"
-    OUT_OF_BLOCKS = "the engine gave the request up for want of blocks"
-    CUT_OFF = "the session broke, and the engine may live, or never had the request"
-    DIED = "the engine is thought to have died while it had the request"
+    OVER = "the engine sent its last output, or dropped the request, or was told to abort it"
+    GIVEN_UP = "the engine refused the request, as any other engine would"
+    OUT_OF_BLOCKS = "the engine gave the request up because it had too few blocks"
+    CUT_OFF = "the session broke; the engine may still run, or never received the request"
+    DIED = "the engine has probably died while it had the request"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """The end of one engine's outputs. reason: of a failure; None if there was none"""
+    """The end of one engine's outputs.
+
+    reason: why the engine failed the request; None if the engine did not fail
+    """
 
     kind: EndKind
     reason: str | None = None
 
     @property
     def can_resume(self) -> bool:
-        """Whether the failure was the engine's, so that another engine can go on."""
+        """Whether the engine and not the request was the cause, so that another engine can go on."""
         return self.kind in (EndKind.OUT_OF_BLOCKS, EndKind.CUT_OFF, EndKind.DIED)
 
 
@@ -68,7 +71,10 @@ _OVER: Final = StreamEnd(EndKind.OVER)
 
 
 class EngineStream:
-    """The outputs of one engine for the request, from submit on. end: None as long as more may come"""
+    """The outputs that one engine makes of the request, from its submission on.
+
+    end: how the outputs ended; None as long as more may come
+    """
 
     def __init__(self, connection: EngineConnection, request: EngineCoreRequest) -> None:
         self.connection = connection
@@ -83,17 +89,18 @@ class EngineStream:
         self.timings: RequestTimings | None = None
 
     async def next_output(self) -> EngineCoreOutput | None:
-        """The next output; None if the engine has failed, or has nothing more to say. Then end says how.
+        """Wait for the next output. Returns None if the engine has failed or sends no more; then `end` says which.
 
-        Raises InvalidRequest if its grammar does not compile or its adapter cannot be served: no engine can do better.
+        Raises InvalidRequest if the request's grammar does not compile or its adapter cannot be served: no other engine
+        could do it either.
         """
         try:
             while (output := await anext(self._outputs, None)) is not None:
                 if output.attempt == self._attempt:
                     break
         except EngineLost as exc:
-            # A host that is cut off takes all its engines out of sight at once: that is no request's doing. And where
-            # a host has died, the request may be sent to a second engine of it before that one's end is noticed.
+            # A host that is cut off makes all its engines unreachable at once, which no request has caused. After a
+            # host has died, a request may still be sent to a second engine on it before that engine's end is noticed.
             has_died = exc.had_request and not (exc.has_left or exc.is_silent)
             self.end = StreamEnd(EndKind.DIED if has_died else EndKind.CUT_OFF, str(exc))
             return None
@@ -117,16 +124,16 @@ class EngineStream:
 
     @property
     def failure(self) -> str | None:
-        """The reason for which the engine has failed the request, if it has."""
+        """Why the engine has failed the request; None if the engine has not."""
         return None if self.end is None else self.end.reason
 
     @property
     def has_died(self) -> bool:
-        """Whether the engine is thought to have died while it had the request."""
+        """Whether the engine has probably died while it had the request."""
         return self.end is not None and self.end.kind is EndKind.DIED
 
     def abort(self) -> None:
-        """Let the engine free what the request holds there, unless it has already said its last word."""
+        """Let the engine free what the request holds there. Does nothing if the outputs have ended already."""
         if self.end is None:
             self.end = _OVER
             self.connection.abort(self._request_id)
@@ -138,10 +145,13 @@ class EngineStream:
 
 
 class Attempt:
-    """An async context manager: submitted inside, over or aborted after."""
+    """Submits the request when it is entered as an async context manager, and aborts what still runs when it is left.
+
+    Iterating over the attempt yields the outputs in order, each position once.
+    """
 
     def __init__(self, route: Route[EngineConnection], request: EngineCoreRequest, deadline_s: float | None) -> None:
-        """deadline_s: on the event loop's clock."""
+        """deadline_s: when the client stops waiting, on the event loop's clock; None if it has no deadline"""
         self._route = route
         self._request = request
         self._deadline_s = deadline_s
@@ -151,11 +161,11 @@ class Attempt:
         self._successor: EngineStream | None = None
         self._predecessors: list[EngineStream] = []
         self._lost_targets: list[EngineStream] = []
-        # Reads of both engines at once; empty as soon as the prefill engine is through.
+        # Reads of several engines at once. A decode engine that is the only one left is read without a task.
         self._reads: dict[EngineStream, asyncio.Task[EngineCoreOutput | None]] = {}
 
     async def __aenter__(self) -> Self:
-        """Submit to both engines; the consumer first, whose reservation lets the producer start."""
+        """Submit to both engines. The consumer comes first, because its reservation lets the producer start."""
         prefill, decode = self._route.prefill, self._route.decode
         if prefill is None:
             self._decode = EngineStream(decode, replace(self._request, prefix_source=self._route.prefix_source))
@@ -171,7 +181,7 @@ class Attempt:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Abort on every engine that still has the request. This waits for its own reads to end, and for no engine."""
+        """Abort the request on every engine that still has it. Waits for the attempt's reads to end, for no engine."""
         for stream in self._streams:
             stream.abort()
         reads = list(self._reads.values())
@@ -181,38 +191,42 @@ class Attempt:
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Every output token so far, those included that the request came with."""
+        """Every output token so far, including those that the request came with."""
         return self._order.token_ids
 
     @property
     def route(self) -> Route[EngineConnection]:
-        """The engines that have it now."""
+        """The engines that have the request now."""
         return replace(self._route, decode=self._decode.connection)
 
     @property
     def num_moves(self) -> int:
-        """How often another decode engine has taken it over."""
+        """How often another decode engine has taken the request over."""
         return len(self._predecessors)
 
     @property
     def can_migrate(self) -> bool:
-        """Whether its output so far comes without a gap from an engine that has it alone."""
+        """Whether a single engine has the request and its output so far is without a gap."""
         is_alone = self._successor is None and not self._is_prefilling
         return is_alone and self._decode.end is None and not self._order.has_gap
 
     def migrate(self, decode: EngineConnection, request: EngineCoreRequest) -> None:
-        """Let another decode engine have it too. request: what goes on from token_ids there, under an id of its own."""
-        assert self.can_migrate, "two engines at most decode it"
+        """Submit the request to a second decode engine too.
+
+        request: the request as the second engine gets it, under an id of its own; it goes on after token_ids
+        """
+        assert self.can_migrate, "at most two engines decode a request"
         self._successor = EngineStream(decode, request)
 
     @property
     def has_decoded(self) -> bool:
-        """Whether the decode engine has given tokens: it has lived with the request for at least a step."""
+        """Whether the decode engine has given tokens: it has survived at least one step with the request."""
         return self._decode.has_given_tokens
 
     def failed_by(self, error: EngineFailed) -> FailedAttempt:
-        """Say how far the attempt has come that ends with this error."""
-        # Also both engines of a handoff: where the prefill engine dies, the decode engine computes the prompt itself.
+        """Describe how far the attempt came before it ended with this error."""
+        # Either engine of a handoff may have died of the request: when the prefill engine dies, the decode engine
+        # computes the prompt itself.
         others = [*self._streams, *self._predecessors, *self._lost_targets]
         suspects = [self._decode] if self.has_decoded else others
         end = self._decode.end
@@ -227,35 +241,36 @@ class Attempt:
 
     @property
     def prefill_report(self) -> EngineReport | None:
-        """The prefill engine's part; None if the decode engine does all of it."""
+        """The prefill engine and its times; None if the decode engine computes the prompt as well."""
         return None if self._prefill is None else self._prefill.report
 
     @property
     def decode_report(self) -> EngineReport:
-        """The decode engine's part."""
+        """The decode engine and its times."""
         return self._decode.report
 
     @property
     def prefill_timings(self) -> RequestTimings | None:
         """The times of the engine that computed the prompt, if it has reported."""
-        # What a successor found was put there by its predecessor.
+        # After a migration the successor finds blocks that its predecessor computed; only the first engine's count.
         decode = self._predecessors[0] if self._predecessors else self._decode
         return (self._prefill and self._prefill.timings) or decode.timings
 
     def __aiter__(self) -> Self:
-        """Outputs in order, every position once; the last of the request has a finish_reason."""
+        """Iterate over the outputs in order, each position once; the request's last output has a finish_reason."""
         return self
 
     async def __anext__(self) -> EngineCoreOutput:
         """Wait for the next output.
 
-        Raises EngineFailed if no engine can go on, OutputsDiverged, DeadlineExceeded, or InvalidRequest if none could.
+        Raises EngineFailed if none of the attempt's engines can go on, OutputsDiverged, DeadlineExceeded, or
+        InvalidRequest if no engine at all could serve the request.
         """
         while not self._ready:
             self._fail_if_nothing_can_follow()
             stream, output = await self._next_in_time()
             if stream is not self._decode and stream not in self._streams:
-                continue  # Another one was quicker.
+                continue  # A stream that a migration has dropped: the other engine was quicker.
             if output is None:
                 self._on_silent_end(stream)
             elif output.preemption is None:
@@ -269,7 +284,7 @@ class Attempt:
     async def _next_in_time(self) -> tuple[EngineStream, EngineCoreOutput | None]:
         """Wait like _next_of_any(), up to the deadline. Raises DeadlineExceeded."""
         if self._deadline_s is None:
-            return await self._next_of_any()  # Without a timer's price, for each token.
+            return await self._next_of_any()  # This saves a timer for each token.
         try:
             async with asyncio.timeout_at(self._deadline_s):
                 return await self._next_of_any()
@@ -277,7 +292,7 @@ class Attempt:
             raise DeadlineExceeded(self._request.request_id) from None
 
     async def _next_of_any(self) -> tuple[EngineStream, EngineCoreOutput | None]:
-        """The next word of any engine, None for "no more"."""
+        """Wait for the next output of any engine; None in its place if the engine sends no more."""
         listening = [stream for stream in self._streams if stream.end is None or stream in self._reads]
         if listening == [self._decode] and not self._reads:
             return self._decode, await self._decode.next_output()
@@ -299,15 +314,17 @@ class Attempt:
         if stream is self._successor:
             self._successor = None
             if stream.has_died:
-                # Only what the decode engine gives from now on clears the request of this death.
+                # Only tokens that the decode engine gives from now on show that the request did not cause this death.
                 self._lost_targets.append(stream)
                 self._decode.has_given_tokens = False
-            logger.info("a move has failed, the request stays", extra=self._fields(stream))
+            logger.info("a migration has failed, the request stays where it is", extra=self._fields(stream))
             return
         if stream.end is None or stream.end.reason is None:
             return
         if stream is self._decode and self._successor is not None:
-            logger.warning("its engine has failed, a preempted request moves at once", extra=self._fields(stream))
+            logger.warning(
+                "the engine of a migrating request has failed, its successor goes on", extra=self._fields(stream)
+            )
             self._settle_migration(self._successor)
             return
         if stream is self._decode:
@@ -315,37 +332,41 @@ class Attempt:
         logger.warning("prefill failed, the decode engine goes on", extra=self._fields(stream))
 
     def _settle_prefill(self, stream: EngineStream, output: EngineCoreOutput) -> None:
-        """Let the prefill engine go if the decode engine gives the very first token: it has refused the handoff."""
+        """Abort at the prefill engine if the decode engine gives the very first token: it has refused the handoff."""
         is_first = output.first_position == len(self._request.output_token_ids) and output.new_token_ids
         if is_first and stream is self._decode and self._prefill is not None:
             self._prefill.abort()
 
     def _settle_migration(self, winner: EngineStream) -> None:
-        """Leave the request to one of its two decode engines alone."""
+        """End a migration: abort the request at the decode engine that did not give the next token."""
         successor, self._successor = self._successor, None
         if successor is None:
             return
         if winner is not successor:
             successor.abort()
-            logger.info("a move was not needed", extra=self._fields(successor))
+            logger.info("a migration was not needed", extra=self._fields(successor))
             return
         self._decode.abort()
         self._predecessors.append(self._decode)
         self._decode = successor
 
     def _fields(self, stream: EngineStream) -> dict[str, str | None]:
-        """For the log."""
+        """Return the fields of a log line about an engine's part."""
         return {"request_id": self._request.request_id, "engine_id": stream.engine_id, "reason": stream.failure}
 
     def _fail_if_nothing_can_follow(self) -> None:
-        """A gap can only be filled by the prefill engine, and only an open stream can bring the end."""
+        """Raise EngineFailed, or DeadlineExceeded if that is why, when no engine can bring the next position.
+
+        Only the prefill engine can fill a gap, and only a stream that has not ended can bring the end.
+        """
         if self._order.has_gap and not self._is_prefilling:
             raise self._failed(f"position {len(self.token_ids)} of the output is missing", can_resume=True)
         if not any(self._is_listening(stream) for stream in self._streams):
             ends = [stream.end for stream in self._streams if stream.end is not None]
             reasons = [end.reason for end in ends if end.reason is not None]
             can_resume = any(end.can_resume for end in ends)
-            raise self._failed("; ".join(reasons) or "its engines let go of it unfinished", can_resume=can_resume)
+            reason = "; ".join(reasons) or "its engines dropped the request before it was finished"
+            raise self._failed(reason, can_resume=can_resume)
 
     @property
     def _is_prefilling(self) -> bool:
@@ -355,7 +376,7 @@ class Attempt:
         return stream.end is None or stream in self._reads
 
     def _failed(self, reason: str, *, can_resume: bool) -> EngineFailed | DeadlineExceeded:
-        """Make the attempt's error. An engine that has dropped the request for its deadline is not to blame."""
+        """Make the attempt's error: DeadlineExceeded once the deadline has passed, since engines drop requests then."""
         if self._deadline_s is not None and asyncio.get_running_loop().time() >= self._deadline_s:
             return DeadlineExceeded(self._request.request_id)
         request_id, num_new_tokens = self._request.request_id, self.num_new_tokens
@@ -363,7 +384,7 @@ class Attempt:
 
     @property
     def num_new_tokens(self) -> int:
-        """Output tokens of this attempt so far."""
+        """The number of output tokens that this attempt has given so far."""
         return len(self.token_ids) - len(self._request.output_token_ids)
 
     @property
@@ -374,11 +395,11 @@ class Attempt:
         request, address = self._request, peer.descriptor.kv_address
         transfer_id = f"{request.request_id}/{request.attempt}"
         prefill = self._route.prefill
-        assert prefill is not None, "who does all of it needs no ticket"
+        assert prefill is not None, "an engine that prefills and decodes needs no ticket"
         ranks = HandoffRanks(prefill.descriptor.handoff_rank, self._route.decode.descriptor.handoff_rank)
         ticket = KVTransferParams(transfer_id, request.attempt, role, address, ranks=ranks)
-        # What the consumer does not have comes from its producer.
+        # The consumer gets the blocks that it lacks from its producer.
         source = self._route.prefix_source if role is TransferRole.PRODUCER else None
-        # What images are made of is large, and the consumer gets what has been made of it.
+        # The inputs of images are large, and the consumer gets the KV that the producer computes from them.
         inputs = request.encoder_inputs if role is TransferRole.PRODUCER else ()
         return replace(request, kv_transfer_params=ticket, prefix_source=source, encoder_inputs=inputs)

@@ -1,4 +1,4 @@
-"""A request that an ingress works on, from its admission to its end."""
+"""Holds what an ingress knows of a request that it works on, from admission to end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from cluster.requests.recovery import Recovery
 
 @dataclass(slots=True)
 class InFlight:
-    """One request, for those who ask what the ingress does.
+    """One request that is admitted and has not ended; `raypd status` and the metrics read it.
 
-    engines:  those of its model version, once that is chosen
-    recovery: once it is prepared; None for one that wants vectors, since each of its prompts has a recovery of its own
+    arrived_at_s: Unix time in seconds
+    engines:      the engines of the request's model version; None until the version is chosen
+    recovery:     None until the request is prepared, and for a request for vectors, each prompt of which has its own
     """
 
     request_id: str
@@ -29,16 +30,16 @@ class InFlight:
 
     @property
     def model_version(self) -> int:
-        """The number of its model version; 0 until one is chosen."""
+        """The number of the request's model version; 0 until one is chosen."""
         return 0 if self.engines is None else self.engines.model.version
 
     @property
     def num_moves(self) -> int:
-        """How often another decode engine has taken it over after a preemption."""
+        """How often another decode engine has taken the request over after a preemption."""
         return 0 if self.recovery is None else self.recovery.num_moves
 
     def view(self) -> RequestView:
-        """Describe it for people to see."""
+        """Describe the request for `raypd status`."""
         attempt = None if self.recovery is None else self.recovery.attempt
         if self.recovery is None or attempt is None:
             phase = "prefill" if self.ledger.is_waiting else "admitted"

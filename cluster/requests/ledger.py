@@ -1,6 +1,6 @@
-"""All that one request takes of what its ingress and its token have: admission, waiting tokens, images, time.
+"""Accounts for what one request uses of its ingress's limits and of its token's allowance.
 
-A request is admitted, then its prompt is charged and waits, then its first token begins the output, then it ends.
+A request is admitted. Then its prompt is charged and waits, the first token begins the output, and the request ends.
 Invariant: when the ledger is closed, the ingress counts nothing for the request any more.
 """
 
@@ -17,7 +17,10 @@ from cluster.requests.overload_control import AdmittedRequest, OverloadControl
 
 
 class Ledger:
-    """One request's. deadline_s: its client's, on the event loop's clock"""
+    """What one request uses.
+
+    deadline_s: when the client stops waiting, on the event loop's clock; None if it has no deadline
+    """
 
     def __init__(
         self, admitted: AdmittedRequest, image_budget: ImageBudget, allowance: Allowance, deadline_s: float | None
@@ -31,21 +34,22 @@ class Ledger:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the prompt is known, and no token has come."""
+        """Whether the prompt is queued and no token of the output has come."""
         return self._admitted.is_waiting
 
     def time_left_s(self) -> float | None:
-        """Return how long the client still waits; None for as long as it takes."""
+        """Return how many seconds the client still waits; None if it has no deadline."""
         return None if self.deadline_s is None else self.deadline_s - asyncio.get_running_loop().time()
 
     def take_images(self, request: EngineCoreRequest) -> None:
-        """Take the bytes of its images, in place of those that it had. Raises Overloaded."""
+        """Reserve the bytes of the request's images, in place of those reserved before. Raises Overloaded."""
         self._num_image_bytes = self._image_budget.exchange(self._num_image_bytes, request)
 
     def take_prompt(self, num_tokens: int, num_charged_tokens: int) -> None:
-        """Let the prompt wait for its computation, and charge it once, also if the request begins anew.
+        """Queue the prompt, and charge it to the token. A request that starts over is charged only once.
 
-        num_tokens: those that have to be computed
+        num_tokens:         tokens that an engine has to compute before the first output token
+        num_charged_tokens: tokens that are charged to the client's token
         Raises Overloaded, DeadlineUnreachable.
         """
         if not self._is_charged:
@@ -54,17 +58,17 @@ class Ledger:
         self._admitted.queue(num_tokens, self.time_left_s())
 
     def take_output(self, num_tokens: int) -> None:
-        """Charge tokens of the output; the first one ends the wait."""
+        """Charge tokens of the output; the first token ends the request's wait."""
         self._allowance.charge(num_tokens)
         if num_tokens and self._admitted.is_waiting:
             self._admitted.begin()
 
     def end_wait(self) -> None:
-        """The whole answer is there at once."""
+        """End the request's wait: its whole answer, a vector, has come at once."""
         self._admitted.begin()
 
     def close(self) -> None:
-        """Give back what the images took; admission gives back the rest."""
+        """Release the bytes of the images; open_ledger() releases the rest."""
         self._image_budget.release(self._num_image_bytes)
         self._num_image_bytes = 0
 
@@ -73,7 +77,11 @@ class Ledger:
 def open_ledger(
     overload_control: OverloadControl, image_budget: ImageBudget, allowance: Allowance, timeout_s: float | None
 ) -> Iterator[Ledger]:
-    """Admit a request. Raises Overloaded, AllowanceSpent."""
+    """Admit a request, and release everything that it used when the context is left.
+
+    timeout_s: how long the client waits from now on
+    Raises Overloaded, AllowanceSpent.
+    """
     deadline_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     with overload_control.enter() as admitted, allowance.used():
         ledger = Ledger(admitted, image_budget, allowance, deadline_s)

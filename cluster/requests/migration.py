@@ -1,12 +1,13 @@
-"""Migration: whether a request that has lost its blocks goes on elsewhere instead of waiting for them.
+"""Decides whether a preempted request goes on at another engine instead of waiting for blocks where it is.
 
-Both ways cost steps. Staying costs the wait for room, and then the computation of what has been evicted meanwhile.
-Moving costs a few steps to get going, and then the transfer of what is still cached where the request was, or its
-computation. An engine that moves are to must keep room for its own requests: one preempts when nothing is free, and
-gets somebody else's request only if a tenth of its blocks is free after that. With that, and a bound for each request,
-requests do not go back and forth.
+Both ways cost steps. A request that stays waits for room, and then computes again what has been evicted meanwhile. A
+request that migrates needs a few steps to get going, and then a transfer of what is still cached at the first engine,
+or the computation of it. A target has to keep room for its own requests: it preempts when no block is free, so it gets
+another engine's request only if a tenth of its blocks is free afterwards. This and a limit of migrations for each
+request keep requests from going back and forth.
 
-What is known of engines is as old as their heartbeats. So what was sent to one since then counts as taken there.
+An engine's counters are as old as its last heartbeat. So blocks of requests that were sent there since then count as
+taken.
 """
 
 from __future__ import annotations
@@ -25,26 +26,26 @@ from cluster.routing.pairing import find_refusal
 _MAX_MIGRATIONS: Final = 3
 _MIN_FREE: Final = 0.1
 _MAX_WAITING: Final = 4
-"""A few may just have come; if more wait, there is no room for them."""
+"""The largest number of waiting requests that a target may have: if more wait, the engine has no room for them."""
 _START_UP_STEPS: Final = 4
-"""Until a moved request computes: the messages there, the reservation, READY."""
+"""Steps until a migrated request computes: the messages to the target, the reservation, READY."""
 _TOKENS_PER_STEP: Final = 256
-"""The least that a step brings of them, be it transferred or computed."""
+"""The least number of the request's tokens that one step transfers or computes."""
 _MAX_STATS_AGE_S: Final = 2.0
 _STATS_DELAY_S: Final = 1.0
-"""Counters may be as much older than their arrival; a request counts in them once it has blocks."""
+"""Counters may have been this old when they arrived; a request counts in them once it has blocks."""
 
 EngineStats: TypeAlias = Mapping[EngineKey, tuple[SchedulerStats, float]]
-"""The newest counters of engines, and the Unix time at which they came."""
+"""The newest counters of each engine, and the time at which they came, in seconds on the planner's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptedRequest:
     """A request that waits for blocks.
 
-    num_tokens:     prompt and output so far
-    num_wait_steps: until there is room for it where it is, at most
-    num_moves:      that it has behind it
+    num_tokens:     tokens of its prompt and of its output so far
+    num_wait_steps: steps until its engine has room for it, at most
+    num_moves:      how often the request has migrated already
     """
 
     num_tokens: int
@@ -54,10 +55,10 @@ class PreemptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An engine that might go on with it.
+    """An engine that might go on with a preempted request.
 
-    num_promised_blocks: for requests that it may not know of yet
-    stats_age_s:         seconds since the rest was told
+    num_promised_blocks: blocks for requests that were sent to the engine and may not be in its counters yet
+    stats_age_s:         seconds since the other numbers came
     """
 
     key: EngineKey
@@ -69,20 +70,20 @@ class Target:
     stats_age_s: float = 0.0
 
     def num_blocks_for(self, request: PreemptedRequest) -> int:
-        """The blocks that the request takes there at once, its next token included."""
+        """Return how many blocks the request takes at this engine at once, its next token included."""
         return -(-(request.num_tokens + 1) // self.block_size)
 
     def free_part_after(self, request: PreemptedRequest) -> float:
-        """The part of its blocks that is free beside the request; below 0 if it does not fit.
+        """Return the part of the engine's blocks that stays free beside the request; below 0 if it does not fit.
 
-        Those that wait there come first, and are taken to be as long as it.
+        The requests that wait at the engine come first, and are assumed to be as long as this request.
         """
         num_wanted_blocks = (1 + self.num_waiting_reqs) * self.num_blocks_for(request)
         return (self.num_free_blocks - self.num_promised_blocks - num_wanted_blocks) / self.num_blocks
 
 
 def choose_target(request: PreemptedRequest, targets: Sequence[Target]) -> Target | None:
-    """The engine with the most room, if any has enough and moving is quicker than waiting. Pure."""
+    """Choose the engine with the most room. None if no engine has enough, or if waiting is quicker. Pure."""
     num_migration_steps = _START_UP_STEPS + request.num_tokens // _TOKENS_PER_STEP
     if request.num_moves >= _MAX_MIGRATIONS or request.num_wait_steps <= num_migration_steps:
         return None
@@ -114,9 +115,10 @@ class MigrationPlanner:
     def find_target(
         self, request: PreemptedRequest, here: EngineDescriptor, engines: Sequence[EngineConnection]
     ) -> EngineConnection | None:
-        """The engine that the request is to move to, and note that it takes blocks there; None if it stays.
+        """Choose the engine that the request migrates to, and note the blocks that it takes there; None if it stays.
 
-        here: where it was preempted; engines: those that serve
+        here:    the engine that preempted the request
+        engines: the engines that serve
         """
         now_s = self._clock()
         self._promises = [one for one in self._promises if now_s - one.at_s <= _MAX_STATS_AGE_S + _STATS_DELAY_S]
@@ -143,7 +145,7 @@ class MigrationPlanner:
 
 
 def _others(here: EngineDescriptor, engines: Sequence[EngineConnection]) -> list[EngineConnection]:
-    """Engines that may decode, and that KV can travel to from here."""
+    """Return the other engines that may decode, and to which `here` can send KV."""
     try:
         groups = candidates(engines)
     except NoEngineAvailable:

@@ -1,8 +1,8 @@
-"""The model versions that an ingress can serve: which one a request gets, and which engines it may then use.
+"""Chooses the model version of each request, and with it the engines that the request may use.
 
-While a cluster is updated, engines of two versions serve at once. A request belongs to one of them from its
-tokenization to its end, retries included: tokens of one model are never continued by another. Once its client has been
-told something, a request whose version leaves is over. Before that it may start over on another version.
+While a cluster is updated, engines of two versions serve at once. A request belongs to one version from its
+tokenization to its end, retries included: no model continues another model's tokens. If the version leaves the cluster,
+a request whose client has received something ends; any other request may start over on another version.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ModelVersion:
 
 
 class ModelVersions:
-    """The loaded versions, by their numbers. A version gets requests once it is here and has engines that serve."""
+    """The loaded versions, by number. A version gets requests once it is loaded and engines of it serve."""
 
     def __init__(self, *versions: ModelVersion) -> None:
         self._versions = {version.version: version for version in versions}
@@ -40,36 +40,39 @@ class ModelVersions:
         return version in self._versions
 
     def get(self, version: int) -> ModelVersion | None:
-        """A version, if it is loaded."""
+        """Return a version; None if it is not loaded."""
         return self._versions.get(version)
 
     def put(self, version: ModelVersion) -> None:
-        """Serve it from now on, in place of what had its number."""
+        """Add a version, in place of an earlier one with the same number."""
         self._versions[version.version] = version
 
     def keep(self, versions: Collection[int]) -> None:
-        """The others have left; the newest one stays anyway, for without any no request can be understood."""
+        """Drop and close the versions that are not in `versions`. If that would leave none, the newest one stays.
+
+        An ingress without any version could not tokenize a request.
+        """
         newest = max(self._versions, default=0)
         kept = [version for version in self._versions if version in versions] or [newest]
         for version in self._versions.keys() - set(kept):
             self._versions.pop(version).input_processor.close()
 
     def close(self) -> None:
-        """No request will come any more."""
+        """Close every version's input processor. No request may come after that."""
         for version in self._versions.values():
             version.input_processor.close()
 
     def newest(self, engines: Iterable[EngineLoad]) -> ModelVersion:
-        """The newest one that serves; the newest one if none does."""
+        """Return the newest version that has engines; the newest loaded version if none has."""
         serving = {engine.descriptor.model_version for engine in engines} & self._versions.keys()
         return self._versions[max(serving or self._versions)]
 
     def choose(self, engines: Sequence[EngineConnection], in_flight: Iterable[int]) -> ModelVersion:
-        """The version for a new request: the one with the fewest requests for each engine that decodes.
+        """Choose the version for a new request: the one with the fewest requests for each engine that decodes.
 
-        So the load follows the engines from one version to the next. A version of which only prefill engines are there
-        gets requests if no other version has engines that decode. Without any engine it is the newest one.
-        in_flight: the versions of the requests that this ingress works on
+        So the load follows the engines from one version to the next. A version that has only prefill engines gets
+        requests if no other version has engines that decode. Without any engine the newest version is chosen.
+        in_flight: the version of each request that this ingress works on
         """
         if len(self._versions) == 1:
             return next(iter(self._versions.values()))
@@ -85,11 +88,11 @@ class ModelVersions:
         return self._versions[min(groups, key=load)]
 
     def has_engines(self, engines: Iterable[EngineLoad]) -> bool:
-        """Whether any version could serve a request now."""
+        """Return whether any loaded version has an engine among these."""
         return any(engine.descriptor.model_version in self._versions for engine in engines)
 
     def _by_version(self, engines: Iterable[EngineT]) -> dict[int, list[EngineT]]:
-        """The engines of each version that has any which decode, or of each one if there is no such version."""
+        """Return the engines of each version that has an engine that decodes; of every version if none has."""
         groups: dict[int, list[EngineT]] = {}
         for engine in engines:
             if engine.descriptor.model_version in self._versions:
@@ -103,10 +106,10 @@ class ModelVersions:
 
 
 class EnginesOfVersion:
-    """An EnginePool for one request: the engines of its model version, and no others.
+    """An EnginePool for one request, which contains only engines of the request's model version.
 
     model:    the version
-    is_bound: its client has been told something, so it cannot start over on another version
+    is_bound: whether the client has received something, so that the request cannot start over on another version
     """
 
     def __init__(self, engines: EnginePool, versions: ModelVersions, model: ModelVersion, *, is_bound: bool) -> None:
@@ -116,9 +119,10 @@ class EnginesOfVersion:
         self.is_bound = is_bound
 
     def snapshot(self) -> Sequence[EngineConnection]:
-        """The engines of this version that serve now.
+        """Return the engines of this version that serve now.
 
-        Raises ModelVersionLeft if there are none and none will come, or if the request may as well start over.
+        Raises ModelVersionLeft if there are none, and either none will come or the request can start over on another
+        version that has engines.
         """
         version, engines = self.model.version, self._engines.snapshot()
         own = [engine for engine in engines if engine.descriptor.model_version == version]
@@ -128,5 +132,5 @@ class EnginesOfVersion:
         return own
 
     def next_change(self) -> asyncio.Event:
-        """An event that is set when engines, of whatever version, have come since this call."""
+        """Return an event that is set once engines of any version have come after this call."""
         return self._engines.next_change()

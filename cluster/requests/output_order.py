@@ -1,4 +1,4 @@
-"""One output out of what several engines send about it: in order of position, each position once. Pure."""
+"""Merges the outputs that several engines send for one request: in order of position, each position once. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from actors.core.outputs.engine_core_outputs import EngineCoreOutput
 
 
 class Diverged(Exception):
-    """A position came a second time with another token."""
+    """Two engines gave different tokens for the same position."""
 
     def __init__(self, position: int, first: int, second: int) -> None:
         super().__init__(f"position {position} was token {first} and then token {second}")
@@ -18,27 +18,27 @@ class Diverged(Exception):
 class OutputOrder:
     """Passes outputs on in the order of their positions.
 
-    The first token comes from the prefill engine and the others from the decode engine, over connections of their own:
-    so an output can come before its time, and is kept until the gap before it has been filled.
+    The prefill engine sends the first token and the decode engine the others, over two connections. So an output can
+    come too early, and is kept until the gap before it has been filled.
     """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
-        """token_ids: the output tokens that the client has already."""
+        """token_ids: the output tokens that the client already has"""
         self._token_ids = list(token_ids)
         self._early: list[EngineCoreOutput] = []
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Every token passed on so far, and those before."""
+        """Every token passed on so far, after those that the client already had."""
         return self._token_ids
 
     @property
     def has_gap(self) -> bool:
-        """Whether outputs wait for a position that has not come."""
+        """Whether outputs are kept because an earlier position has not come."""
         return bool(self._early)
 
     def push(self, output: EngineCoreOutput) -> list[EngineCoreOutput]:
-        """Take an output; return what is next in order, without positions that were passed on before.
+        """Take an output, and return the outputs that are now next in order, without positions passed on before.
 
         Raises Diverged if a position comes again with another token.
         """
@@ -55,7 +55,10 @@ class OutputOrder:
         return ready
 
     def _without_passed_on(self, output: EngineCoreOutput) -> EngineCoreOutput:
-        """Cut off the tokens that were passed on, also if nothing is left, and other tokens have come after them."""
+        """Return the output without the tokens that were passed on already, even if no token is left.
+
+        Raises Diverged if one of these is not the token that was passed on.
+        """
         num_passed_on = len(self._token_ids) - output.first_position
         if num_passed_on == 0:
             return output

@@ -1,13 +1,13 @@
-"""How much may wait at an ingress, and when to come back if it is too much. Pure, but for the clock that it is given.
+"""Limits how much may wait at an ingress, and tells a refused client when to come back. Pure; the clock is passed in.
 
-A request waits until its first token. What waits is bounded by requests in flight and by tokens of prompts; who is
-refused is told when there will be room, by how fast it got free lately. Several that are refused are told one time
-after another, as if they stood in line.
+A request waits until its first token. Two numbers are limited: requests in flight, and prompt tokens that wait. A
+refused client is told when there will be room, by how fast requests or tokens have left lately. Clients that are
+refused one after another are told later and later times, as if they stood in line.
 
-A request whose client will not wait as long as it would take is refused at once, instead of keeping others waiting in
-vain. Nobody knows how long it will take: it is estimated from the tokens before it, and by how fast tokens left the
-queue while it was never empty, or by the fastest prompt of late if that was faster. The estimate has to be beyond the
-client's time by a factor, and made of some experience, to count.
+A request whose client will not wait long enough is refused at once, because it would keep others waiting in vain. Its
+waiting time is estimated: the prompt tokens up to its own, divided by the rate at which tokens left the queue while the
+queue was not empty, or by the rate of the fastest recent prompt if that is higher. The request is refused only if the
+estimate exceeds the client's time by a factor, and rests on enough observations.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Final, Self
 from cluster.errors import DeadlineUnreachable, Overloaded
 
 _MEMORY_S: Final = 10.0
-"""The busy time that counts; anything longer ago counts for little."""
+"""Time constant in seconds of busy time by which older observations lose their weight."""
 _MIN_EXPERIENCE_S: Final = 1.0
 _MIN_NUM_PROMPTS: Final = 8
 _DOUBT: Final = 2.0
-"""A deadline is out of reach if the estimate is so many times as long."""
+"""A deadline counts as out of reach if the estimate is more than this many times the client's time."""
 _MIN_DELAY_S, _MAX_DELAY_S = 0.05, 60.0
 
 
 class DrainRate:
-    """How much leaves a queue per second, while there is something in it. Older times count less and less."""
+    """How much leaves a queue per second while the queue is not empty. Older observations count less and less."""
 
     def __init__(self, now_s: float) -> None:
         self._amount = 0.0
@@ -39,19 +39,19 @@ class DrainRate:
         self.busy_since_s = now_s
 
     def set_busy(self, is_busy: bool, now_s: float) -> None:
-        """From now on there is something in the queue, or there is not."""
+        """Note whether the queue has something in it from now on."""
         self._advance(now_s)
         if is_busy and not self._is_busy:
             self.busy_since_s = now_s
         self._is_busy = is_busy
 
     def add(self, amount: float, now_s: float) -> None:
-        """So much has left."""
+        """Note that this amount has left the queue."""
         self._advance(now_s)
         self._amount += amount
 
     def per_s(self, now_s: float) -> float | None:
-        """The rate; None without experience."""
+        """Return the rate per second; None if too little was observed."""
         self._advance(now_s)
         if self._amount == 0 or self._busy_s < _MIN_DELAY_S:
             return None
@@ -67,7 +67,7 @@ class DrainRate:
 
 
 class AdmittedRequest:
-    """One request that an ingress has admitted. A context manager: after it the request does not count any more."""
+    """One request that an ingress has admitted, as a context manager: once it is left, the request does not count."""
 
     __slots__ = ("_limits", "_num_tokens", "_queued_at_s")
 
@@ -78,21 +78,23 @@ class AdmittedRequest:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is queued, and has no token yet."""
+        """Whether the request is queued and has no output token yet."""
         return self._num_tokens > 0
 
     def queue(self, num_tokens: int, time_left_s: float | None) -> None:
-        """So many tokens have to be computed before its first one; its client waits so long, or as long as it takes.
+        """Let the request wait for its first token.
 
+        num_tokens:  tokens that an engine has to compute before that
+        time_left_s: how long the client still waits; None if it has no deadline
         Raises Overloaded, DeadlineUnreachable.
         """
         if self.is_waiting:
-            return  # It begins anew, on another version of the model.
+            return  # The request starts over on another version of the model.
         self._queued_at_s = self._limits.queue(num_tokens, time_left_s)
         self._num_tokens = num_tokens
 
     def begin(self) -> None:
-        """Its first token is there."""
+        """End the request's wait: its first token has come."""
         if self.is_waiting:
             self._limits.begin(self._num_tokens, self._queued_at_s)
             self._num_tokens = 0
@@ -108,7 +110,7 @@ class AdmittedRequest:
 
 
 class OverloadControl:
-    """How many requests, and how many tokens of prompts, may wait at one ingress."""
+    """The limits of one ingress: requests in flight, and prompt tokens that wait."""
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class OverloadControl:
         unknown_delay_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """unknown_delay_s: what is told before anything has ended."""
+        """unknown_delay_s: the delay that a refused client is told before any request has ended"""
         self._max_requests = max_requests
         self._max_waiting_tokens = max_waiting_tokens
         self._unknown_delay_s = unknown_delay_s
@@ -141,9 +143,12 @@ class OverloadControl:
         return AdmittedRequest(self)
 
     def queue(self, num_tokens: int, time_left_s: float | None) -> float:
-        """Let an admitted request wait for so many tokens; returns the time. AdmittedRequest calls it."""
+        """Let an admitted request wait for this many tokens. Returns the time on the clock.
+
+        AdmittedRequest calls this method. Raises Overloaded, DeadlineUnreachable.
+        """
         waiting, now_s = self.num_waiting_tokens, self._clock()
-        # One that is larger than all that may wait has to be served some time: alone.
+        # A prompt that is larger than the limit has to be served too: when nothing else waits.
         if waiting and waiting + num_tokens > self._max_waiting_tokens:
             reason = f"{waiting} tokens of prompts wait, and no more than {self._max_waiting_tokens} may"
             raise Overloaded(reason, self._delay_s(self._prompts, waiting + num_tokens - self._max_waiting_tokens))
@@ -155,22 +160,22 @@ class OverloadControl:
         return now_s
 
     def begin(self, num_tokens: int, queued_at_s: float) -> None:
-        """An admitted request has its first token. AdmittedRequest calls it."""
+        """Note that an admitted request has its first token. AdmittedRequest calls this method."""
         now_s = self._clock()
         self._prompts.add(num_tokens, now_s)
         self._num_prompts += 1
         speed_per_s = num_tokens / max(1e-6, now_s - queued_at_s)
-        # It is forgotten slowly: prompts that were faster still say what is possible.
+        # The highest rate is forgotten slowly: earlier prompts show what is possible.
         self._fastest_prompt_per_s = max(0.99 * self._fastest_prompt_per_s, speed_per_s)
         self.give_up(num_tokens)
 
     def give_up(self, num_tokens: int) -> None:
-        """An admitted request does not wait any more. AdmittedRequest calls it."""
+        """Note that an admitted request does not wait any more. AdmittedRequest calls this method."""
         self.num_waiting_tokens -= num_tokens
         self._prompts.set_busy(self.num_waiting_tokens > 0, self._clock())
 
     def leave(self) -> None:
-        """An admitted request has ended. AdmittedRequest calls it."""
+        """Note that an admitted request has ended. AdmittedRequest calls this method."""
         now_s = self._clock()
         self.num_requests -= 1
         self._num_refused = max(0, self._num_refused - 1)
@@ -178,9 +183,10 @@ class OverloadControl:
         self._ends.set_busy(self.num_requests > 0, now_s)
 
     def expected_wait_s(self, num_tokens: int) -> float | None:
-        """How long it takes at least to compute so many tokens of prompts, all that wait included.
+        """Estimate how many seconds it takes at least to compute this many prompt tokens.
 
-        None if not enough is known: the queue is short, or there is no experience.
+        num_tokens: all prompt tokens that wait, and those of the request in question
+        Returns None if too little is known: few prompts were observed, or the queue was empty a moment ago.
         """
         now_s = self._clock()
         per_s = self._prompts.per_s(now_s)
@@ -190,7 +196,7 @@ class OverloadControl:
         return num_tokens / max(per_s, self._fastest_prompt_per_s)
 
     def _delay_s(self, rate: DrainRate, amount: float) -> float:
-        """When so much will have left, after what those want who were refused before."""
+        """Return in how many seconds this amount will have left, after the requests that were refused before."""
         per_s = rate.per_s(self._clock())
         if per_s is None:
             return self._unknown_delay_s

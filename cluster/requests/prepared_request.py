@@ -1,4 +1,4 @@
-"""A request on its way: what the engines were given, and what becomes of their outputs."""
+"""Turns the outputs of a request's engines into what its client gets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cluster.text.output_processor import OutputProcessor, ProcessedOutput
 
 
 class PreparedRequest:
-    """A request that is tokenized and charged on one model version. recovery.outputs() is to be read."""
+    """A request that is tokenized and charged for one model version; recovery.outputs() yields its outputs."""
 
     def __init__(
         self,
@@ -26,7 +26,7 @@ class PreparedRequest:
         in_flight: InFlight,
         prompt: SharedPrompt | None,
     ) -> None:
-        """prompt: if other samples have the same"""
+        """prompt: the prompt that the request shares with other samples; None if it shares none"""
         self._engines = engines
         self._request = request
         self._output_processor = output_processor
@@ -36,7 +36,7 @@ class PreparedRequest:
         self.recovery = recovery
 
     def take(self, output: EngineCoreOutput) -> ProcessedOutput:
-        """Detokenize an output, find its stop strings, and count it."""
+        """Detokenize an output, look for stop strings, and charge and time its tokens."""
         if self._prompt is not None:
             self._prompt.on_output(self.recovery.attempt)
         processed = self._output_processor.process(output)
@@ -46,9 +46,9 @@ class PreparedRequest:
         return processed
 
     def chunk(self, processed: ProcessedOutput, end: GenerateEnd | None = None) -> GenerateChunk:
-        """Make the client's next chunk. From the first one on the request is bound to its model version.
+        """Make the client's next chunk. The first chunk binds the request to its model version.
 
-        The first one says what a client needs to go on elsewhere: the seed, the model version and the adapter.
+        The first chunk has what a client needs to resume the request: the seed, the model version and the adapter.
         """
         chunk = GenerateChunk(
             text=processed.text,
@@ -70,10 +70,10 @@ class PreparedRequest:
         )
 
     def end(self, processed: ProcessedOutput) -> GenerateEnd:
-        """Sum up the request, whose last output this was."""
+        """Sum up the request after its last output: usage and times. The stopwatch counts its end."""
         assert processed.finish_reason is not None
         recovery, attempt = self.recovery, self.recovery.attempt
-        assert attempt is not None, "somebody has ended it"
+        assert attempt is not None, "a request that has ended has had an attempt"
         stopwatch = self._stopwatch
         end = GenerateEnd(
             finish_reason=processed.finish_reason,

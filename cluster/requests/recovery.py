@@ -1,12 +1,12 @@
-"""A request over as many attempts as it takes: what one engine lost, another goes on with.
+"""Takes a request through as many attempts as it needs: when an engine fails, another one goes on with the request.
 
-recovery_decisions.py decides whether, where and how a request goes on; this file carries that out. Its loop over
-attempts is the only one: a prompt whose vector is wanted goes through it, too. The client sees nothing of a further
-attempt but a pause. Each attempt has an id of its own at the engines: what is left of an earlier one cannot be taken
-for it.
+recovery_decisions.py decides whether, where and how a request goes on; this file carries the decisions out. The loop
+in Recovery.outputs() is the only loop over attempts; prompts of vector requests go through it, too. A client notices a
+further attempt only as a pause. Each attempt has an id of its own at the engines, so that late outputs of an earlier
+attempt cannot be mistaken for its outputs.
 
-A request that its decode engine has preempted may go on elsewhere too (migration.py). That is no failure, and no
-attempt.
+A request that its decode engine has preempted may migrate to another engine (migration.py). A migration is neither a
+failure nor an attempt.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 class Recovery:
-    """Submits one request until it is through.
+    """Submits one request until it is finished.
 
-    attempt: the newest one, for its reports; None before the first
+    num_attempts: how many attempts have begun
+    attempt:      the newest attempt; None before the first
     """
 
     def __init__(
@@ -44,11 +45,11 @@ class Recovery:
         migration_planner: MigrationPlanner | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """Begin nothing yet.
+        """Submit nothing yet: outputs() does.
 
-        deadline_s: on the event loop's clock
-        migration_planner: without it a preempted request stays where it is
-        turns:      of the call that the request belongs to, if it has others
+        deadline_s:        when the client stops waiting, on the event loop's clock; None if it has no deadline
+        migration_planner: chooses where a preempted request migrates to; None: it stays where it is
+        turns:             shared by all requests of one call; None if the call has a single request
         """
         self._router = router
         self._engines = engines
@@ -69,14 +70,14 @@ class Recovery:
 
     @property
     def num_moves(self) -> int:
-        """How often another decode engine has taken it over after a preemption."""
+        """How often another decode engine has taken the request over after a preemption."""
         return self._num_moves_before + (self.attempt.num_moves if self.attempt is not None else 0)
 
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that came from a prefix cache when the prompt was computed for the first time.
 
-        What a further attempt finds is mostly what an earlier one has left there.
+        Later attempts do not count: the blocks that they find are mostly those of an earlier attempt.
         """
         timings = self._prefill_timings
         if timings is None and self.attempt is not None:
@@ -84,9 +85,10 @@ class Recovery:
         return 0 if timings is None else min(timings.num_cached_tokens, self.num_prompt_tokens)
 
     async def outputs(self) -> AsyncGenerator[EngineCoreOutput, None]:
-        """Yield every output in order, each position once. Closing it aborts the attempt that runs.
+        """Yield every output in order, each position once. Closing the generator aborts the running attempt.
 
-        Raises NoEngineAvailable before the first attempt; ModelVersionLeft, EngineFailed, DeadlineExceeded.
+        Raises NoEngineAvailable (only before the first attempt), ModelVersionLeft, EngineFailed, DeadlineExceeded, or
+        InvalidRequest if an engine finds a mistake that the ingress could not see.
         """
         await self._next_turn()
         route = self._choose_route()
@@ -99,7 +101,7 @@ class Recovery:
                             self._migrate_or_stay(attempt, output.preemption)
                             continue
                         if output.finish_reason is not None:
-                            # Before it is told: the client's next request may follow at once.
+                            # The router learns it before the client, whose next request may follow at once.
                             await self._next_turn()
                             self._router.on_end(self._original, attempt.token_ids, attempt.route)
                         yield output
@@ -109,7 +111,7 @@ class Recovery:
                 route = await self._route_after(attempt.failed_by(error))
 
     def _begin(self, attempt: Attempt) -> None:
-        """Count what the attempt before this one has brought, and tell the router of this one."""
+        """Keep the moves and times of the attempt before this one, and tell the router about this one."""
         if self.attempt is not None:
             self._num_moves_before += self.attempt.num_moves
             self._prefill_timings = self._prefill_timings or self.attempt.prefill_timings
@@ -118,13 +120,13 @@ class Recovery:
         self._router.on_start(self._decisions.request, attempt.route)
 
     async def _route_after(self, failed: FailedAttempt) -> Route[EngineConnection]:
-        """Find engines to go on with; wait for them if there are none. Raises what the request ends with."""
+        """Find engines for the next attempt; wait for them if none serve. Raises the error that ends the request."""
         decision = self._decisions.after_failure(failed, asyncio.get_running_loop().time())
         if isinstance(decision, GiveUp):
-            # An error with a cause of its own keeps it.
+            # The attempt's own error keeps its cause.
             raise decision.error from failed.error.__cause__ if decision.error is failed.error else failed.error
         logger.warning(
-            "a request goes on elsewhere",
+            "a request goes on in another attempt",
             extra={
                 "request_id": self._original.request_id,
                 "num_output_tokens": len(failed.output_token_ids),
@@ -137,7 +139,7 @@ class Recovery:
             raise self._decisions.after_wait(failed, decision, missing).error from missing
 
     async def _wait_for_route(self, decision: TryAgain) -> Route[EngineConnection]:
-        """Choose engines as soon as there are any. Raises NoEngineAvailable if none came in time."""
+        """Choose engines as soon as any serve. Raises NoEngineAvailable if none came in time."""
         while True:
             change = self._engines.next_change()
             try:
@@ -154,13 +156,13 @@ class Recovery:
             await self._turns.next()
 
     def _migrate_or_stay(self, attempt: Attempt, preemption: Preemption) -> None:
-        """Let another engine go on with a preempted request, if one has room for it and that is quicker."""
+        """Submit a preempted request to another engine, if one has room and will be quicker than waiting."""
         if self._migration_planner is None:
             return
         try:
             engines = self._engines.snapshot()
         except ModelVersionLeft:
-            return  # Where it is, it can end.
+            return  # The engine that has the request can still finish it.
         preempted = self._decisions.preempted(len(attempt.token_ids), preemption)
         here = attempt.route.decode.descriptor
         target = self._migration_planner.find_target(preempted, here, engines)
@@ -168,7 +170,7 @@ class Recovery:
             return
         attempt.migrate(target, self._decisions.migrate(attempt.token_ids, here, preemption))
         logger.info(
-            "a preempted request moves",
+            "a preempted request migrates",
             extra={
                 "request_id": self._original.request_id,
                 "engine_id": here.engine_id,

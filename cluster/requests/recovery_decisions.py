@@ -1,12 +1,12 @@
-"""The decisions about a request whose engines fail: go on or give up, where, from which position, and until when.
+"""Decides about a request whose engines fail: go on or give up, where, from which position, and until when.
 
-Pure: values in, decisions out, the clock passed in. recovery.py carries them out.
+Pure: values in, decisions out, the clock passed in. recovery.py carries the decisions out.
 
-A request goes on under a new id and with the tokens that its client has, at the next position; the tokens are a
-function of (seed, position) and of what is before them. A request is given up after max_attempts, and after two
-engines have died with it: it may be what kills them. An engine that has decoded more of it clears it of the deaths
-before: what killed those engines was not in what this engine computed. A request that lost its blocks to others after
-new tokens has used up no attempt: it has gone on each time, so that this ends by itself, however short blocks are.
+A request goes on under a new id, after the tokens that its client has; its further tokens are the same as without the
+failure, since a token is a function of the seed, its position and the tokens before it. A request is given up after
+max_attempts. It is also given up once two engines have died with it, since the request may be what kills them; but when
+an engine has decoded more of it, earlier deaths do not count any more: the request cannot have caused them. An attempt
+that made new tokens and then ran out of blocks does not count: it made progress, so such attempts end by themselves.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from cluster.routing.engine_connection import EngineDescriptor, EngineKey
 from kv_transfer.params import PrefixSource
 
 MAX_ENGINES_LOST: Final = 2
-"""A request that has cost so many engines is not tried on another one."""
+"""A request with which this many engines have died is not submitted to another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryPolicy:
-    """The limits to how long a request is kept alive.
+    """The limits of a request's recovery.
 
-    max_attempts:     the first one included
-    engine_timeout_s: how long a request whose engine failed waits for one that can go on with it
+    max_attempts:     how many attempts a request may have, including the first
+    engine_timeout_s: how long a request whose engine failed waits for another engine to serve
     """
 
     max_attempts: int
@@ -43,13 +43,13 @@ class RecoveryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """An attempt that its engines have failed.
+    """An attempt that ended because its engines failed.
 
-    error:             the reason, and whether the request can go on elsewhere
-    output_token_ids:  every output token so far, those included that the request came with
-    lost_engines:      the engines that are thought to have died with the request
-    has_decoded:       whether its decode engine had given tokens
-    was_out_of_blocks: whether its decode engine gave it up for want of blocks, after new tokens
+    error:             the reason, and whether another attempt can go on
+    output_token_ids:  every output token so far, including those that the request came with
+    lost_engines:      the engines that have probably died with the request
+    has_decoded:       whether the attempt's decode engine had given tokens
+    was_out_of_blocks: whether the decode engine gave the request up, after new tokens, because it had too few blocks
     """
 
     error: EngineFailed
@@ -61,7 +61,10 @@ class FailedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """Submit the request again as soon as engines serve, until limit_s at the latest."""
+    """Submit the request again as soon as engines serve; give up if none serve by limit_s.
+
+    limit_s: on the clock whose time after_failure() was given
+    """
 
     request: EngineCoreRequest
     limit_s: float
@@ -79,12 +82,12 @@ Decision: TypeAlias = TryAgain | GiveUp
 
 @dataclass(slots=True)
 class RecoveryDecisions:
-    """One request over all of its attempts.
+    """The decisions about one request, over all of its attempts.
 
     original:   the request as its client sent it
     policy:     the limits
-    deadline_s: the client's, on the clock whose time the methods are given
-    request:    the request as the next attempt submits it
+    deadline_s: when the client stops waiting, on the clock whose time after_failure() is given; None: no deadline
+    request:    the request as the current or next attempt submits it
     """
 
     original: EngineCoreRequest
@@ -94,13 +97,13 @@ class RecoveryDecisions:
     _num_failures: int = field(default=0, init=False)
     _num_migrations: int = field(default=0, init=False)
     _lost_engines: set[EngineKey] = field(default_factory=set, init=False)
-    """Since the request has last gone on. An incarnation that is lost twice was cut off, and counts once."""
+    """The engines that have died with the request since it last made progress; an incarnation counts once."""
 
     def __post_init__(self) -> None:
         self.request = self.original
 
     def choose_route(self, router: Router, engines: Sequence[EngineT]) -> Route[EngineT]:
-        """Choose where the next attempt goes, and the engine that encodes its images. Raises NoEngineAvailable."""
+        """Choose the next attempt's engines, and the one that encodes the images. Raises NoEngineAvailable."""
         route = router.choose(self.request, engines)
         if self.request.encoder_inputs:
             asker = route.decode if route.prefill is None else route.prefill
@@ -108,13 +111,16 @@ class RecoveryDecisions:
         return route
 
     def after_failure(self, failed: FailedAttempt, now_s: float) -> Decision:
-        """Decide whether the request goes on after an attempt has failed."""
+        """Decide whether the request goes on after an attempt has failed.
+
+        now_s: the time on the clock of deadline_s
+        """
         if failed.has_decoded:
             self._lost_engines.clear()
         self._lost_engines |= failed.lost_engines
         self._num_failures += not failed.was_out_of_blocks
         error = failed.error
-        # The client counts from what it came with, not from where this attempt began.
+        # The client counts from the tokens that it sent, not from where this attempt began.
         error.num_new_tokens = len(failed.output_token_ids) - len(self.original.output_token_ids)
         if len(self._lost_engines) >= MAX_ENGINES_LOST:
             reason = f"{error.reason}; {len(self._lost_engines)} engines died with the request"
@@ -126,27 +132,27 @@ class RecoveryDecisions:
         return TryAgain(self._resubmit(failed.output_token_ids), limit_s)
 
     def after_wait(self, failed: FailedAttempt, waited: TryAgain, missing: NoEngineAvailable) -> GiveUp:
-        """Decide what a request ends with for which no engine has come in time."""
+        """Choose the error of a request that waited for engines until its limit, and found none."""
         if waited.limit_s == self.deadline_s:
             return GiveUp(DeadlineExceeded(self.original.request_id))
         reason = f"{failed.error.reason}; then {missing}"
         return GiveUp(self._failed(reason, failed.error.num_new_tokens, can_resume=True))
 
     def preempted(self, num_output_tokens: int, preemption: Preemption) -> PreemptedRequest:
-        """Describe the request for the migration's planner."""
+        """Describe the request for the MigrationPlanner."""
         num_tokens = len(self.original.prompt_token_ids) + num_output_tokens
         return PreemptedRequest(num_tokens, preemption.num_wait_steps, self._num_migrations)
 
     def migrate(
         self, output_token_ids: Sequence[int], here: EngineDescriptor, preemption: Preemption
     ) -> EngineCoreRequest:
-        """Make the request that another engine goes on with, which fetches what is cached where it was preempted."""
+        """Make the request for the engine that it migrates to, which fetches the blocks still cached at `here`."""
         self._num_migrations += 1
         source = PrefixSource(here.kv_address, preemption.num_computed_tokens)
         return replace(self._resubmit(output_token_ids), prefix_source=source, encoder_inputs=())
 
     def _resubmit(self, output_token_ids: Sequence[int]) -> EngineCoreRequest:
-        """Make the request as another engine gets it: under a new id, and with the tokens so far."""
+        """Make the request for another submission: with a new id, and with the tokens so far."""
         number = self.request.attempt + 1
         self.request = replace(
             self.original,

@@ -1,10 +1,10 @@
-"""Several prompts in one call, and several samples of each.
+"""Splits a call with several prompts, and several samples of each, into requests; puts their answers together.
 
-The samples of a prompt are requests like any other, each with a seed of its own: whatever becomes of one is what would
-become of it alone. Only their beginning is common. The first one leads: its prompt is prefilled and handed over. When
-its decode engine has given a token, the blocks of the prompt are in that engine's prefix cache, and the others follow
-there, alone: they share the full blocks, get a copy of the last one, and compute the prompt's last token. A leader that
-ends before that passes the lead on. See docs/decisions/0022.
+Each sample is a request with a seed of its own, and its output is the same as if it had been sent alone. The samples of
+a prompt only share the computation of the prompt. The first sample is the leader: its prompt is prefilled and handed
+over. Once the leader's decode engine has given a token, the prompt's blocks are in that engine's prefix cache, and the
+other samples go to that engine without a prefill engine: they share the full blocks, get a copy of the last block, and
+compute the prompt's last token. If a leader ends before that, the next sample leads. See docs/decisions/0022.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from cluster.text.input_processor import draw_engine_request_id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateManyRequest:
-    """Several prompts, and several samples of each.
+    """A call with several prompts, and several samples of each.
 
-    n:       samples of each prompt
-    best_of: so many are made of each prompt, and the n with the largest cumulative log-probability are its answer, the
-             best one first, when all of them have ended; None: as many as are wanted, each streamed as it is made
-    each:    everything else, the same for all; its prompt is not looked at. Its seed is that of each prompt's sample 0
+    n:       how many samples of each prompt the client gets
+    best_of: how many samples are made of each prompt; when all have ended, the n with the largest cumulative
+             log-probability are the answer, the best one first. None: n samples are made, and all of them streamed
+    each:    everything else, the same for all samples; its prompt is ignored, its seed is the seed of each sample 0
     """
 
     prompts: Sequence[Prompt]
@@ -45,7 +45,7 @@ class GenerateManyRequest:
 
     @property
     def num_made(self) -> int:
-        """Samples that are made of each prompt."""
+        """How many samples are made of each prompt."""
         return self.n if self.best_of is None else self.best_of
 
 
@@ -53,7 +53,8 @@ class GenerateManyRequest:
 class SampleChunk:
     """The next part of one sample of one prompt.
 
-    cumulative_logprob: of all its output, with its end, if log-probabilities were asked for, or best_of
+    cumulative_logprob: the sum of the log-probabilities of the sample's output tokens. The sample's last chunk has it,
+                        if the client asked for log-probabilities or best_of; None in other chunks
     """
 
     prompt_index: int
@@ -64,7 +65,7 @@ class SampleChunk:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One of the requests that a call is."""
+    """One of the requests that a call is split into."""
 
     prompt_index: int
     sample_index: int
@@ -73,7 +74,7 @@ class Sample:
 
 
 def split(request: GenerateManyRequest, limits: InputLimits) -> list[Sample]:
-    """The requests that a call is. Raises InvalidRequest if it is none, or too many."""
+    """Split a call into a request for each sample. Raises InvalidRequest if there is no sample, or too many."""
     _check(request, limits)
     each, samples = request.each, []
     is_one = len(request.prompts) * request.num_made == 1
@@ -92,7 +93,8 @@ def split(request: GenerateManyRequest, limits: InputLimits) -> list[Sample]:
                 sampling=replace(
                     sampling,
                     seed=sample_seed(seed, sample_index),
-                    # They are the prompt's, and who asks for them has all of it computed.
+                    # Log-probabilities of the prompt are the same for all samples, and computing them takes the whole
+                    # prompt, so only one sample asks for them.
                     prompt_logprobs=sampling.prompt_logprobs if sample_index == 0 else None,
                 ),
             )
@@ -113,20 +115,20 @@ def _check(request: GenerateManyRequest, limits: InputLimits) -> None:
     if num_samples > limits.max_samples_per_call:
         allowed = f"at most {limits.max_samples_per_call} of all prompts together, that is prompts x n (or best_of)"
         violations.add("prompts", f"{num_samples} samples", allowed)
-    # Who goes on does so with one sample, and its own seed.
+    # A client that resumes sends one request for each sample, with that sample's own seed.
     allowed = "none: a sample is resumed by a call of its own, with its seed"
     violations.require(not request.each.output_token_ids, "output_token_ids", request.each.output_token_ids, allowed)
     violations.raise_if_any()
 
 
 class SharedPrompt:
-    """The prompt of some samples, and where its KV is.
+    """A prompt that several samples share, and the engine that has its KV.
 
-    Invariant: until there is such an engine, only one of the samples is under way, the leader.
+    Invariant: until an engine has the prompt's KV, only one of the samples is under way, the leader.
     """
 
     def __init__(self, turns: Turns) -> None:
-        """turns: of the call, shared by all of its prompts"""
+        """turns: shared by all requests of the call"""
         self.turns = turns
         self._lead = asyncio.Lock()
         self._has_leader = False
@@ -135,17 +137,17 @@ class SharedPrompt:
 
     @property
     def is_computed(self) -> bool:
-        """Whether there is an engine that has its KV, as far as is known: what is left of it is less than a block."""
+        """Whether an engine has the prompt's KV, as far as is known; less than a block of it is left to compute."""
         return self._home is not None
 
     @property
     def model_version(self) -> int | None:
-        """The model version of the samples so far; None before the first."""
+        """The model version of the samples so far; None before the first sample."""
         return None if self._processed is None else self._processed[0]
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait until a sample may begin, and let it be the leader if there is none."""
+        """Wait until a sample may begin; the sample is the leader if no engine has the prompt's KV yet."""
         await self._lead.acquire()
         self._has_leader = True
         if self._home is not None:
@@ -161,13 +163,19 @@ class SharedPrompt:
             self._lead.release()
 
     def on_output(self, attempt: Attempt | None) -> None:
-        """A sample has an output: if the leader's decode engine gave it, the others may follow there."""
+        """Let the other samples begin if the leader's decode engine has given tokens.
+
+        attempt: the attempt of the sample that has an output
+        """
         if self._has_leader and attempt is not None and attempt.has_decoded:
             self._home = attempt.route.decode.descriptor.key
             self._end_lead()
 
     async def process(self, model: ModelVersion, request: GenerateRequest) -> EngineCoreRequest:
-        """A sample as the engines get it. Its prompt is tokenized once. Raises what InputProcessor.process() raises."""
+        """Make a sample's request for the engines; the prompt is tokenized once for each model version.
+
+        Raises what InputProcessor.process() raises.
+        """
         if self._processed is None or self._processed[0] != model.version:
             first = await model.input_processor.process(request)
             self._processed = model.version, first
@@ -178,38 +186,38 @@ class SharedPrompt:
         return replace(first, request_id=draw_engine_request_id(request.request_id), sampling_params=params)
 
     def router(self, router: Router) -> Router:
-        """The router that sends the samples to their prompt."""
+        """Return a router that sends samples to the engine that has the prompt's KV."""
         return _HomeRouter(self, router)
 
     def home_among(self, engines: Sequence[EngineT]) -> EngineT | None:
-        """The engine that has the prompt's KV, if it is there."""
+        """Return the engine that has the prompt's KV, if it is one of these; None otherwise."""
         return next((engine for engine in engines if engine.descriptor.key == self._home), None)
 
 
 @dataclass(frozen=True, slots=True)
 class _HomeRouter:
-    """A Router that sends samples to where their prompt is."""
+    """A Router that sends samples to the engine that has their prompt's KV, and follows another router before that."""
 
     prompt: SharedPrompt
     router: Router
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
-        """Choose the engine that has the prompt, or as the router does."""
+        """Choose the engine that has the prompt's KV; without one, let the other router choose."""
         home = self.prompt.home_among(engines)
         return self.router.choose(request, engines) if home is None else Route(None, home)
 
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
-        """Tell the router, unless it was told of the prompt's engine before."""
+        """Tell the other router, unless the sample went to the prompt's engine, which that router knows already."""
         if self.prompt.home_among([route.decode]) is None:
             self.router.on_start(request, route)
 
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
-        """Tell the router."""
+        """Tell the other router."""
         self.router.on_end(request, output_token_ids, route)
 
 
 class Answers:
-    """Turns the chunks of a call's samples into what its client gets."""
+    """Turns the chunks of a call's samples into the chunks that the client gets."""
 
     def __init__(self, request: GenerateManyRequest) -> None:
         self._request = request
@@ -219,7 +227,7 @@ class Answers:
         self._num_ended = [0] * len(request.prompts)
 
     def take(self, sample: Sample, chunk: GenerateChunk) -> Iterator[SampleChunk]:
-        """Take a chunk; what may go out by it."""
+        """Take a chunk of a sample, and yield the chunks that can be sent now."""
         key = sample.prompt_index, sample.sample_index
         if chunk.logprobs:
             total = sum(position.logprobs[0] for position in chunk.logprobs)
@@ -235,13 +243,16 @@ class Answers:
                 yield from self._best(sample.prompt_index)
 
     def _best(self, prompt_index: int) -> Iterator[SampleChunk]:
-        """The best samples of a prompt, all of which have ended. Of equal ones the first."""
+        """Yield the best samples of a prompt, the best one first. All samples of the prompt have ended.
+
+        Of equally good samples the one that has the smaller index comes first.
+        """
         made = [key for key in self._chunks if key[0] == prompt_index]
         made.sort(key=lambda key: (-self._logprobs.get(key, 0.0), key))
         prompt_logprobs = self._chunks[prompt_index, 0][0].prompt_logprobs
         for rank, key in enumerate(made[: self._request.n]):
             whole = _join(self._chunks[key], with_logprobs=self._wants_logprobs)
-            # They are the prompt's, whichever sample brought them.
+            # Log-probabilities of the prompt come with sample 0, which may not be among the best.
             whole = replace(whole, prompt_logprobs=prompt_logprobs if rank == 0 else None)
             yield SampleChunk(prompt_index, rank, whole, self._logprobs.get(key, 0.0))
         for key in made:
@@ -249,7 +260,7 @@ class Answers:
 
 
 def _join(chunks: Sequence[GenerateChunk], *, with_logprobs: bool) -> GenerateChunk:
-    """All chunks of an answer as one."""
+    """Join all chunks of a sample into one chunk."""
     logprobs = [position for chunk in chunks for position in chunk.logprobs or ()]
     return GenerateChunk(
         text="".join(chunk.text for chunk in chunks),

@@ -1,4 +1,7 @@
-"""Serving.generate() is all of a request, from its arrival to its end, for gRPC and HTTP; embed() and its like, too."""
+"""Serves requests: generate() takes one from its arrival to its end, for gRPC and HTTP.
+
+embed(), classify() and score() do the same for requests for vectors.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +49,10 @@ _RequestT = TypeVar("_RequestT", bound=GenerateRequest | VectorRequest)
 
 
 class Serving:
-    """Owns every request from its arrival to its end: it alone submits and aborts.
+    """Owns every request of an ingress from its arrival to its end; nothing else submits or aborts requests.
 
-    Invariant: when generate(), embed(), classify() or score() is left, for whatever reason, no engine works on the
-    request any more, or has been told not to.
+    Invariant: when generate(), embed(), classify() or score() is left, for whatever reason, every engine has finished
+    the request or was told to abort it.
     """
 
     def __init__(
@@ -62,11 +65,14 @@ class Serving:
         migration_planner: MigrationPlanner | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """versions: of the model; at least one
+        """Take no request yet.
 
-        settings: the limits of requests, and of their recovery
-        retry_delay_s: what a client is told that comes when there are too many, before any has ended
-        migration_planner: without it preempted requests stay where they are
+        versions:          the model versions that are loaded; at least one
+        engines:           the engines that serve
+        settings:          the limits of requests, and of their recovery
+        retry_delay_s:     the delay that a refused client is told before any request has ended
+        migration_planner: chooses where preempted requests migrate to; None: they stay where they are
+        clock:             monotonic seconds
         """
         self._versions = versions
         self._engines = engines
@@ -80,11 +86,11 @@ class Serving:
         self._recovery_policy = RecoveryPolicy(settings.max_attempts, settings.recovery_timeout_s)
         self._migration_planner = migration_planner
         self._num_moves_of_ended = 0
-        # By tenant and id: no tenant can take, or find out, the ids of others.
+        # The key has the tenant in it, so that no tenant can use up, or find out, the request ids of others.
         self._in_flight: dict[tuple[str, str], InFlight] = {}
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
-        """Stream a request's output; the last chunk has an end. Closing the generator aborts the request.
+        """Stream a request's output; `end` of the last chunk is set. Closing the generator aborts the request.
 
         Raises InvalidRequest, ModelNotFound, PermissionDenied, Overloaded, NoEngineAvailable, EngineFailed,
         DeadlineExceeded.
@@ -97,7 +103,11 @@ class Serving:
         admitted: AbstractContextManager[InFlight],
         prompt: SharedPrompt | None = None,
     ) -> AsyncGenerator[GenerateChunk, None]:
-        """Stream a request's output. prompt: if other samples have the same"""
+        """Stream a request's output.
+
+        admitted: admits the request when it is entered
+        prompt:   the prompt that the request shares with other samples; None if it shares none
+        """
         with admitted as in_flight:
             while True:
                 prepared = await self._prepare(request, in_flight, prompt)
@@ -111,14 +121,18 @@ class Serving:
                 except ModelVersionLeft as left:
                     request = _begin_again(request, in_flight, left)
                 else:
-                    # The engines are free of the request before its client has read the end.
+                    # The attempt is closed already: the engines have freed the request when its client reads the end.
                     yield prepared.chunk(processed, prepared.end(processed))
                     return
 
     async def _prepare(
         self, request: GenerateRequest, in_flight: InFlight, prompt: SharedPrompt | None
     ) -> PreparedRequest:
-        """Choose the model version, tokenize, and charge what the request takes."""
+        """Choose the model version, tokenize the prompt, and charge what the request uses.
+
+        Raises InvalidRequest, ModelNotFound, PermissionDenied, Overloaded, DeadlineUnreachable, or EngineFailed if the
+        request's model version is not served.
+        """
         preferred = None if prompt is None else prompt.model_version
         engines = in_flight.engines = self._choose_version(request, self._engines, preferred)
         router, turns = engines.model.router, None
@@ -149,10 +163,10 @@ class Serving:
         return PreparedRequest(engines, engine_request, in_flight.recovery, output_processor, in_flight, prompt)
 
     async def generate_many(self, request: GenerateManyRequest) -> AsyncGenerator[SampleChunk, None]:
-        """Stream the samples of several prompts side by side, each as generate() would with its seed.
+        """Stream the samples of several prompts side by side, each as generate() would with the sample's seed.
 
-        Each prompt is prefilled, and handed over, once. All samples are admitted, or none is. One that fails ends the
-        others; closing the generator aborts them.
+        Each prompt is prefilled, and handed over, once. Either all samples are admitted or none is. If a sample fails,
+        the others are aborted; closing the generator aborts all of them.
         Raises what generate() raises.
         """
         samples = split(request, self.newest_model().input_processor.limits)
@@ -175,7 +189,7 @@ class Serving:
                     yield chunk
 
     async def embed(self, request: EmbedRequest) -> EmbedResult:
-        """Give each input's embedding. Cancelling it aborts them all.
+        """Compute the embedding of each input. Cancelling the call aborts all inputs.
 
         Raises InvalidRequest, ModelNotFound, PermissionDenied, Overloaded, NoEngineAvailable (no engine computes
         prompts), EngineFailed, DeadlineExceeded.
@@ -184,14 +198,14 @@ class Serving:
         return EmbedResult(vectors.values, vectors.usage, vectors.model.version)
 
     async def classify(self, request: ClassifyRequest) -> ClassifyResult:
-        """Give what the model's classification head says of each input; otherwise as embed()."""
+        """Compute the scores of the model's classes for each input. Cancellation and errors are those of embed()."""
         vectors = await self._compute_vectors(request)
         facts = vectors.model.input_processor.model.pooling
         labels = () if facts is None else facts.labels
         return ClassifyResult(vectors.values, labels, vectors.usage, vectors.model.version)
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
-        """Give how well each document answers the query; otherwise as embed()."""
+        """Compute how well each document answers the query. Cancellation and errors are those of embed()."""
         vectors = await self._compute_vectors(request)
         scores = scores_of(vectors.values, len(request.documents))
         return ScoreResult(scores, vectors.usage, vectors.model.version)
@@ -215,7 +229,10 @@ class Serving:
     def _choose_version(
         self, request: _RequestT, engines: EnginePool, preferred: int | None = None
     ) -> EnginesOfVersion:
-        """preferred: goes before others if it has engines."""
+        """Choose the model version of a request.
+
+        preferred: a version that is chosen if engines of it serve
+        """
         if request.model_version:
             return self._engines_of(engines, request.model_version, request.request_id)
         snapshot = engines.snapshot()
@@ -228,39 +245,39 @@ class Serving:
         return EnginesOfVersion(engines, self._versions, model, is_bound=has_begun)
 
     def _engines_of(self, engines: EnginePool, version: int, request_id: str) -> EnginesOfVersion:
-        """For a request that belongs to this model version already. Raises EngineFailed if it is not served."""
+        """Return the engines for a request that belongs to a model version. Raises EngineFailed if it is not loaded."""
         model = self._versions.get(version)
         if model is not None:
             return EnginesOfVersion(engines, self._versions, model, is_bound=True)
         is_yet_to_come = version > self._versions.newest(()).version
-        reason = f"model version {version} is yet to come here" if is_yet_to_come else str(ModelVersionLeft(version))
+        reason = f"model version {version} is not loaded yet" if is_yet_to_come else str(ModelVersionLeft(version))
         raise EngineFailed(request_id, reason, num_new_tokens=0, can_resume=is_yet_to_come)
 
     def newest_model(self) -> ModelVersion:
-        """The newest version of the model that has engines; the newest one if none has."""
+        """Return the newest version of the model that has engines; the newest loaded version if none has."""
         return self._versions.newest(self._engines.snapshot())
 
     def served_versions(self) -> list[int]:
-        """The versions of the model that engines serve now, by number."""
+        """Return the numbers of the model versions that engines serve now, in ascending order."""
         served = {engine.descriptor.model_version for engine in self._engines.snapshot()}
         return sorted(version for version in served if version in self._versions)
 
     def served_roles(self) -> frozenset[EngineRole]:
-        """The roles of the engines that serve now. One that does both has each."""
+        """Return the roles of the engines that serve now; every role if an engine of role `both` serves."""
         roles = {engine.descriptor.role for engine in self._engines.snapshot()}
         return frozenset(EngineRole) if EngineRole.BOTH in roles else frozenset(roles)
 
     def next_change_of_engines(self) -> asyncio.Event:
-        """An event that is set when engines have come or gone since this call."""
+        """Return an event that is set once engines have come or gone after this call."""
         return self._engines.next_change()
 
     def model(self, version: int) -> ModelVersion | None:
-        """A version of the model, as a chunk names it; None if it has left."""
+        """Return a version of the model by the number that chunks have; None if it is not loaded."""
         return self._versions.get(version)
 
     @property
     def num_requests_in_flight(self) -> int:
-        """Requests that it is working on."""
+        """How many requests are admitted and have not ended."""
         return len(self._in_flight)
 
     @property
@@ -269,7 +286,7 @@ class Serving:
         return self._num_moves_of_ended + sum(in_flight.num_moves for in_flight in self._in_flight.values())
 
     def requests_in_flight(self) -> tuple[RequestView, ...]:
-        """The requests that it works on, oldest first, for people to see."""
+        """Describe the requests in flight, oldest first, for `raypd status` and the metrics."""
         return tuple(in_flight.view() for in_flight in self._in_flight.values())
 
     @contextmanager
@@ -292,9 +309,9 @@ class Serving:
 
 
 def _begin_again(request: _RequestT, in_flight: InFlight, left: ModelVersionLeft) -> _RequestT:
-    """Return the request for another model version: what has passed of its time stays passed.
+    """Return the request for another model version, with the time that its client still waits as its timeout.
 
-    Raises EngineFailed if its client has been told something of this version.
+    Raises EngineFailed if the client has received output of the version that left.
     """
     if in_flight.engines is not None and in_flight.engines.is_bound:
         num_new_tokens = in_flight.stopwatch.num_tokens

@@ -1,7 +1,7 @@
-"""All prompts of one call, side by side: a few of them at the engines at a time, so that others get their turn.
+"""Computes the vectors of all prompts of one call, a limited number at a time, so that other calls get their turn.
 
-A vector comes in one piece, so there is nothing to go on from: a prompt that an engine lost is computed from its start
-by another one, by the same recovery as requests for tokens.
+A prompt has the same recovery as a request for tokens. But a vector comes in one piece, so that another engine has to
+compute a prompt from its start if the first engine fails.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from cluster.requests.turns import Turns
 from cluster.vectors.vector_engines import VectorRouter
 
 MAX_PROMPTS_AT_ONCE: Final = 64
-"""The limit for one call. An engine's queue knows no calls: a thousand prompts at once would be before all others."""
+"""The limit for one call. An engine's queue knows no calls: all others would wait behind a thousand prompts of one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """A vector for each prompt, in their order, all of one model version."""
+    """The vectors of a call's prompts, in the prompts' order, all of one model version."""
 
     values: list[list[float]]
     usage: Usage
@@ -38,7 +38,10 @@ class Vectors:
 
 @dataclass(frozen=True, slots=True)
 class _PromptVector:
-    """num_cached_tokens: those tokens of the prompt that came from a prefix cache"""
+    """The vector of one prompt.
+
+    num_cached_tokens: how many tokens of the prompt came from a prefix cache
+    """
 
     values: list[float]
     num_prompt_tokens: int
@@ -48,9 +51,9 @@ class _PromptVector:
 async def compute_vectors(
     engines: EnginesOfVersion, prompts: Sequence[EngineCoreRequest], deadline_s: float | None, policy: RecoveryPolicy
 ) -> Vectors:
-    """Compute every prompt's vector. The first that fails ends all of them; so does cancelling it.
+    """Compute every prompt's vector. The first failure aborts all prompts, and so does cancelling the call.
 
-    deadline_s: on the event loop's clock
+    deadline_s: when the client stops waiting, on the event loop's clock; None if it has no deadline
     Raises ModelVersionLeft, NoEngineAvailable, EngineFailed, DeadlineExceeded.
     """
     router, turns, running = VectorRouter(engines.model.router), Turns(), asyncio.Semaphore(MAX_PROMPTS_AT_ONCE)
@@ -72,15 +75,15 @@ async def compute_vectors(
 
 
 async def _vector_of(prompt: EngineCoreRequest, recovery: Recovery) -> _PromptVector:
-    """Read a prompt's outputs up to the last one, which brings the vector."""
+    """Read a prompt's outputs up to the last one, which has the vector. Raises EngineFailed if that has none."""
     last: EngineCoreOutput | None = None
     async with aclosing(recovery.outputs()) as outputs:
         async for output in outputs:
             last = output
     if last is None or last.pooling_output is None:
-        raise _failed(prompt, "its engine ended it without a vector")
+        raise _failed(prompt, "the engine ended the request without a vector")
     if not math.isfinite(sum(last.pooling_output)):
-        raise _failed(prompt, "the model's numbers for this prompt are not finite")
+        raise _failed(prompt, "the vector that the model computed for this prompt has numbers that are not finite")
     num_prompt_tokens = len(prompt.prompt_token_ids)
     num_cached_tokens = 0 if last.timings is None else last.timings.num_cached_tokens
     return _PromptVector(last.pooling_output, num_prompt_tokens, min(num_cached_tokens, num_prompt_tokens))
@@ -91,9 +94,9 @@ def _failed(prompt: EngineCoreRequest, reason: str) -> EngineFailed:
 
 
 def scores_of(values: list[list[float]], num_documents: int) -> list[float]:
-    """Return a score for each document, from what was computed for a ScoreRequest.
+    """Return a score for each document of a ScoreRequest.
 
-    That is one number for each of them, or the vectors of the query and of each of them, of length 1.
+    values: one number for each document, or the vectors of the query and of each document, all of length 1
     """
     if len(values) == num_documents:
         return [score for [score] in values]

@@ -108,7 +108,7 @@ class _MoveWatch(logging.Handler):
         self._act = act
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.msg == "a preempted request moves":
+        if record.msg == "a preempted request migrates":
             self._act(record.__dict__["request_id"].rpartition("-")[0])
 
 

@@ -216,7 +216,7 @@ async def test_engines_that_both_let_go_are_an_error() -> None:
     pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
     pair.decode.let_go(consumer)
 
-    with pytest.raises(EngineFailed, match="let go of it unfinished"):
+    with pytest.raises(EngineFailed, match="dropped the request before it was finished"):
         await collecting
     assert_nothing_is_left(pair)
 

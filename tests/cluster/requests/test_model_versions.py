@@ -331,7 +331,7 @@ async def test_a_resumed_request_is_not_begun_on_another_version() -> None:
     with pytest.raises(EngineFailed, match="its model version 1 has left the cluster") as raised:
         await collect(cluster.serving.generate(request))
     assert not raised.value.can_resume
-    with pytest.raises(EngineFailed, match="model version 3 is yet to come here") as raised:
+    with pytest.raises(EngineFailed, match="model version 3 is not loaded yet") as raised:
         await collect(cluster.serving.generate(replace(request, model_version=3)))
     assert raised.value.can_resume, "another ingress may have heard of it before"
     assert cluster["new_a"].submitted == []

@@ -107,7 +107,7 @@ async def test_a_preempted_request_goes_on_where_there_is_room(caplog: pytest.Lo
     assert (timings.prefill and timings.prefill.engine_id, timings.decode.engine_id) == ("p0", "d1")
     assert cluster.serving.num_moves == 1
     cluster.assert_over()
-    [record] = [record for record in caplog.records if record.message == "a preempted request moves"]
+    [record] = [record for record in caplog.records if record.message == "a preempted request migrates"]
     assert record.levelno == logging.INFO
 
 
