@@ -1,1 +1,1 @@
-"""What users touch, and what spans engines. Ray yes, torch no."""
+"""Holds what users call and what spans several engines. This floor imports Ray, and never torch."""

@@ -1,4 +1,4 @@
-"""`python -m cluster` is `raypd`, where nothing is installed (a Ray job with --working-dir)."""
+"""Runs `raypd` as `python -m cluster` where the package is not installed, as in a Ray job with --working-dir."""
 
 from cluster.cli import main
 

@@ -1,34 +1,34 @@
-"""Everything that can go wrong on this floor, as a request's client or the cluster's operator is told.
+"""Defines the errors of the cluster floor, as a request's client or the cluster's operator sees them.
 
 ClusterError
-|-- InvalidRequest        the client's mistake: which fields, their values, what is allowed
-|-- ModelNotFound         no such model here
-|-- AdapterNotFound       no such LoRA adapter here
-|-- Unauthenticated       the call has no token, or one that is not known
-|-- PermissionDenied      the call's token does not allow it
+|-- InvalidRequest        the request has mistakes; the error names fields, their values, and what is allowed
+|-- ModelNotFound         this cluster does not serve the model that the request names
+|-- AdapterNotFound       this cluster does not serve the LoRA adapter that the request names
+|-- Unauthenticated       the call has no token, or an unknown one
+|-- PermissionDenied      the call's token does not allow the call
 |-- Overloaded            the queue is full: try again after a delay
-|   `-- AllowanceSpent    the call's token has used up what it may
+|   `-- AllowanceSpent    the call's token is at one of its own limits
 |-- ReaderTooSlow         the client did not read its stream
-|-- DeadlineExceeded      the client's deadline passed before the request was through
-|   `-- DeadlineUnreachable  it was refused at once, for it would pass before the first token
+|-- DeadlineExceeded      the client's deadline passed before the request was finished
+|   `-- DeadlineUnreachable  the request was refused at once: its first token would come after the deadline
 |-- NoEngineAvailable     no engine serves
 |-- ModelVersionLeft      the model version that the request began on has no engines any more
 |-- Draining              this ingress takes no new requests
 |-- EngineFailed          the request was admitted, and an engine could not finish it
 |   `-- OutputsDiverged   two engines disagree on the same position of a request's output
-|-- EngineLost            the session with an engine broke; nothing more will come from it
-|-- ControllerUnavailable the controller does not answer: changes wait
+|-- EngineLost            the session with an engine broke; no more outputs come from it
+|-- ControllerUnavailable the controller does not answer; operators' changes wait for it
 |-- UnknownEngine         no engine of that name serves
 |-- EngineRefused         an engine could not do what an operator asked of it
-|-- UnknownNode           no node, or more than one, is called so
+|-- UnknownNode           no node, or more than one, has that name
 |-- SecretIsInFile        the cluster's secret is replaced in its file, not by an operator's call
-|-- NotDoneInTime         a change goes on, but was not done in the time that there was
-|-- TokenizerUnusable     the model's tokenizer cannot be served; the ingress does not start
-|-- AddressUnavailable    the ingress cannot listen where it was told to
-|-- InvalidConfig         the cluster's settings: which, their values, what is allowed
-`-- CannotStart           the cluster could not be brought up
-    |-- CannotPlace       the Ray cluster has no room for its engines
-    `-- CanaryFailed      an engine or a pair did not answer its first request as it has to
+|-- NotDoneInTime         a change goes on, but was not finished within the operator's time limit
+|-- TokenizerUnusable     the model's tokenizer cannot be used; the ingress does not start
+|-- AddressUnavailable    the ingress cannot listen at its address
+|-- InvalidConfig         the settings have mistakes; the error names settings, their values, and what is allowed
+`-- CannotStart           the cluster could not be started
+    |-- CannotPlace       the Ray cluster has no room for an engine
+    `-- CanaryFailed      an engine or a pair did not answer its canary request as it should
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ from cluster.api.protos.shared_errors import InvalidConfig as InvalidConfig
 
 @dataclass(frozen=True, slots=True)
 class FieldViolation:
-    """One field of a request that is not as it has to be.
+    """A field of a request whose value is not allowed.
 
-    field: its path in the request, such as "sampling_params.top_p"
+    field:   the field's path in the request, such as "sampling_params.top_p"
+    value:   the value, in words if it is long or missing
+    allowed: the allowed values, in words
     """
 
     field: str
@@ -56,7 +58,7 @@ class FieldViolation:
 
 
 class InvalidRequest(ClusterError):
-    """The request cannot be served as it is, here or anywhere: do not retry it unchanged."""
+    """The request cannot be served by any engine as it is: do not retry it unchanged."""
 
     def __init__(self, *violations: FieldViolation) -> None:
         super().__init__("; ".join(str(violation) for violation in violations))
@@ -72,19 +74,19 @@ class ModelNotFound(ClusterError):
 
 
 class Unauthenticated(ClusterError):
-    """The call does not say who makes it, or not so that it is believed."""
+    """The call has no token, or one that the cluster does not know."""
 
 
 class PermissionDenied(ClusterError):
-    """Who makes the call is known, and may not do that."""
+    """The call's token is known, but does not allow the call."""
 
 
 class AdapterNotFound(ClusterError):
     """The request names a LoRA adapter that is not served here."""
 
     def __init__(self, field: str, name: str, known: list[str], *, is_enabled: bool) -> None:
-        """field: of the request; is_enabled: whether any are served"""
-        allowed = f"one of those that are known here: {', '.join(known) or 'none so far'}"
+        """field: the request's field that names the adapter; is_enabled: whether the cluster serves adapters at all"""
+        allowed = f"one of the registered adapters: {', '.join(known) or 'none so far'}"
         if not is_enabled:
             allowed = "none: this cluster serves no adapters (its setting lora is not set)"
         self.violations = (FieldViolation(field, repr(name), allowed),)
@@ -92,7 +94,7 @@ class AdapterNotFound(ClusterError):
 
 
 class Overloaded(ClusterError):
-    """There is more to do than may wait; retry_delay_s is when to try again."""
+    """Too many requests are in flight, or too many tokens wait. retry_delay_s: when to try again"""
 
     def __init__(self, reason: str, retry_delay_s: float) -> None:
         super().__init__(f"{reason}; retry in {retry_delay_s:.3g} s")
@@ -100,14 +102,14 @@ class Overloaded(ClusterError):
 
 
 class AllowanceSpent(Overloaded):
-    """A token's own limit is reached; others are served."""
+    """The call's token has reached one of its own limits; clients with other tokens are still served."""
 
     def __init__(self, who: str, limit: str, retry_delay_s: float) -> None:
         super().__init__(f"token {who!r} is at its limit of {limit}", retry_delay_s)
 
 
 class ReaderTooSlow(ClusterError):
-    """The client has not read its stream; what it has not got it can ask for again, from its position on."""
+    """The client has not read its stream. It can resume the request from the tokens that it has."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(f"nothing of the stream was read for {timeout_s:g} s; resume with output_token_ids")
@@ -117,47 +119,49 @@ class DeadlineExceeded(ClusterError):
     """The client's deadline passed; the request was aborted on its engines."""
 
     def __init__(self, request_id: str) -> None:
-        super().__init__(f"{request_id}: the request's deadline passed before it was through")
+        super().__init__(f"{request_id}: the request's deadline passed before the request was finished")
 
 
 class DeadlineUnreachable(DeadlineExceeded):
-    """What is before the request takes longer than its client will wait. No engine has seen it."""
+    """The requests ahead take longer than the client will wait. No engine has seen the request."""
 
     def __init__(self, time_left_s: float, expected_s: float) -> None:
         ClusterError.__init__(
             self,
             f"the deadline is in {time_left_s:.3g} s, and the first token is expected in {expected_s:.3g} s at the "
-            "earliest; give it more time, or try again when there is less to do",
+            "earliest; give the request more time, or try again when fewer requests wait",
         )
 
 
 class NoEngineAvailable(ClusterError):
-    """No engine serves, or none that could do this. One may be there a moment later."""
+    """No engine serves, or none that could do what was asked. A suitable engine may become ready a moment later."""
 
     def __init__(self, what: str = "serves") -> None:
-        """what: none of them does."""
+        """what: a verb, and what else completes the sentence "no engine …" """
         super().__init__(f"no engine {what}; retry when one is ready")
 
 
 class ModelVersionLeft(ClusterError):
-    """The cluster was updated: engines of another model version must not go on with what this one began."""
+    """The request's model version was updated away; engines of another version must not go on with its output."""
 
     def __init__(self, version: int) -> None:
         super().__init__(f"its model version {version} has left the cluster")
 
 
 class Draining(ClusterError):
-    """This ingress is about to close. Another one, or this address a little later, will take the request."""
+    """This ingress is about to close. Another ingress, or this address a little later, will take the request."""
 
     def __init__(self) -> None:
-        super().__init__("this ingress is draining and takes no new requests; retry, on another one if there is one")
+        super().__init__(
+            "this ingress is draining and takes no new requests; retry, at another ingress if there is one"
+        )
 
 
 class EngineFailed(ClusterError):
     """An engine could not finish an admitted request.
 
-    num_new_tokens: how many output tokens its client has got since it asked
-    can_resume:     the fault was the engine's, not the request's: it can go on elsewhere
+    num_new_tokens: how many output tokens the client has received in answer to this request
+    can_resume:     whether the engine was the cause and not the request, so that another engine can go on
     """
 
     def __init__(self, request_id: str, reason: str, *, num_new_tokens: int, can_resume: bool) -> None:
@@ -168,15 +172,15 @@ class EngineFailed(ClusterError):
 
 
 class OutputsDiverged(EngineFailed):
-    """An engine sent another token than the one that its client already has at that position."""
+    """An engine sent a token that differs from the one that the client already has at that position."""
 
 
 class EngineLost(ClusterError):
     """The session with an engine broke.
 
-    has_left:    it was drained, and told us to go on without it
-    is_silent:   it may live, but nothing was heard from it
-    had_request: it had said that it had got the request that this error ends
+    has_left:    whether the engine was drained and has left the membership
+    is_silent:   whether the engine may still run, but sent nothing for too long
+    had_request: whether the engine had acknowledged the request that this error ends
     """
 
     def __init__(
@@ -195,14 +199,14 @@ class EngineLost(ClusterError):
         self.had_request = had_request
 
     def of_request(self, *, had_request: bool) -> EngineLost:
-        """The same for one of the requests that it ends."""
+        """Return a copy of the error for one of the requests that it ends."""
         error = copy(self)
         error.had_request = had_request
         return error
 
 
 class ControllerUnavailable(ClusterError):
-    """The controller does not answer. What is there goes on; changes wait for it."""
+    """The controller does not answer. Engines and ingresses go on serving; operators' changes wait for it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"the controller does not answer: {reason}")
@@ -216,40 +220,40 @@ class UnknownEngine(ClusterError):
 
 
 class EngineRefused(ClusterError):
-    """An engine could not do, or not now, what an operator asked of it."""
+    """An engine could not do what an operator asked of it, or cannot do it now."""
 
     def __init__(self, engine_id: str, reason: str) -> None:
         super().__init__(f"engine {engine_id}: {reason}")
 
 
 class UnknownNode(ClusterError):
-    """No node, or more than one, is called so."""
+    """No node, or more than one, has that name."""
 
     def __init__(self, name: str, nodes: list[str]) -> None:
-        super().__init__(f"{name!r} does not name one node of the Ray cluster; there are: {', '.join(nodes)}")
+        super().__init__(f"{name!r} does not name one node of the Ray cluster; its nodes are: {', '.join(nodes)}")
 
 
 class SecretIsInFile(ClusterError):
-    """The cluster's secret comes from a file, and is replaced there."""
+    """The cluster's secret comes from a file, so it has to be replaced in the file."""
 
     def __init__(self, path: str) -> None:
         super().__init__(
-            f"the cluster's secret is in cluster_secret_file, {path}: put a new one above it on every node, and take "
-            "the old one out once every node has both; raypd follows the file"
+            f"the cluster's secret is in cluster_secret_file, {path}: write a new secret above the old one on every "
+            "node, and remove the old one once every node has both; raypd follows the file"
         )
 
 
 class NotDoneInTime(ClusterError):
-    """What was asked for goes on, but was not done in the time that there was."""
+    """An operator's change goes on, but was not finished within the time limit."""
 
     def __init__(self, what: str, wait_s: float, missing: str = "") -> None:
-        """missing: what it waits for, in words"""
+        """what: the change; wait_s: the time limit; missing: what the change still waits for, in words"""
         waits = f", and waits for {missing}" if missing else ""
         super().__init__(f"{what} was not done within {wait_s:g} s; it goes on{waits}: see `raypd status`")
 
 
 class TokenizerUnusable(ClusterError):
-    """The model's tokenizer cannot be served; the message says why."""
+    """The model's tokenizer cannot be used; the message says why."""
 
 
 class AddressUnavailable(ClusterError):
@@ -261,12 +265,12 @@ class AddressUnavailable(ClusterError):
 
 
 class CannotStart(ClusterError):
-    """The cluster could not be brought up; the message says which part and why."""
+    """The cluster could not be started; the message says which part failed, and why."""
 
 
 class CannotPlace(CannotStart):
-    """The Ray cluster has not enough of something."""
+    """The Ray cluster has too few free resources for an engine; the message says which."""
 
 
 class CanaryFailed(CannotStart):
-    """An engine, or a pair, does not answer its first request as it has to."""
+    """An engine, or a pair of engines, did not answer its canary request as it should."""

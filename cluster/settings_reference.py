@@ -1,7 +1,7 @@
-"""The reference of all settings, made from the pydantic models, so that it cannot say anything else than they do.
+"""Makes the reference of all settings from the pydantic models, so that the reference cannot contradict the models.
 
-Two forms: docs/settings.md (`to_markdown`), which a test compares with the models, and a YAML file that has every
-setting with its default (`to_yaml`), which `raypd serve --config` takes as it is.
+The reference has two forms: docs/settings.md (`to_markdown`), which a test compares with the models, and a YAML file
+that has every setting with its default (`to_yaml`), which `raypd serve --config` takes as it is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Schema = Mapping[str, Any]
 class Section:
     """One group of settings.
 
-    paths: where the group may stand in the file, the shortest first; the file itself is ""
+    paths: the paths at which the group may be in the file; the path of the whole file is ""
     model: the class that declares the group
     """
 
@@ -75,7 +75,7 @@ def to_schema() -> str:
 def to_yaml(config: ClusterConfig | None = None) -> str:
     """Return a settings file that has every setting, with its description as a comment.
 
-    config: the values; default: the defaults
+    config: the values; None: every setting's default
     """
     return "\n".join(_yaml_lines(ClusterConfig() if config is None else config, indent=0)) + "\n"
 

@@ -1,4 +1,4 @@
-"""An adapter's directory: its digest, for the ingresses, and its content, for the engines."""
+"""Reads an adapter's directory: its digest, for the ingresses, and its content, for the engines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ _NUM_DIGEST_CHARS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class AdapterFiles:
-    """weights: a safetensors file's bytes, those that the digest was made of."""
+    """The content of an adapter's directory.
+
+    weights: the bytes of the safetensors file
+    digest:  hexadecimal digest of the config and of these bytes
+    """
 
     config: AdapterConfig
     weights: bytes
@@ -29,13 +33,13 @@ class AdapterFiles:
 
 
 def check_adapter(directory: str, limits: LoraConfig) -> None:
-    """Look at an adapter's files without reading its weights. Raises AdapterRefused."""
+    """Check an adapter's files without reading the weights. Raises AdapterRefused."""
     AdapterConfig.parse(_read_config(directory, limits), limits.max_lora_rank)
     _weights_path(directory, limits)
 
 
 def describe_adapter(name: str, directory: str, limits: LoraConfig) -> Adapter:
-    """Look at an adapter's files and name them by their digest. Blocks for as long as reading them takes.
+    """Check an adapter's files, and return the adapter with their digest. Blocks for as long as reading them takes.
 
     Raises AdapterRefused.
     """
@@ -53,7 +57,7 @@ def describe_adapter(name: str, directory: str, limits: LoraConfig) -> Adapter:
 
 
 def read_adapter(directory: str, limits: LoraConfig) -> AdapterFiles:
-    """Read an adapter's files. Raises AdapterRefused."""
+    """Read an adapter's files. Blocks for as long as reading them takes. Raises AdapterRefused."""
     config_text = _read_config(directory, limits)
     config = AdapterConfig.parse(config_text, limits.max_lora_rank)
     path = _weights_path(directory, limits)
@@ -67,7 +71,10 @@ def read_adapter(directory: str, limits: LoraConfig) -> AdapterFiles:
 
 
 def files_signature(directory: str) -> tuple[int, ...]:
-    """Changes when the files do, as far as the file system tells. Raises AdapterRefused if they are not there."""
+    """Return numbers that change when the adapter's files change: their times of change, sizes and inodes.
+
+    Raises AdapterRefused if the files cannot be read.
+    """
     try:
         stats = [Path(directory, name).stat() for name in (CONFIG_FILE, WEIGHTS_FILE)]
     except OSError as error:
@@ -78,7 +85,7 @@ def files_signature(directory: str) -> tuple[int, ...]:
 def _read_config(directory: str, limits: LoraConfig) -> bytes:
     if not limits.permits(directory):
         raise AdapterRefused(
-            f"{directory} is in none of lora.allowed_directories ({', '.join(limits.allowed_directories) or 'none'})"
+            f"{directory} is not in lora.allowed_directories ({', '.join(limits.allowed_directories) or 'none'})"
         )
     path = Path(directory, CONFIG_FILE)
     try:
@@ -90,7 +97,10 @@ def _read_config(directory: str, limits: LoraConfig) -> bytes:
 
 
 def _weights_path(directory: str, limits: LoraConfig) -> Path:
-    """Weights are only taken as safetensors: PEFT's older format is pickled code."""
+    """Return the path of the weights, which have to be safetensors: PEFT's older format is a pickle, which runs code.
+
+    Raises AdapterRefused if the file is missing or too large.
+    """
     path = Path(directory, WEIGHTS_FILE)
     try:
         num_bytes = path.stat().st_size
@@ -102,7 +112,10 @@ def _weights_path(directory: str, limits: LoraConfig) -> Path:
 
 
 def _begin_digest(config_text: bytes) -> hashlib._Hash:
-    """Only what the weights mean counts of the config: PEFT writes its lists in an order that is new each time."""
+    """Begin a digest with the config, whose lists of names are sorted first.
+
+    PEFT writes these lists in a different order each time, and an adapter that is saved twice is to have one digest.
+    """
     settings = json.loads(config_text)
     for key, value in settings.items():
         if isinstance(value, list) and all(isinstance(item, str) for item in value):

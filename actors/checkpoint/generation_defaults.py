@@ -1,7 +1,7 @@
 """Reads from generation_config.json how a model's tokens are sampled and when its answers end.
 
-A file names a default for requests that do not name the value themselves, as vLLM takes it: a value that is in the file
-counts, transformers' defaults for the others (such as top_k = 50) and do_sample do not.
+A value in the file is the default of requests that do not set it. As in vLLM, only values that are in the file count;
+transformers' own defaults (such as top_k = 50) and do_sample do not.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class InvalidGenerationConfig(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Sampling parameters of a request that does not give them.
+    """Sampling parameters for requests that do not set them. None: raypd's own default applies.
 
-    None: raypd's own default; max_tokens: max_new_tokens of the file
+    max_tokens: the file's max_new_tokens
     """
 
     temperature: float | None = None
@@ -39,14 +39,17 @@ NO_DEFAULTS: Final = GenerationDefaults()
 
 @dataclass(frozen=True, slots=True)
 class GenerationFile:
-    """The settings that raypd takes from generation_config.json. eos_token_ids: None if the file names none"""
+    """The settings that raypd takes from generation_config.json.
+
+    eos_token_ids: tokens that end an answer; None if the file names none
+    """
 
     defaults: GenerationDefaults
     eos_token_ids: tuple[int, ...] | None
 
 
 def read_generation_file(directory: Path) -> GenerationFile:
-    """Read a checkpoint's file; without one there are no defaults. Raises InvalidGenerationConfig."""
+    """Read the file of a checkpoint; if it is missing, return no defaults. Raises InvalidGenerationConfig."""
     path = directory / FILE_NAME
     try:
         content = json.loads(path.read_bytes())
@@ -80,7 +83,10 @@ class _File:
     content: dict[str, Any]
 
     def number(self, name: str, low: float, high: float, *, is_above: bool = False) -> float | None:
-        """is_above: the number is larger than low"""
+        """Return a number from low to high; None if the file has none. is_above: low itself is not allowed
+
+        Raises InvalidGenerationConfig.
+        """
         value = self.content.get(name)
         if value is None:
             return None
@@ -90,7 +96,7 @@ class _File:
         return float(value)
 
     def whole(self, name: str, low: int, high: int) -> int | None:
-        """A whole number."""
+        """Return a whole number from low to high; None if the file has none. Raises InvalidGenerationConfig."""
         value = self.content.get(name)
         if value is None:
             return None
@@ -99,7 +105,10 @@ class _File:
         return value
 
     def token_ids(self, name: str) -> tuple[int, ...] | None:
-        """One or a list of them."""
+        """Return one token id, or a list of token ids, as a tuple; None if the file has none.
+
+        Raises InvalidGenerationConfig.
+        """
         value = self.content.get(name)
         if value is None:
             return None

@@ -1,4 +1,4 @@
-"""PEFT's adapter_config.json: what is served of it, and why the rest is refused.
+"""Reads PEFT's adapter_config.json, and refuses adapters that raypd cannot serve exactly.
 
 The formulas are PEFT's own (peft/tuners/lora/layer.py, update_layer; peft/utils/other.py, get_pattern_key):
 scaling = alpha / r, or alpha / sqrt(r) with use_rslora; rank and alpha may be given for modules that match a pattern.
@@ -18,7 +18,7 @@ from actors.errors import TravellingError
 
 NumberT = TypeVar("NumberT", int, float)
 
-# What does not change the output of a trained adapter, and what _PeftConfig has.
+# Settings beside _PeftConfig's that do not change the output of a trained adapter.
 _HARMLESS: Final = frozenset(
     {
         "auto_mapping",
@@ -47,12 +47,15 @@ _REFUSED: Final = {
     "layer_replication": "it repeats layers of the model (layer_replication), which is not served",
     "alora_invocation_tokens": "it begins at certain tokens only (aLoRA), which is not served",
 }
-# Of these the adapter belongs to weights that its training has changed.
+# Adapters that were initialized by one of these methods belong to base weights that the method has changed.
 _CHANGED_BASE: Final = ("pissa", "olora", "corda", "loftq", "lora_ga", "milora")
 
 
 class AdapterRefused(TravellingError):
-    """The adapter's files are missing, broken, too large, or ask for what is not served; the message says which."""
+    """The adapter cannot be served: files are missing, broken or too large, or a setting is not served.
+
+    The message says which.
+    """
 
 
 class _PeftConfig(BaseModel):
@@ -72,7 +75,12 @@ class _PeftConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """rank, alpha: of the modules that no pattern names. target_modules: a regular expression, or names."""
+    """The settings of a LoRA adapter.
+
+    rank, alpha:    for modules that no pattern matches
+    target_modules: a regular expression that module names have to match, or the last parts of module names
+    rank_pattern, alpha_pattern: regular expressions for the ends of module names, and the value for matching modules
+    """
 
     rank: int
     alpha: float
@@ -106,18 +114,18 @@ class AdapterConfig:
 
     @property
     def max_rank(self) -> int:
-        """The highest rank of any of its modules."""
+        """The highest rank of any of the adapter's modules."""
         return max([self.rank, *(rank for _, rank in self.rank_pattern)])
 
     def targets(self, module: str) -> bool:
-        """Whether it adapts this module, by its name in the model."""
+        """Return whether the adapter changes a module. module: the module's name in the model"""
         if isinstance(self.target_modules, str):
             is_all = self.target_modules == "all-linear"
             return is_all or re.fullmatch(self.target_modules, module) is not None
         return any(module == name or module.endswith(f".{name}") for name in self.target_modules)
 
     def rank_of(self, module: str) -> int:
-        """The module's rank."""
+        """Return the adapter's rank for a module."""
         return _of_pattern(self.rank_pattern, module, self.rank)
 
     def scaling_of(self, module: str) -> float:
@@ -136,7 +144,7 @@ def _find_refusal(given: _PeftConfig) -> str | None:
     init = given.init_lora_weights
     if isinstance(init, str) and init.lower().startswith(_CHANGED_BASE):
         return f"it belongs to changed base weights (init_lora_weights: {init}); convert it to a plain LoRA first"
-    # Options that we do not know may change the output: only what is known not to is passed over.
+    # An unknown option may change the output, so only options known to be harmless are ignored.
     for name, value in (given.model_extra or {}).items():
         if name == "loftq_config" or name in _HARMLESS or not value:
             continue
@@ -170,7 +178,7 @@ def _check_patterns(config: AdapterConfig) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise AdapterRefused(f"{pattern!r} is no regular expression: {error}") from error
+            raise AdapterRefused(f"{pattern!r} is not a regular expression: {error}") from error
 
 
 def _of_pattern(patterns: Iterable[tuple[str, NumberT]], module: str, otherwise: NumberT) -> NumberT:

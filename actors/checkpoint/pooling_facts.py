@@ -1,4 +1,4 @@
-"""The facts of a loaded model that gives vectors in place of tokens."""
+"""Defines the facts of a loaded model that an ingress needs for requests for vectors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Activation = Literal["softmax", "sigmoid", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingFacts:
-    """The facts that an ingress needs in order to accept a pooling request.
+    """The facts that an ingress needs in order to accept a request for vectors.
 
-    embedding_size:        numbers of an embedding; 0: the model gives none
-    why_no_embeddings:     if so
-    pooling, normalize:    of a request that does not say
-    matryoshka_dimensions: to which embeddings may be cut; empty: to any number
-    labels:                names of the classification head's classes, in its order; empty: it has no such head
-    activation:            makes scores of the head's logits
+    embedding_size:        how many numbers an embedding has; 0: the model gives no embeddings
+    why_no_embeddings:     why the model gives no embeddings; "" if it gives them
+    pooling, normalize:    the defaults for requests that do not set them
+    matryoshka_dimensions: the sizes to which embeddings may be cut; empty: any size
+    labels:                names of the classes of the model's classification head, in order; empty: it has no such head
+    activation:            the function that turns the head's logits into scores
     """
 
     embedding_size: int = 0

@@ -1,1 +1,1 @@
-"""Metrics, the status of a cluster, and the times of a request."""
+"""Observes a cluster: metrics, its status, and the times of requests."""

@@ -1,7 +1,7 @@
-"""Every metric of an ingress, by its name, in Prometheus' terms.
+"""Defines every metric that an ingress gives to Prometheus.
 
-Both APIs feed the same metrics: Serving counts requests where they end, whichever API they came through. Engines' own
-figures are read when somebody asks; every ingress tells them, so they are to be aggregated by `max`.
+gRPC and HTTP share these metrics: Serving counts requests where they end. Metrics of engines are made from the engines'
+newest counters on each scrape; every ingress exports them for all engines, so aggregate them over ingresses by `max`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _E2E_BUCKETS_S: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
 
 
 class Histogram:
-    """How often values were how large. It belongs to one thread, so it takes a third of a microsecond a value."""
+    """A histogram of Prometheus for use by one thread; without a lock, observe() takes a third of a microsecond."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """bounds: the largest value of each bucket but the last, in their order"""
+        """bounds: the largest value of each bucket except the last one, in ascending order"""
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
@@ -51,7 +51,7 @@ class Histogram:
         self._sum += value
 
     def family(self, name: str, documentation: str) -> Metric:
-        """Return the histogram as Prometheus defines it: with buckets that add up."""
+        """Return the histogram in Prometheus' form, in which each bucket includes the smaller ones."""
         buckets, total = [], 0
         for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
             total += count
@@ -60,7 +60,7 @@ class Histogram:
 
 
 class ServingMetrics:
-    """The counters and histograms that Serving feeds. An ingress has one of these."""
+    """The counters and histograms of one ingress, which Serving feeds."""
 
     def __init__(self) -> None:
         self._outcomes: Counter[str] = Counter()
@@ -72,52 +72,61 @@ class ServingMetrics:
         self.itl_s = Histogram(_ITL_BUCKETS_S)
         self.e2e_s = Histogram(_E2E_BUCKETS_S)
         self.certificate_ends_at_s: Callable[[], float] | None = None
-        """Gives the Unix time at which the server's certificate expires; None without TLS."""
+        """Returns the Unix time at which the server's certificate expires; None without TLS."""
         self.refused_messages = RefusedMessages()
-        """Counts what engines say to this ingress that is no message."""
+        """Counts the malformed messages that engines send to this ingress."""
 
     def on_first_tokens(self, num_tokens: int, ttft_s: float) -> None:
-        """A request's first tokens have come, so long after it."""
+        """Count the first tokens of a request. ttft_s: time since the request's arrival"""
         self._num_output_tokens += num_tokens
         self.ttft_s.observe(ttft_s)
 
     def on_next_tokens(self, num_tokens: int, gap_s: float) -> None:
-        """A request's next tokens have come, so long after the ones before. They share the time, as if one by one."""
+        """Count further tokens of a request. gap_s: time since its previous tokens, divided among these tokens"""
         self._num_output_tokens += num_tokens
         for _ in range(num_tokens):
             self.itl_s.observe(gap_s / num_tokens)
 
     def on_prompt(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
-        """A request has ended whose prompt was this long, and came from a prefix cache that far."""
+        """Count the prompt of a request that has ended."""
         self._num_prompt_tokens += num_prompt_tokens
         self._num_cached_tokens += num_cached_tokens
 
     def on_end(self, outcome: str, e2e_s: float) -> None:
-        """A request has ended. outcome: its finish reason, "done" without one, or outcome_of() what it failed with"""
+        """Count a request that has ended.
+
+        outcome: its finish reason; "done" if it has none; outcome_of() the error if it failed
+        e2e_s:   time since the request's arrival
+        """
         self._outcomes[outcome] += 1
         self.e2e_s.observe(e2e_s)
 
     def on_http(self, path: str, status: int) -> None:
-        """An HTTP call was answered."""
+        """Count an answer to an HTTP call."""
         self._http[path, str(status)] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """Everything."""
+        """Yield the metrics of what this ingress has served."""
         requests = CounterMetricFamily("raypd_requests", "Requests that have ended, by outcome.", labels=["outcome"])
         for outcome, count in self._outcomes.items():
             requests.add_metric([outcome], count)
         yield requests
-        http = CounterMetricFamily("raypd_http_responses", "Answers of the HTTP API.", labels=["path", "status"])
+        documentation = "Answers of the HTTP API, by path and status code."
+        http = CounterMetricFamily("raypd_http_responses", documentation, labels=["path", "status"])
         for key, count in self._http.items():
             http.add_metric(list(key), count)
         yield http
-        yield CounterMetricFamily("raypd_prompt_tokens", "Prompt tokens of ended requests.", self._num_prompt_tokens)
-        documentation = "Of these, tokens that came from a prefix cache."
+        documentation = "Prompt tokens of requests that have ended with a finish reason."
+        yield CounterMetricFamily("raypd_prompt_tokens", documentation, self._num_prompt_tokens)
+        documentation = "Prompt tokens that came from a prefix cache; they are part of raypd_prompt_tokens."
         yield CounterMetricFamily("raypd_cached_prompt_tokens", documentation, self._num_cached_tokens)
-        yield CounterMetricFamily("raypd_output_tokens", "Tokens that clients were sent.", self._num_output_tokens)
-        yield self.ttft_s.family("raypd_time_to_first_token_seconds", "From a request's arrival to its first token.")
-        yield self.itl_s.family("raypd_inter_token_latency_seconds", "Between tokens of a request.")
-        documentation = "What engines have said to this ingress that is no message; it ended the session."
+        documentation = "Output tokens that were sent to clients."
+        yield CounterMetricFamily("raypd_output_tokens", documentation, self._num_output_tokens)
+        documentation = "Time from a request's arrival to its first token, in seconds."
+        yield self.ttft_s.family("raypd_time_to_first_token_seconds", documentation)
+        documentation = "Time between consecutive output tokens of a request, in seconds."
+        yield self.itl_s.family("raypd_inter_token_latency_seconds", documentation)
+        documentation = "Malformed messages that engines sent to this ingress; each one ended a session."
         refused = CounterMetricFamily("raypd_refused_messages", documentation, labels=["kind"])
         for kind, count in self.refused_messages.counts().items():
             refused.add_metric([kind], count)
@@ -125,14 +134,15 @@ class ServingMetrics:
         if self.certificate_ends_at_s is not None:
             name, documentation = (
                 "raypd_certificate_not_after_timestamp_seconds",
-                "When the certificate in use expires.",
+                "Unix time in seconds at which the server's certificate in use expires.",
             )
             yield GaugeMetricFamily(name, documentation, self.certificate_ends_at_s())
-        yield self.e2e_s.family("raypd_request_duration_seconds", "From a request's arrival to its end.")
+        documentation = "Time from a request's arrival to its end, in seconds."
+        yield self.e2e_s.family("raypd_request_duration_seconds", documentation)
 
 
 def outcome_of(error: BaseException) -> str:
-    """How a request ended that ended with this."""
+    """Return the outcome, as in raypd_requests, of a request that ended with this error."""
     match error:
         case asyncio.CancelledError() | GeneratorExit():
             return "cancelled"
@@ -151,7 +161,7 @@ def outcome_of(error: BaseException) -> str:
 
 
 def exposition(metrics: ServingMetrics, view: ClusterView) -> bytes:
-    """Everything that an ingress knows, in Prometheus' text format."""
+    """Return all metrics of an ingress in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families([*metrics.collect(), *_of_cluster(view)]))
     return generate_latest(registry)
@@ -166,19 +176,22 @@ class _Families(Collector):
 
 
 def _of_cluster(view: ClusterView) -> Iterator[Metric]:
-    in_flight = GaugeMetricFamily("raypd_requests_in_flight", "Requests that this ingress works on.", labels=["phase"])
+    documentation = "Requests that this ingress works on, by phase."
+    in_flight = GaugeMetricFamily("raypd_requests_in_flight", documentation, labels=["phase"])
     phases = Counter(request.phase for request in view.requests)
     for phase in ("admitted", "prefill", "decode"):
         in_flight.add_metric([phase], phases[phase])
     yield in_flight
-    yield CounterMetricFamily("raypd_moves", "Preempted requests that another decode engine took over.", view.num_moves)
-    documentation = "By how much this ingress's event loop was late at most, within the last minute."
+    documentation = "Migrations of preempted requests of this ingress to another decode engine."
+    yield CounterMetricFamily("raypd_moves", documentation, view.num_moves)
+    documentation = "Longest delay of this ingress's event loop within the last minute, in seconds."
     yield GaugeMetricFamily("raypd_event_loop_lag_seconds", documentation, view.event_loop_lag_s)
-    engines = GaugeMetricFamily("raypd_engines", "Engines, by role and state.", labels=["role", "state"])
+    engines = GaugeMetricFamily("raypd_engines", "Engines of the cluster, by role and state.", labels=["role", "state"])
     for (role, state), count in Counter((engine.role, engine.state) for engine in view.engines).items():
         engines.add_metric([role, state], count)
     yield engines
-    yield GaugeMetricFamily("raypd_controller_up", "Whether the controller answers.", float(not view.controller.error))
+    documentation = "1 if the controller answers this ingress, 0 if it does not."
+    yield GaugeMetricFamily("raypd_controller_up", documentation, float(not view.controller.error))
     yield from _of_engines([engine for engine in view.engines if engine.stats is not None], view.now_s)
 
 
@@ -186,23 +199,26 @@ _ENGINE_LABELS: Final = ["engine", "role"]
 
 
 def _of_engines(engines: Sequence[EngineView], now_s: float) -> Iterator[Metric]:
-    requests = GaugeMetricFamily("raypd_engine_requests", "Requests.", labels=[*_ENGINE_LABELS, "state"])
-    usage = _gauge("raypd_engine_kv_cache_usage_ratio", "Of the KV cache's blocks, those that requests hold.")
-    blocks = _gauge("raypd_engine_kv_cache_blocks", "Blocks of the KV cache.")
-    prompt = _counter("raypd_engine_prompt_tokens", "Prompt tokens computed.")
-    output = _counter("raypd_engine_output_tokens", "Tokens generated.")
-    preempted = _counter("raypd_engine_preemptions", "Requests that lost their blocks to others.")
-    queried = _counter("raypd_engine_prefix_queried_tokens", "Prompt tokens looked up in the prefix cache.")
-    cached = _counter("raypd_engine_prefix_cached_tokens", "Of these, found there.")
-    refused = _counter("raypd_engine_refused_connections", "Connections without a proof of the cluster's secret.")
+    documentation = "Requests that the engine has, by their state in its scheduler."
+    requests = GaugeMetricFamily("raypd_engine_requests", documentation, labels=[*_ENGINE_LABELS, "state"])
+    usage = _gauge("raypd_engine_kv_cache_usage_ratio", "Part of the KV cache's blocks that requests hold, 0 to 1.")
+    blocks = _gauge("raypd_engine_kv_cache_blocks", "Blocks of the engine's KV cache.")
+    prompt = _counter("raypd_engine_prompt_tokens", "Prompt tokens that the engine has computed.")
+    output = _counter("raypd_engine_output_tokens", "Output tokens that the engine has generated.")
+    preempted = _counter("raypd_engine_preemptions", "Preemptions: a running request lost its blocks to another one.")
+    queried = _counter("raypd_engine_prefix_queried_tokens", "Prompt tokens looked up in the engine's prefix cache.")
+    documentation = "Prompt tokens found in the prefix cache; they are part of raypd_engine_prefix_queried_tokens."
+    cached = _counter("raypd_engine_prefix_cached_tokens", documentation)
+    documentation = "Connections refused because the other end did not prove the cluster's secret."
+    refused = _counter("raypd_engine_refused_connections", documentation)
     messages = CounterMetricFamily(
         "raypd_engine_refused_messages",
-        "Messages of other processes of the cluster that were refused or dropped.",
+        "Messages from other processes of the cluster that the engine refused or dropped, by kind.",
         labels=[*_ENGINE_LABELS, "kind"],
     )
     for engine in engines:
         stats, labels = engine.stats, [engine.engine_id, engine.role]
-        assert stats is not None, "those without were left out"
+        assert stats is not None, "the caller leaves out engines without counters"
         for kind, count in sorted(stats.all_refused_messages.items()):
             messages.add_metric([*labels, kind], count)
         for state, count in _requests_of(stats).items():
@@ -220,17 +236,23 @@ def _of_engines(engines: Sequence[EngineView], now_s: float) -> Iterator[Metric]
 
 
 def _of_transfers(engines: Sequence[EngineView], now_s: float) -> Iterator[Metric]:
-    transfers = CounterMetricFamily("raypd_transfers", "KV transfers.", labels=[*_ENGINE_LABELS, "outcome"])
-    size = CounterMetricFamily("raypd_transfer_bytes", "KV bytes.", labels=[*_ENGINE_LABELS, "direction"])
+    documentation = "KV transfers that have ended, by outcome."
+    transfers = CounterMetricFamily("raypd_transfers", documentation, labels=[*_ENGINE_LABELS, "outcome"])
+    documentation = "Bytes of KV that the engine has sent and received."
+    size = CounterMetricFamily("raypd_transfer_bytes", documentation, labels=[*_ENGINE_LABELS, "direction"])
     active = _gauge("raypd_transfers_active", "KV transfers under way.")
-    pinned = _gauge("raypd_transfer_pinned_blocks", "Blocks that a transfer keeps from being freed.")
-    seconds = _counter("raypd_transfer_seconds", "Time of handoffs' transfers.")
-    exposed = _counter("raypd_transfer_exposed_seconds", "Of that, what was not hidden behind prefill.")
-    timed = _counter("raypd_timed_transfers", "Transfers that these times are of.")
-    lost = _counter("raypd_links_lost", "Links that ended with transfers on them.")
-    stalls = _counter("raypd_transfer_stalls", "Chunks that did not move before their deadline.")
-    corrupt = _counter("raypd_transfer_corrupt_chunks", "Chunks whose checksum was another than the producer's.")
-    oldest = _gauge("raypd_transfer_oldest_pin_seconds", "Since when the oldest of these transfers has kept blocks.")
+    pinned = _gauge("raypd_transfer_pinned_blocks", "Blocks that KV transfers keep from being freed.")
+    seconds = _counter("raypd_transfer_seconds", "Total duration of the KV transfers of handoffs, in seconds.")
+    documentation = "Part of raypd_transfer_seconds that prefill did not hide, in seconds."
+    exposed = _counter("raypd_transfer_exposed_seconds", documentation)
+    documentation = "KV transfers whose duration is in raypd_transfer_seconds."
+    timed = _counter("raypd_timed_transfers", documentation)
+    lost = _counter("raypd_links_lost", "Links that ended while transfers were on them.")
+    stalls = _counter("raypd_transfer_stalls", "Chunks of KV that made no progress before their deadline.")
+    documentation = "Chunks of KV whose checksum differed from the producer's."
+    corrupt = _counter("raypd_transfer_corrupt_chunks", documentation)
+    documentation = "Time for which the oldest KV transfer has kept blocks from being freed, in seconds."
+    oldest = _gauge("raypd_transfer_oldest_pin_seconds", documentation)
     for engine in engines:
         stats = None if engine.stats is None else engine.stats.transfer_stats
         labels = [engine.engine_id, engine.role]

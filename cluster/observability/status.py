@@ -1,4 +1,4 @@
-"""A cluster as an operator wants to see it: what the controller and an ingress know of it, put together."""
+"""Defines the status of a cluster for operators, put together from what the controller and an ingress know."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from cluster.routing.pairing import RefusedPair
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """One engine. state: the controller's word for it; stats: its newest, of stats_at_s (Unix time)."""
+    """One engine.
+
+    state:      the controller's name for its state; "connected" if only the ingress knows the engine
+    stats:      its newest counters; None if none have come
+    stats_at_s: Unix time in seconds at which these counters came
+    """
 
     engine_id: str
     incarnation: int
@@ -32,8 +37,8 @@ class IngressView:
     """One ingress.
 
     state:        starting, ready, busy, or waiting for its next try
-    num_requests: in flight
-    busy_s:       for how long its event loop has been busy with one thing
+    num_requests: requests in flight
+    busy_s:       for how many seconds its event loop has been busy with one piece of work
     """
 
     number: int
@@ -49,12 +54,15 @@ class IngressView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """A request in flight. phase: admitted, prefill or decode; attempt: 1 for the first.
+    """A request in flight.
 
-    request_id: unique among its tenant's
-    tenant: "" where there are none
-    num_moves: how often another decode engine has taken it over after a preemption
-    model_version: 0 before it is chosen
+    request_id:    unique among the requests in flight of its tenant
+    arrived_at_s:  Unix time in seconds
+    phase:         admitted, prefill or decode
+    attempt:       1 for the first attempt, 0 before it
+    num_moves:     how often another decode engine has taken the request over after a preemption
+    model_version: 0 until a version is chosen
+    tenant:        "" if the cluster has no tenants
     """
 
     request_id: str
@@ -72,7 +80,13 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """A version of the model. num_engines: that get new requests; last_error: why the ingress gives them none."""
+    """A version of the model.
+
+    directory:    the directory of its checkpoint
+    num_engines:  engines of this version that get new requests
+    num_requests: requests in flight of this version
+    last_error:   why the ingress cannot serve this version; "" if it can
+    """
 
     version: int
     directory: str
@@ -83,7 +97,7 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Something that the controller did. at_s: Unix time."""
+    """Something that the controller did. at_s: Unix time in seconds"""
 
     at_s: float
     text: str
@@ -91,10 +105,10 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ControllerView:
-    """What the controller knows.
+    """The part of the status that comes from the controller.
 
-    update: how far the rolling update is that is under way, and what holds it up
-    error:  why the controller did not answer, if it did not
+    update: the progress of the rolling update under way, and what delays it; "" if none is under way
+    error:  why the controller did not answer; "" if it did
     """
 
     engines: tuple[EngineView, ...] = ()
@@ -106,10 +120,11 @@ class ControllerView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """Everything, as of now_s (Unix time).
+    """The whole status of a cluster, as one ingress sees it.
 
-    num_moves:        of preempted requests to other decode engines, by its ingress
-    event_loop_lag_s: by how much the event loop of its ingress was late at most, within the last minute
+    now_s:            Unix time in seconds at which the status was taken
+    num_moves:        how often the ingress has seen another decode engine take over a preempted request
+    event_loop_lag_s: the longest delay of the ingress's event loop within the last minute, in seconds
     """
 
     model: str
@@ -129,9 +144,12 @@ def merge_engines(
     members: Iterable[EngineDescriptor],
     stats: Mapping[tuple[str, int], tuple[SchedulerStats, float]],
 ) -> tuple[EngineView, ...]:
-    """Every engine that either side knows of, by id; of both sides' counters the ingress's, which are the fresher.
+    """Return every engine that the controller or the ingress knows, ordered by id and incarnation.
 
-    stats: by engine id and incarnation, each with its Unix time
+    controller: the engines that the controller knows
+    members:    the engines in the ingress's membership
+    stats:      counters that the ingress has, by engine id and incarnation, each with the Unix time at which they came;
+                they are newer than the controller's, and replace these
     """
     merged: dict[tuple[str, int], EngineView] = {
         member.key: EngineView(

@@ -1,4 +1,4 @@
-"""Times a request's tokens as they leave Serving, and tells the metrics."""
+"""Measures the times of a request's tokens as they leave Serving, and adds them to the metrics."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Stopwatch:
 
     @property
     def ttft_s(self) -> float | None:
-        """From the request's arrival to its first token; None before it."""
+        """Seconds from the request's arrival to its first token; None before the first token."""
         return None if self._first_token_s is None else self._first_token_s - self._started_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean gap between tokens after the first; None below two."""
+        """Mean time between output tokens, in seconds; None before the second token."""
         if self._first_token_s is None or self._num_tokens < 2:
             return None
         return (self._last_token_s - self._first_token_s) / (self._num_tokens - 1)
 
     def count(self, num_tokens: int) -> None:
-        """So many tokens have come."""
+        """Note that this many tokens have come now."""
         if num_tokens == 0:
             return
         now_s = self._clock()
@@ -52,13 +52,16 @@ class Stopwatch:
         self._num_tokens += num_tokens
 
     def end(self, end: GenerateEnd) -> None:
-        """The request has ended so."""
+        """Note how the request has ended, and count its prompt."""
         self._outcome = end.finish_reason.name.lower()
         self._metrics.on_prompt(end.usage.num_prompt_tokens, end.usage.num_cached_tokens)
 
     @contextmanager
     def counting_the_end(self) -> Iterator[None]:
-        """Inside, the request is worked on; what it is left with is its outcome, unless it had ended before."""
+        """Count the request's end and its duration when the context is left.
+
+        The outcome is the one that end() was given, or else the error with which the context is left, or else "done".
+        """
         outcome = "done"
         try:
             yield

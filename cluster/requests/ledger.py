@@ -17,7 +17,7 @@ from cluster.requests.overload_control import AdmittedRequest, OverloadControl
 
 
 class Ledger:
-    """What one request uses.
+    """The account of what one request uses.
 
     deadline_s: when the client stops waiting, on the event loop's clock; None if it has no deadline
     """

@@ -1,1 +1,1 @@
-"""Chooses the engines that serve a request. Pure: values in, a route out."""
+"""Chooses the engines that serve a request. Pure: routers get values and return a route."""

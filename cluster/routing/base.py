@@ -1,4 +1,4 @@
-"""The interface of a router: the engines that it chooses from, and the route that it answers."""
+"""Defines the interface of a router: the engines that a router chooses from, and the route that it returns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EngineLoad(Protocol):
 
     @property
     def num_unfinished_requests(self) -> int:
-        """How many requests it has, as far as the asker knows."""
+        """How many requests the engine has, as far as the caller knows."""
         ...
 
 
@@ -33,9 +33,10 @@ EngineT = TypeVar("EngineT", bound=EngineLoad)
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[EngineT]):
-    """The engines that serve a request. prefill is None if decode does the prefill itself.
+    """The engines that serve a request.
 
-    prefix_source: an engine that is thought to have more of the prompt's KV than the one that is to prefill it
+    prefill:       computes the prompt; None if the decode engine computes it
+    prefix_source: an engine that probably has more of the prompt's KV than the engine that computes the prompt
     """
 
     prefill: EngineT | None
@@ -44,18 +45,24 @@ class Route(Generic[EngineT]):
 
 
 class Router(Protocol):
-    """A routing policy. Its calls return at once; it may keep notes of what it is told."""
+    """A routing policy. Its methods do not block; a router may remember what on_start() and on_end() tell it."""
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
-        """Choose among the engines that serve. Raises NoEngineAvailable."""
+        """Choose a route from the engines that serve. Raises NoEngineAvailable."""
         ...
 
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
-        """The request has been submitted to this route's engines: what takes time need not delay it."""
+        """Note that the request was submitted to this route's engines.
+
+        Bookkeeping that takes time belongs here and not into choose(), since it does not delay the request here.
+        """
         ...
 
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
-        """The request has ended on this route, with this output in all, the tokens that it came with included."""
+        """Note that the request has ended on this route.
+
+        output_token_ids: the whole output, including the tokens that the request came with
+        """
         ...
 
 
@@ -63,7 +70,7 @@ class Router(Protocol):
 class Candidates(Generic[EngineT]):
     """Engines that can work together: each of these prefill engines may hand over to each of these decode engines.
 
-    prefill: empty if those that decode do the prefill themselves
+    prefill: empty if the decode engines compute prompts themselves
     """
 
     prefill: list[EngineT]
@@ -71,13 +78,13 @@ class Candidates(Generic[EngineT]):
 
 
 def candidates(engines: Sequence[EngineT]) -> list[Candidates[EngineT]]:
-    """Return the engines that may prefill and those that may decode, never two that cannot hand over to each other.
+    """Group the engines so that within a group every prefill engine can hand over to every decode engine.
 
-    Pairs of engines that do nothing else come first, and beside them decode engines that none of the prefill engines
-    can hand over to, which serve alone. Where there is no pair: engines of role `both`, else decode engines alone, and
-    as a last resort prefill engines alone. Their batches and caches are not made for it, but a slow answer is better
-    than none.
-    Raises NoEngineAvailable if there is no engine at all.
+    If any prefill engine can hand over to any decode engine, the groups are of these two roles; a decode engine that no
+    prefill engine can hand over to is in a group without prefill engines, and serves alone. Otherwise the only group
+    has the engines of role `both`; if there are none, the decode engines; and as a last resort the prefill engines.
+    Batches and caches of the last two are not made for serving alone, but a slow answer is better than none.
+    Raises NoEngineAvailable if no engine prefills or decodes.
     """
     by_role: dict[EngineRole, list[EngineT]] = {role: [] for role in EngineRole}
     for engine in engines:
@@ -94,10 +101,11 @@ def candidates(engines: Sequence[EngineT]) -> list[Candidates[EngineT]]:
 
 
 def choose_pair(engines: Sequence[EngineT], work: Callable[[EngineT], int]) -> tuple[EngineT | None, EngineT]:
-    """The prefill and the decode engine that have the least work together; None and an engine that does all of it.
+    """Choose the prefill and the decode engine that together have the least work, or None and an engine that does both.
 
-    An engine that serves alone does the work of both. Of those with equal work the one with the fewest unfinished
-    requests is chosen, then the one with the smaller id; a pair goes before an engine alone.
+    work: returns what an engine has to do; an engine that serves alone counts twice
+    Of engines with equal work the one with the fewest unfinished requests is chosen, then the one with the smaller id.
+    Of equal routes a pair is chosen before an engine alone.
     Raises NoEngineAvailable.
     """
 
@@ -118,7 +126,7 @@ def choose_pair(engines: Sequence[EngineT], work: Callable[[EngineT], int]) -> t
 
 
 def _pair_up(prefill: Sequence[EngineT], decode: Sequence[EngineT]) -> list[Candidates[EngineT]]:
-    """One group for each kind of decode engine: engines of a kind can pair with the same others."""
+    """Make a group for each kind of decode engine: all engines of a kind can pair with the same prefill engines."""
     kinds: dict[tuple[int, PairingFacts | None], list[EngineT]] = {}
     for engine in decode:
         kinds.setdefault((engine.descriptor.model_version, engine.descriptor.pairing), []).append(engine)

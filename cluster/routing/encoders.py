@@ -16,10 +16,12 @@ from kv_transfer.params import EngineAddress
 def choose_encoder(
     request: EngineCoreRequest, engines: Iterable[EngineLoad], asker: EngineDescriptor
 ) -> EngineAddress | None:
-    """Choose by the first image's name, so that who shows it again finds it encoded; None if no engine only encodes.
+    """Choose an encode engine by the hash of the request's first image. Returns None if no encode engine can serve.
 
-    asker: the engine that prefills; embeddings come to it by a link, so only engines that can have one are asked
-    By the largest weight (rendezvous hashing): when engines come or go, most images stay where they are.
+    asker: the engine that prefills; it fetches the embeddings over a link, so only engines that can link to it count
+
+    The same image goes to the same engine, which may still have the embeddings. The choice is by rendezvous hashing, so
+    that most images keep their engine when engines come or go.
     """
     name = request.mm_features[0].mm_hash
     encoders = [

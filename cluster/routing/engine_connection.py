@@ -1,8 +1,9 @@
-"""An engine as an ingress sees it: where requests are submitted and outputs come back.
+"""Defines an engine as an ingress sees it: requests are submitted to it, and outputs come back.
 
-The life of a request on a connection: submit() -> outputs -> one that is `finished`, after which the iterator ends.
-It ends without that output if the request was aborted, or if this engine was its consumer and the producer finished it
-itself (token 0 ended it: the engine names it in finished_req_ids). It raises EngineLost if the session breaks.
+A request on a connection: submit() -> outputs -> an output that is `finished`, after which the iterator ends. The
+iterator ends without that output if the request was aborted, or if this engine was the consumer of a request that the
+producer finished because token 0 ended it (the consumer then names the request in finished_req_ids). The iterator
+raises EngineLost if the session breaks.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from kv_transfer.links.link_compatibility import PairingFacts
 from kv_transfer.params import EngineAddress
 
 EngineKey: TypeAlias = tuple[str, int]
-"""Engine id and incarnation."""
+"""The id and the incarnation of an engine."""
 
 
 class EngineRole(StrEnum):
@@ -29,16 +30,16 @@ class EngineRole(StrEnum):
     DECODE = "decode"
     BOTH = "both"
     ENCODE = "encode"
-    """It makes the embeddings of images for engines that prefill."""
+    """Engines of this role make the embeddings of images for engines that prefill."""
 
     @property
     def computes_prompts(self) -> bool:
-        """Whether requests are prefilled there."""
+        """Whether engines of this role prefill requests."""
         return self in (EngineRole.PREFILL, EngineRole.BOTH)
 
     @property
     def generates(self) -> bool:
-        """Whether requests are decoded there."""
+        """Whether engines of this role decode requests."""
         return self in (EngineRole.DECODE, EngineRole.BOTH)
 
 
@@ -50,10 +51,11 @@ _MAX_ENGINES: Final = 1 << 20
 class EngineDescriptor:
     """An engine: its name, its incarnation, its role, and how to reach it.
 
-    address: host:port of the engine's gRPC server, for sessions and for KV control
-    further_rank_addresses: for KV control of its tensor-parallel ranks 1, 2, …
-    pairing: what decides with whom it can exchange KV; None: not known, so that only a handshake tells
-    model_version: engines of different ones never work on the same request
+    address:                host:port of the engine's gRPC server, for sessions and for KV control
+    further_rank_addresses: host:port for KV control of the tensor-parallel ranks 1, 2, …
+    pairing:                the facts that decide with which engines this one can exchange KV; None: they are not known,
+                            and only a handshake can decide
+    model_version:          the version of the model; engines of two versions never work on the same request
     """
 
     engine_id: str
@@ -71,13 +73,13 @@ class EngineDescriptor:
 
     @property
     def handoff_rank(self) -> int:
-        """Return the engine's rank in the order in which handoffs go: by its role, then by its number."""
+        """Return the engine's place in the order of handoffs: by its role, then by the number in its id."""
         number = self.engine_id.rpartition("-")[2]
         return _RANK_OF_ROLE[self.role] * _MAX_ENGINES + (int(number) % _MAX_ENGINES if number.isdecimal() else 0)
 
     @property
     def kv_address(self) -> EngineAddress:
-        """The engine as its peers in KV transfers know it."""
+        """The engine's address for KV transfers, as its peers get it."""
         return EngineAddress(self.engine_id, self.incarnation, self.address, self.further_rank_addresses)
 
 
@@ -91,22 +93,22 @@ class EngineConnection(Protocol):
 
     @property
     def num_unfinished_requests(self) -> int:
-        """How many requests of this ingress are on that engine: submitted, and neither finished nor aborted."""
+        """How many requests of this ingress the engine has: submitted, and neither finished nor aborted."""
         ...
 
     def submit(self, request: EngineCoreRequest) -> AsyncIterator[EngineCoreOutput]:
-        """Send the request, and iterate over what the engine makes of it.
+        """Send the request. Returns an iterator over its outputs.
 
-        The request is on its way, in the order of the calls, and counted in num_unfinished_requests when this
-        returns, not when the first output is asked for. A broken session raises EngineLost from the iterator, never
-        from this call. An iterator may be dropped at any point: abort() frees what is behind it.
+        Requests are sent in the order of the calls. When submit() returns, num_unfinished_requests counts the request,
+        even if nobody has asked for an output yet. A broken session raises EngineLost from the iterator, never from
+        this call. A caller that stops iterating has to call abort(), which frees the request at the engine.
         """
         ...
 
     def abort(self, request_id: str) -> None:
-        """Let the engine free everything that the request holds; its iterator ends.
+        """Let the engine free everything that the request holds; the request's iterator ends.
 
-        Returns at once, and does nothing for a request that is unknown or over.
+        Returns at once, and does nothing for a request that is unknown or has ended.
         """
         ...
 
@@ -115,9 +117,9 @@ class EnginePool(Protocol):
     """The engines that an ingress may use."""
 
     def snapshot(self) -> Sequence[EngineConnection]:
-        """The engines that serve now: ready, and not draining."""
+        """Return the engines that serve now: ready, and not draining."""
         ...
 
     def next_change(self) -> asyncio.Event:
-        """An event that is set when engines have come since this call."""
+        """Return an event that is set once engines have come after this call."""
         ...

@@ -1,4 +1,4 @@
-"""The least loaded pair."""
+"""Routes requests to the engines that have the fewest unfinished requests."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from cluster.routing.base import EngineT, Route, choose_pair
 
 
 class LeastLoadedPair:
-    """Chooses, of the engines that can work together, those with the fewest unfinished requests.
+    """Chooses the pair of engines that has the fewest unfinished requests.
 
     Of equally loaded engines the one with the smaller id is chosen.
     """
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
-        """Choose a pair, or one engine for both. The request makes no difference."""
+        """Choose a pair, or one engine that prefills and decodes. Raises NoEngineAvailable."""
         return Route(*choose_pair(engines, lambda engine: engine.num_unfinished_requests))
 
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
-        """Nothing is learnt from it."""
+        """Do nothing: engines count their requests themselves."""
 
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
-        """Nothing is learnt from it."""
+        """Do nothing: engines count their requests themselves."""

@@ -1,4 +1,4 @@
-"""Tells by their descriptors which engines may exchange KV; the handshake between them decides by the same rule."""
+"""Decides from engines' descriptors which engines can exchange KV; the handshake of a link follows the same rule."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kv_transfer.links.link_compatibility import find_mismatch
 
 @dataclass(frozen=True, slots=True)
 class RefusedPair:
-    """Two engines that cannot work together, by their ids, and why not.
+    """Two engines that cannot work together, by their ids, and the reason.
 
-    A prefill and a decode engine, which cannot hand over; or, in their places, an encode and a prefill engine, to which
-    no embeddings can travel.
+    The two are a prefill and a decode engine that cannot hand over, or an encode and a prefill engine that cannot
+    exchange embeddings; the field `prefill` then names the encode engine, and `decode` the prefill engine.
     """
 
     prefill: str
@@ -23,7 +23,7 @@ class RefusedPair:
 
 
 def find_refusal(one: EngineDescriptor, other: EngineDescriptor) -> str | None:
-    """Why no KV can travel between the two, in either direction; None if it can, or if that is not known."""
+    """Return why two engines cannot exchange KV, in either direction; None if they can, or if that is not known."""
     if one.model_version != other.model_version:
         return f"model version: {one.model_version} at {one.engine_id}, {other.model_version} at {other.engine_id}"
     if one.pairing is None or other.pairing is None:
@@ -32,7 +32,7 @@ def find_refusal(one: EngineDescriptor, other: EngineDescriptor) -> str | None:
 
 
 def refused_pairs(engines: Iterable[EngineDescriptor]) -> tuple[RefusedPair, ...]:
-    """Every two engines that would be a pair by their roles, and cannot be one."""
+    """Return all pairs of engines that have the roles of a pair but cannot work together."""
     members = sorted(engines, key=lambda engine: engine.key)
     return tuple(
         RefusedPair(producer.engine_id, consumer.engine_id, reason)

@@ -1,4 +1,4 @@
-"""Requests go where their prefix is, unless others wait there."""
+"""Routes requests to engines that have their prefix cached, unless too many other requests are there."""
 
 from __future__ import annotations
 
@@ -15,37 +15,39 @@ from kv_transfer.params import PrefixSource
 
 _MAX_ADAPTERS = 10_000
 _MAX_BLOCKS = 200_000
-"""About 30 MB, and 3 million tokens in blocks of 16."""
+"""The limit of blocks that the router remembers: about 30 MB, and 3 million tokens in blocks of 16."""
 MAX_TOKENS = 262_144
-"""The router looks at this many tokens of a prompt: twice as many take the event loop more than 50 ms at once."""
+"""How many tokens of a prompt the router looks at; twice as many would block the event loop for more than 50 ms."""
 
 
 class PrefixAwarePair:
-    """Chooses, of the engines that can work together, those with the least to do: what is left of this prompt, and the
-    requests that are there.
+    """Chooses the pair of engines with the least work: unfinished requests, and the part of the prompt to compute.
 
-    A request that is there counts as much as this one would without any prefix, so a whole prefix is worth one place in
-    the queue. So is its adapter, at an engine that has probably loaded it: one that got a request for it before. Where
-    another engine has more of the prefix than the one that is chosen to compute it, it is named as a source to fetch
-    from. A prefix counts up to MAX_TOKENS.
+    An unfinished request counts as much as this request would without any cached prefix. So a prefix that is cached as
+    a whole makes up for one unfinished request. So does the request's adapter, at an engine that has probably loaded it
+    because it got a request for it before. If another engine has more of the prefix than the engine that is to compute
+    the prompt, the route names that other engine as a source to fetch from. A prefix counts up to MAX_TOKENS tokens.
     """
 
     def __init__(self, block_size: int, max_blocks: int = _MAX_BLOCKS, *, hash_key: BlockHashKey) -> None:
-        """block_size: of the engines' KV caches; prefixes are counted in it, also where an engine has another size.
+        """Know no prefixes yet.
 
-        hash_key: of the block hashes, the cluster's own
+        block_size: block size of the engines' KV caches; prefixes are counted in such blocks, even those of an engine
+                    whose own blocks have another size
+        max_blocks: how many blocks the router remembers
+        hash_key:   the cluster's key of block hashes
         """
         self._hasher = BlockHasher(block_size, hash_key)
         self._index = PrefixIndex(max_blocks)
         self._adapters: OrderedDict[tuple[EngineKey, str], None] = OrderedDict()
-        """Pairs of an engine and an adapter that it was sent requests with, by keys; least recently used first."""
+        """Keys of an engine and of an adapter that the engine got a request for; the least recently used first."""
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
-        """Choose a pair, or one engine for both."""
+        """Choose a pair, or one engine that prefills and decodes. Raises NoEngineAvailable."""
         token_ids = _first_token_ids(request)
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
         cached: Mapping[EngineKey, int] = {}
-        # Whoever has any of a prompt has its beginning.
+        # An engine that has any block of a prompt has its first block: without that one, hash no more.
         if self._index.find(self._hash(request, token_ids[: self._hasher.block_size])):
             cached = self._index.find(self._hash(request, token_ids))
 
@@ -59,7 +61,7 @@ class PrefixAwarePair:
         return Route(prefill, decode, self._find_source(computing, engines, cached))
 
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
-        """Its engines will have its prompt's KV when the next request comes, and its adapter."""
+        """Note that the route's engines will soon have the prompt's KV, and the request's adapter."""
         computing = route.decode if route.prefill is None else route.prefill
         keys = {computing.descriptor.key, route.decode.descriptor.key}
         self._index.add(keys, self._hash(request, _first_token_ids(request)))
@@ -74,7 +76,7 @@ class PrefixAwarePair:
             self._adapters.popitem(last=False)
 
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
-        """The engine that decoded has the answer's KV, but for its last token, which nothing was computed from."""
+        """Note that the decode engine has the KV of prompt and output, except for the last token: it was never read."""
         token_ids = [*request.prompt_token_ids[:MAX_TOKENS], *output_token_ids][:-1]
         self._index.add([route.decode.descriptor.key], self._hash(request, token_ids))
 
@@ -92,7 +94,10 @@ class PrefixAwarePair:
     def _find_source(
         self, computing: EngineT, engines: Sequence[EngineT], cached: Mapping[EngineKey, int]
     ) -> PrefixSource | None:
-        """Return the engine that has most of the prefix, if more than the computing engine and able to serve it."""
+        """Return the engine that has most of the prefix, if that is more than the computing engine has, else None.
+
+        Engines that cannot send blocks to the computing engine do not count.
+        """
         num_tokens = self._num_cached_tokens(computing.descriptor, cached)
         source: EngineDescriptor | None = None
         for engine in engines:
@@ -103,14 +108,17 @@ class PrefixAwarePair:
 
 
 def _first_token_ids(request: EngineCoreRequest) -> list[int]:
-    """At least the first MAX_TOKENS tokens, if there are so many."""
+    """Return prompt and output tokens, or the prompt alone if it already has MAX_TOKENS."""
     if not request.output_token_ids or len(request.prompt_token_ids) >= MAX_TOKENS:
         return request.prompt_token_ids
     return [*request.prompt_token_ids, *request.output_token_ids]
 
 
 def _can_serve_prefix(source: EngineDescriptor, fetcher: EngineDescriptor) -> bool:
-    """A fetch names blocks by their hashes, so unlike a handoff it needs equal block sizes."""
+    """Return whether one engine can fetch cached blocks from another.
+
+    A fetch names blocks by their hashes. So unlike a handoff it needs equal block sizes.
+    """
     if find_refusal(source, fetcher) is not None:
         return False
     if source.pairing is None or fetcher.pairing is None:

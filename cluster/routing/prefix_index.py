@@ -1,8 +1,8 @@
-"""The prefixes whose KV each engine has, as far as an ingress knows.
+"""Remembers which prefixes' KV each engine has, as far as an ingress knows.
 
-The index knows what was sent where, not what engines have evicted since: its answer is a good guess, and whoever acts
-on it finds out. An engine's next incarnation is another engine. The index is bounded: it forgets
-the prefixes that were used least recently.
+The index knows which prompts went to which engine, but not what the engine has evicted since. So its answer is a guess:
+an engine that has less than the index says computes the rest. Each incarnation of an engine is an engine of its own to
+the index. The index is bounded: it forgets the prefixes that were used least recently.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from cluster.routing.engine_connection import EngineKey
 
 
 class PrefixIndex:
-    """Block hashes to the engines that have them. Every call costs O(1) per block."""
+    """A map from block hashes to the engines that have the blocks. Every call costs O(1) per block."""
 
     def __init__(self, max_blocks: int) -> None:
         self._max_blocks = max_blocks
-        # Blocks that came together share one set: there are hundreds of them in a prompt.
+        # Blocks that came together share one set, since a prompt has hundreds of blocks.
         self._holders: OrderedDict[BlockHash, frozenset[EngineKey]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._holders)
 
     def add(self, engines: Iterable[EngineKey], block_hashes: Sequence[BlockHash]) -> None:
-        """These engines have these blocks, the first of a prompt first."""
+        """Note that these engines have these blocks. block_hashes: of a prompt, beginning with its first block"""
         holders, new = self._holders, frozenset(engines)
-        # Last ones first, so that a prefix is forgotten from its end.
+        # The last block is added first, so that a prefix is forgotten from its end.
         for block_hash in reversed(block_hashes):
             known = holders.pop(block_hash, new)
             holders[block_hash] = known if known is new or known >= new else known | new
@@ -36,7 +36,7 @@ class PrefixIndex:
             holders.popitem(last=False)
 
     def find(self, block_hashes: Sequence[BlockHash]) -> dict[EngineKey, int]:
-        """How many of these blocks, from the first one on, each engine has; those that have none are left out."""
+        """Return how many of these blocks, from the first one on, each engine has, without engines that have none."""
         found: dict[EngineKey, int] = {}
         holders: frozenset[EngineKey] = frozenset()
         for index, block_hash in enumerate(block_hashes):

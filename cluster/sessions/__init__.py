@@ -1,1 +1,1 @@
-"""An ingress's connections to engines: membership, sessions, streams, canaries."""
+"""Connects an ingress to engines: membership, sessions, streams of outputs, canaries."""

@@ -1,15 +1,17 @@
-"""Ready means proven: a request through a real prefill -> decode pair, with the right tokens.
+"""Proves that an engine is ready: sends a canary request through a real pair of engines, and checks the tokens.
 
-Right means: the decode engine, asked to do the same prompt alone, says the same. A cache_salt of its own keeps each of
-the two runs from the other's cached blocks, so that the first one really moves KV and the second really computes it.
+The tokens are right if the decode engine gives the same ones when it runs the same prompt alone. Each of the two runs
+has a cache_salt of its own, so that neither finds the other's cached blocks: the first run has to transfer KV, and the
+second has to compute it.
 
-Where engines round differently (16 bits, GPUs, other tensor parallel sizes) two tokens that are as likely as each other
-may change places, and everything after them. So tokens that differ are judged by log-probabilities: the decode engine
-alone reads the prompt and the tokens that the pair gave (teacher forcing), and has to find each of them as likely as
-the pair did, and none much more likely. In float32 on CPUs the bound is that of a tie. Elsewhere a second prompt is
-tried before the pair is refused, since the first may suit a model badly.
+Engines may round differently (16 bits, GPUs, different tensor parallel sizes). Two tokens that are about equally likely
+may then change places, and all later tokens differ. So tokens that differ are judged by log-probabilities: the decode
+engine alone reads the prompt and the pair's tokens (teacher forcing). It has to find each of these tokens about as
+likely as the pair did, and no other token much more likely. In float32 on CPUs the allowed difference is that of a tie.
+Elsewhere a second prompt is tried before the pair is refused, because the first may be an unlucky one for the model.
 
-A model that gives no tokens has nothing to hand over: each engine of the pair is asked for the prompt's vector.
+A model for vectors has nothing to hand over: each engine of the pair computes the vector of one prompt, and the vectors
+are compared.
 """
 
 from __future__ import annotations
@@ -36,18 +38,24 @@ logger = logging.getLogger(__name__)
 
 _NUM_TOKENS = 4
 _TIE: Final = 1e-3
+"""The difference of log-probabilities, in nats, up to which two tokens count as equally likely in float32 on a CPU."""
 _ROUNDING: Final = 0.5
-"""In nats. What 16 bits make of a token's log-probability at most."""
+"""The largest error of a token's log-probability, in nats, that rounding to 16 bits can cause."""
 _NUM_LIKELIEST: Final = 20
 _PART_OF_SPREAD: Final = 0.5
-"""Of what lies between the likeliest token and the last one of these. Rounding is a small part of it, also where a
-model finds all tokens alike; other KV, or other weights, are as far away as tokens are from each other.
+"""The allowed difference, as a part of the spread from the likeliest token to the one at place _NUM_LIKELIEST. Rounding
+causes a small part of the spread, even in a model that finds all tokens about equally likely; wrong KV, or other
+weights, cause differences as large as the spread.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """An arithmetic progression of token ids, which any model has. It begins at 1 / start of the vocabulary."""
+    """A prompt whose token ids are an arithmetic progression, so that it suits any vocabulary.
+
+    start: the first token id is vocab_size // start
+    step:  the difference between one token id and the next
+    """
 
     start: int
     step: int
@@ -55,13 +63,13 @@ class _Prompt:
 
 _PROMPTS: Final = (_Prompt(3, 7), _Prompt(5, 11))
 _MAX_VECTOR_ERROR = 0.1
-"""Relative. What 16 bits and other kernels may do; other weights give vectors that have nothing in common."""
+"""The relative error that 16 bits and different kernels may cause; the vectors of other weights differ far more."""
 
 
 async def run_canary(
     prefill: EngineConnection | None, decode: EngineConnection, facts: ModelFacts, timeout_s: float
 ) -> None:
-    """Prove one pair, or one combined engine if prefill is None. Raises CanaryFailed with what went wrong."""
+    """Check one pair of engines, or one engine alone if prefill is None. Raises CanaryFailed with what went wrong."""
     name = decode.descriptor.engine_id if prefill is None else _pair_name(prefill, decode)
     try:
         async with asyncio.timeout(timeout_s):
@@ -86,14 +94,21 @@ async def _compare_tokens(prefill: EngineConnection, decode: EngineConnection, f
         if difference is None:
             return
         differences.append(difference)
-        logger.warning("a canary's tokens differ", extra={"pair": name, "difference": difference})
+        logger.warning(
+            "the tokens of a canary request differ between the engines of a pair",
+            extra={"pair": name, "difference": difference},
+        )
     raise CanaryFailed(f"{name}: {'; '.join(differences)}: the two engines do not compute the same")
 
 
 async def _find_difference(
     prefill: EngineConnection, decode: EngineConnection, request: EngineCoreRequest, max_difference: float
 ) -> str | None:
-    """What the pair gets wrong, in words; None if it is right up to max_difference, in nats of each token."""
+    """Run a request on the pair and on the decode engine alone. Returns how the tokens differ, in words.
+
+    max_difference: the allowed difference of a token's log-probability, in nats
+    Returns None if the tokens are equal, or differ by no more than that.
+    """
     handed_over = await _run_pair(prefill, decode, request)
     alone = await _run_alone(decode, _renamed(request))
     if len(handed_over) != _NUM_TOKENS:
@@ -106,15 +121,17 @@ async def _find_difference(
     if all(error <= 1.0 for error in errors):  # a NaN fails, too
         return None
     return (
-        f"tokens {token_ids} after the handoff, but {alone_ids} when {decode.descriptor.engine_id} prefills by itself, "
-        f"whose own log-probabilities differ by {max(errors):.3g} times what rounding may do"
+        f"tokens {token_ids} after the handoff, but {alone_ids} when {decode.descriptor.engine_id} prefills by itself; "
+        f"the log-probabilities differ by {max(errors):.3g} times as much as rounding can cause"
     )
 
 
 def _error(theirs: TokenLogprobs, ours: TokenLogprobs, max_difference: float) -> float:
-    """How much one token's log-probabilities differ, as a multiple of what may be.
+    """Return the difference of one token's log-probabilities, as a multiple of the allowed difference.
 
-    ours: with the likeliest tokens, best first. Where these lie close together little is much.
+    theirs: what the pair found
+    ours:   what the decode engine alone found; after the token's own come the likeliest tokens, best first. The closer
+            together these are, the smaller is the allowed difference.
     """
     best, last = ours.logprobs[1], ours.logprobs[-1]
     allowed = min(max_difference, _PART_OF_SPREAD * (best - last))
@@ -123,7 +140,7 @@ def _error(theirs: TokenLogprobs, ours: TokenLogprobs, max_difference: float) ->
 
 
 def _is_exact(facts: ModelFacts) -> bool:
-    """Whether two engines round alike up to what makes no difference but in a tie."""
+    """Return whether two engines round so much alike that only a tie can change a token: in float32 on CPUs."""
     is_on_cpu = facts.pairing is None or not facts.pairing.is_on_gpu
     return facts.layout.dtype == "float32" and is_on_cpu
 
@@ -139,21 +156,24 @@ async def _run_alone(engine: EngineConnection, request: EngineCoreRequest) -> li
 async def _read_forced(
     engine: EngineConnection, request: EngineCoreRequest, token_ids: list[int]
 ) -> list[TokenLogprobs]:
-    """What the engine alone finds of these tokens behind the request's prompt, and of the likeliest one each time."""
+    """Let the engine alone read these tokens after the request's prompt.
+
+    Returns the log-probabilities of each token, and of the likeliest tokens at its position. Raises CanaryFailed.
+    """
     params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, prompt_logprobs=_NUM_LIKELIEST)
     prompt = [*request.prompt_token_ids, *token_ids]
     async for output in engine.submit(replace(_renamed(request), prompt_token_ids=prompt, sampling_params=params)):
         if output.prompt_logprobs is not None:
             return output.prompt_logprobs[-len(token_ids) :]
         raise CanaryFailed(f"{engine.descriptor.engine_id} gave the canary request up: {output.error}")
-    raise CanaryFailed(f"{engine.descriptor.engine_id} did not say how likely the canary's tokens are")
+    raise CanaryFailed(f"{engine.descriptor.engine_id} sent no log-probabilities of the canary request's tokens")
 
 
 async def _run_pair(
     prefill: EngineConnection, decode: EngineConnection, request: EngineCoreRequest
 ) -> list[TokenLogprobs]:
     transfer_id = f"canary-{uuid.uuid4().hex}"
-    # The consumer first: its reservation is what lets the producer begin.
+    # The consumer comes first, because its reservation lets the producer begin.
     consumer = decode.submit(_with_ticket(request, transfer_id, TransferRole.CONSUMER, prefill))
     producer = prefill.submit(_with_ticket(request, transfer_id, TransferRole.PRODUCER, decode))
     return await _tokens([producer, consumer])
@@ -163,13 +183,13 @@ async def _compare_vectors(engines: list[EngineConnection], facts: ModelFacts, n
     vectors = [await _vector(engine, facts) for engine in engines]
     size = math.hypot(*vectors[0])
     if not 0 < size < math.inf:  # a NaN fails, too
-        raise CanaryFailed(f"{name}: a vector of length {size:g} came of the canary request")
+        raise CanaryFailed(f"{name}: the canary request gave a vector of length {size:g}")
     if any(math.dist(vectors[0], vector) > _MAX_VECTOR_ERROR * size for vector in vectors):
         raise CanaryFailed(f"{name}: the two engines do not compute the same vector of one prompt")
 
 
 async def _vector(engine: EngineConnection, facts: ModelFacts) -> list[float]:
-    assert facts.pooling is not None, "a model gives tokens or vectors"
+    assert facts.pooling is not None, "a model that gives no tokens gives vectors"
     params = PoolingParams(pooling=facts.pooling.pooling)
     if not facts.pooling.embedding_size:
         params = replace(params, task="classify", activate=False)
@@ -178,7 +198,7 @@ async def _vector(engine: EngineConnection, facts: ModelFacts) -> list[float]:
         if output.pooling_output is not None:
             return output.pooling_output
         raise CanaryFailed(f"{engine_id} gave the canary request up: {output.error}")
-    raise CanaryFailed(f"{engine_id} gave no vector of the canary request")
+    raise CanaryFailed(f"{engine_id} gave no vector for the canary request")
 
 
 def _with_ticket(
@@ -196,8 +216,8 @@ def _with_ticket(
 
 
 def _request(facts: ModelFacts, prompt: _Prompt = _PROMPTS[0]) -> EngineCoreRequest:
-    """A prompt of two blocks and a bit, if the model's context allows."""
-    # One more token than is asked for is left: the tokens of an answer are read behind their prompt.
+    """Make a request whose prompt is a little longer than two blocks, if the model's context allows."""
+    # _read_forced() sends the prompt and the answer's tokens as one prompt, and asks for one token more.
     num_tokens = max(1, min(2 * facts.layout.block_size + 3, facts.max_model_len - _NUM_TOKENS - 1))
     first = facts.vocab_size // prompt.start
     request = EngineCoreRequest(
@@ -209,13 +229,16 @@ def _request(facts: ModelFacts, prompt: _Prompt = _PROMPTS[0]) -> EngineCoreRequ
 
 
 def _renamed(request: EngineCoreRequest) -> EngineCoreRequest:
-    """The same once more, which shares no cached block with the others."""
+    """Return the request with another id, and with a cache_salt that keeps it from sharing cached blocks."""
     unique = uuid.uuid4().hex
     return replace(request, request_id=f"canary-{unique}", cache_salt=unique)
 
 
 async def _tokens(streams: Iterable[AsyncIterator[EngineCoreOutput]]) -> list[TokenLogprobs]:
-    """Every token of streams that follow each other by position, with its log-probability."""
+    """Read streams that follow each other by position. Returns each token with its log-probability.
+
+    Raises CanaryFailed if an engine gives the request up, or if a log-probability is not finite.
+    """
     outputs = chain.from_iterable([[output async for output in stream] for stream in streams])
     tokens: list[TokenLogprobs] = []
     for output in outputs:

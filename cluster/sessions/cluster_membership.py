@@ -1,4 +1,4 @@
-"""Who serves, as a numbered snapshot: a receiver takes a newer one and ignores an older one."""
+"""Defines the membership: a numbered snapshot of the engines that serve. Receivers ignore a snapshot that is older."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from cluster.routing.engine_connection import EngineDescriptor, EngineKey, Engin
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A version of the model. directory: of its checkpoint; facts: of its engines, for the doors."""
+    """A version of the model.
+
+    directory: the directory of its checkpoint
+    facts:     what an ingress has to know of the loaded model
+    """
 
     version: int
     directory: str
@@ -23,10 +27,10 @@ class ServedModel:
 class Membership:
     """The engines that are ready, as of this version.
 
-    draining: those of them that get no new requests
-    models:   the model versions of its engines, and those that engines are yet to come of, by number. Empty: the one
+    draining: the ready engines that get no new requests
+    models:   the model versions of these engines and of engines that are about to start, by number; empty: the version
               that the cluster was started with
-    adapters: LoRA adapters that are registered
+    adapters: the registered LoRA adapters
     """
 
     version: int
@@ -36,14 +40,14 @@ class Membership:
     adapters: tuple[Adapter, ...] = ()
 
     def with_adapters(self, adapters: Iterable[Adapter]) -> Membership:
-        """The next version, in which these adapters are registered."""
+        """Return the next version, in which these adapters are registered."""
         return replace(self, version=self.version + 1, adapters=tuple(adapters))
 
     def with_model(self, model: ServedModel) -> Membership:
-        """The next version, which knows this model, in place of what had its number; the same one if it does already.
+        """Return the next version, which has this model in place of one with the same number; this one if it has it.
 
-        It comes before the model's first engine, so that ingresses have time to load what they need of it. A model that
-        no engine has any more leaves once engines of a newer one serve.
+        The controller adds a model before the first engine of it serves, so that ingresses have time to load its
+        tokenizer. A model that no engine has any more is dropped once engines of a newer one serve.
         """
         if model in self.models:
             return self
@@ -52,26 +56,26 @@ class Membership:
         return replace(self, version=self.version + 1, models=tuple(models))
 
     def with_engine(self, engine: EngineDescriptor) -> Membership:
-        """The next version, in which this engine serves (instead of an older incarnation of it)."""
+        """Return the next version, in which this engine serves, instead of an older incarnation of it."""
         others = tuple(member for member in self.engines if member.engine_id != engine.engine_id)
         return self._next((*others, engine), self.draining)
 
     def with_role(self, engine_id: str, incarnation: int, role: EngineRole) -> Membership:
-        """The next version, in which this engine serves in another role; the same one if there is nothing to change."""
+        """Return the next version, in which this engine has another role; this version if nothing changes."""
         engines = tuple(
             replace(member, role=role) if member.key == (engine_id, incarnation) else member for member in self.engines
         )
         return self if engines == self.engines else self._next(engines, self.draining)
 
     def with_draining(self, engine_id: str, incarnation: int) -> Membership:
-        """The next version, in which this engine gets no new requests; the same one if it does not serve."""
+        """Return the next version, in which this engine gets no new requests; this version if nothing changes."""
         key = (engine_id, incarnation)
         if key in self.draining or all(member.key != key for member in self.engines):
             return self
         return self._next(self.engines, self.draining | {key})
 
     def without_engine(self, engine_id: str, incarnation: int) -> Membership:
-        """The next version, in which this incarnation does not serve; the same version if it did not anyway."""
+        """Return the next version, in which this incarnation does not serve; this version if nothing changes."""
         rest = tuple(member for member in self.engines if member.key != (engine_id, incarnation))
         return self if len(rest) == len(self.engines) else self._next(rest, self.draining)
 

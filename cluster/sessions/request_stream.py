@@ -1,7 +1,7 @@
-"""One request's outputs, on their way from its engine to whoever serves it.
+"""Keeps the outputs that an engine has sent for one request until the request's reader takes them.
 
-The engine never waits for a reader. So outputs that are not read are kept, but not as many objects: beyond a few, each
-is merged into the one before it, and what is kept grows by no more than the tokens themselves.
+The engine never waits for a reader, so outputs that are not read are kept. Once a few outputs wait, each further one is
+merged into the one before it, so that memory grows by the tokens alone and not by an object for each output.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import EngineLost
 
 _MAX_UNMERGED: Final = 16
-"""A reader that keeps up has one or two waiting."""
+"""How many outputs may wait before further ones are merged. A reader that keeps up has one or two waiting."""
 
 
 class RequestStream:
-    """Ends after the finished output, or silently when the engine has let go of the request. Has one reader."""
+    """The outputs of one request at one engine, as an async iterator for one reader.
+
+    Iteration ends after the output that is `finished`, or without one when the engine has dropped the request or the
+    request was aborted. It raises EngineLost if the session breaks.
+    """
 
     def __init__(self, request: EngineCoreRequest) -> None:
         self.request = request
         self.is_taken = False
-        """The engine has said that it has got the request."""
+        """Whether the engine has acknowledged the request."""
         self._outputs: deque[EngineCoreOutput] = deque()
         self._error: EngineLost | None = None
         self._has_ended = False
@@ -49,7 +53,7 @@ class RequestStream:
         return self._outputs.popleft()
 
     def put(self, output: EngineCoreOutput) -> None:
-        """Hand over an output; the finished one is the last."""
+        """Add an output for the reader; the `finished` output is the last."""
         outputs = self._outputs
         if len(outputs) >= _MAX_UNMERGED and _can_merge(outputs[-1], output):
             output = _merged(outputs.pop(), output)
@@ -58,7 +62,10 @@ class RequestStream:
         self._wake()
 
     def end(self, lost: EngineLost | None = None) -> None:
-        """Nothing more will come. The first end is the one that counts."""
+        """End the stream after the outputs that it still has; later calls change nothing.
+
+        lost: why the session broke, raised to the reader; None: the stream ends without an error
+        """
         if not self._has_ended:
             self._has_ended = True
             self._error = None if lost is None else lost.of_request(had_request=self.is_taken)
@@ -70,7 +77,7 @@ class RequestStream:
 
 
 def _can_merge(last: EngineCoreOutput, new: EngineCoreOutput) -> bool:
-    """Whether these are tokens and the tokens after them, and nothing else is said of the first ones."""
+    """Return whether the new output has only the tokens that follow the last one's, so that the two can be one."""
     return (
         last.preemption is new.preemption is None
         and not last.finished
@@ -81,7 +88,7 @@ def _can_merge(last: EngineCoreOutput, new: EngineCoreOutput) -> bool:
 
 
 def _merged(last: EngineCoreOutput, new: EngineCoreOutput) -> EngineCoreOutput:
-    # Extended, not copied: a reader that stalls for n tokens must not cost n * n.
+    # The lists are extended and not copied: n tokens that a stalled reader has not taken must not cost n * n steps.
     token_ids, logprobs = last.new_token_ids, last.logprobs
     token_ids.extend(new.new_token_ids)
     if logprobs is not None:

@@ -1,8 +1,8 @@
-"""The ingress's end of a session with one engine.
+"""Runs the ingress's end of a session with one engine.
 
-One reader task hands each output to the stream of its request; one writer task sends what was submitted and aborted
-since its last message. When the stream breaks, or stays silent for longer than the engine's heartbeat allows, every
-open request of the session fails with EngineLost at once.
+One reader task puts each output into the stream of its request; one writer task sends the requests and aborts that have
+come since the writer's last message. When the session breaks, or the engine is silent for longer than the timeout, all
+open requests of the session fail with EngineLost at once.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _CHANNEL_OPTIONS: Final = [
     ("grpc.use_local_subchannel_pool", 1),
     *METADATA_LIMITS,
 ]
-_NO_MESSAGE: Final = "what it said is no message"
+_NO_MESSAGE: Final = "it sent a malformed message"
 _NUM_SLICES: Final = 6
-"""Of the time that an engine may stay silent."""
+"""The number of slices into which the time is cut that an engine may stay silent."""
 
 
 class EngineSession:
@@ -67,10 +67,11 @@ class EngineSession:
         timeout_s: float,
         refused_messages: RefusedMessages | None = None,
     ) -> None:
-        """timeout_s: how long the engine may stay silent; it sends a heartbeat twice a second
+        """Connect to nothing yet: open() does.
 
-        member: the ingress, as it proves itself to the engine
-        refused_messages: counts what the engine says that is no message; it ends the session
+        member:           the ingress's identity, which it proves to the engine
+        timeout_s:        how long the engine may stay silent; it sends a heartbeat twice a second
+        refused_messages: counts malformed messages of the engine; such a message ends the session
         """
         self._refused_messages = refused_messages or RefusedMessages()
         self._descriptor = descriptor
@@ -79,7 +80,7 @@ class EngineSession:
         self._streams: dict[str, RequestStream] = {}
         self._submissions: list[RequestStream] = []
         self._untaken: deque[list[RequestStream]] = deque()
-        """What was sent, message by message, and the engine has not yet said that it has."""
+        """The requests that were sent and that the engine has not acknowledged, one list for each message."""
         self._aborts: list[tuple[str, int]] = []
         self._has_outgoing = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
@@ -93,11 +94,11 @@ class EngineSession:
 
     @property
     def descriptor(self) -> EngineDescriptor:
-        """Which engine this is."""
+        """The engine at the other end."""
         return self._descriptor
 
     def set_descriptor(self, descriptor: EngineDescriptor) -> None:
-        """The same engine has another role."""
+        """Replace the description of the engine, which may have another role now."""
         self._descriptor = descriptor
 
     @property
@@ -107,16 +108,19 @@ class EngineSession:
 
     @property
     def num_unfinished_requests(self) -> int:
-        """Requests of this ingress that the engine works on."""
+        """How many requests of this ingress the engine works on."""
         return len(self._streams)
 
     @property
     def silence_s(self) -> float:
-        """Seconds since the engine has said anything; the session is open."""
+        """Seconds since the engine's last message. The session has to be open."""
         return asyncio.get_running_loop().time() - self._heard_s
 
     async def open(self) -> None:
-        """Dial the engine; it and this end prove themselves to each other. Raises EngineLost."""
+        """Connect to the engine, and let both ends prove their identity. Raises EngineLost; then nothing is left open.
+
+        Cancelling the call leaves the channel open: close() closes it.
+        """
         channel = self._channel = open_channel(self._descriptor.address, _CHANNEL_OPTIONS, self._member.trust.tls)
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -140,10 +144,13 @@ class EngineSession:
         self._tasks = [asyncio.create_task(work) for work in (self._read(), self._write(), self._watch_silence())]
 
     async def _begin_call(self, channel: grpc.aio.Channel) -> object:
-        """Make the call with a proof; returns the engine's first message. Raises Untrusted, AioRpcError."""
+        """Begin the call with a proof of identity. Returns the engine's first message.
+
+        Raises Untrusted, AioRpcError, or one of MALFORMED.
+        """
         peer = Party(self._descriptor.engine_id, self._descriptor.incarnation)
         proof = await prove(channel, self._member, Purpose.SESSION, peer, self._timeout_s)
-        # Messages are decoded here, not by gRPC: what is malformed ends this session, with the reason.
+        # Messages are decoded here, not by gRPC: a malformed one ends this session, with the reason.
         method: grpc.aio.StreamStreamMultiCallable[ClientMessage, bytes] = channel.stream_stream(
             SESSION_METHOD, request_serializer=encode
         )
@@ -153,27 +160,30 @@ class EngineSession:
 
     @staticmethod
     async def _receive(call: grpc.aio.StreamStreamCall[ClientMessage, bytes]) -> EngineMessage | None:
-        """Return the engine's next message; None at the stream's end. Raises MALFORMED, AioRpcError."""
+        """Return the engine's next message; None at the stream's end. Raises AioRpcError, or one of MALFORMED."""
         frame = await call.read()
         return decode_engine_message(frame) if isinstance(frame, bytes) else None
 
     async def wait_lost(self) -> None:
-        """Until the session is over."""
+        """Wait until the session is over."""
         await self._is_over.wait()
 
     async def close(self, *, has_left: bool = False) -> None:
-        """Hang up: the engine aborts what this session had running. has_left: because it was drained."""
+        """Close the connection; the engine then aborts every request of this session.
+
+        has_left: whether the reason is that the engine was drained
+        """
         self._lose("it was drained" if has_left else "the session was closed", has_left=has_left)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._call is not None:
             self._call.cancel()
-        if self._channel is not None:  # None: it was never opened.
+        if self._channel is not None:  # None: the session was never opened.
             await self._channel.close()
 
     def submit(self, request: EngineCoreRequest) -> RequestStream:
-        """Send the request; its outputs come out of the stream, which raises EngineLost if the session breaks."""
+        """Send the request. Returns the stream of its outputs, which raises EngineLost if the session breaks."""
         stream = RequestStream(request)
         if self._lost is not None:
             stream.end(self._lost)
@@ -185,7 +195,7 @@ class EngineSession:
         return stream
 
     def abort(self, request_id: str) -> None:
-        """End the request on the engine and its stream here. Unknown and finished requests are ignored."""
+        """Abort the request on the engine and end its stream. Unknown and finished requests are ignored."""
         stream = self._streams.pop(request_id, None)
         if stream is None:
             return
@@ -208,7 +218,7 @@ class EngineSession:
                 if aborts:
                     await call.write(Abort(aborts))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return  # The reader sees the same end of the stream and says so.
+                return  # The reader sees the same end of the stream and ends the session.
 
     async def _read(self) -> None:
         loop, call = asyncio.get_running_loop(), self._call
@@ -222,7 +232,7 @@ class EngineSession:
                     for stream in self._untaken.popleft():
                         stream.is_taken = True
                 else:
-                    raise ValueError("it has taken more than it was given")
+                    raise ValueError("it acknowledged more messages than were sent")
             if message is not None:
                 raise ValueError(f"a {type(message).__name__} came in the middle of the session")
             self._lose("it closed the session")
@@ -236,8 +246,10 @@ class EngineSession:
         self._refused_messages.add("malformed engine message", self._descriptor.engine_id, str(error))
 
     async def _watch_silence(self) -> None:
-        """Lose an engine that is silent. Time counts in slices that this event loop had for others: what was said while
-        it was busy it hears afterwards.
+        """End the session once the engine was silent for timeout_s.
+
+        Silence is counted in slices, so that an event loop that was busy for longer than timeout_s first reads what the
+        engine sent meanwhile.
         """
         slice_s = self._timeout_s / _NUM_SLICES
         num_silent, heard_s = 0, self._heard_s
@@ -253,7 +265,7 @@ class EngineSession:
         for output in batch.outputs:
             stream = self._streams.get(output.request_id)
             if stream is None or stream.request.attempt != output.attempt:
-                continue  # Aborted here meanwhile.
+                continue  # The request was aborted here meanwhile.
             stream.put(output)
             if output.finished:
                 del self._streams[output.request_id]
@@ -270,13 +282,16 @@ class EngineSession:
             stream.end(self._lost)
         if streams:
             logger.warning(
-                "lost an engine with requests running",
+                "the session with an engine broke while requests ran there",
                 extra={"engine_id": self._descriptor.engine_id, "num_requests": len(streams), "reason": reason},
             )
 
 
 def _messages(submissions: list[RequestStream]) -> Iterator[list[RequestStream]]:
-    """As few messages as are surely small enough: who brings megabytes goes alone."""
+    """Group requests into messages: small requests go together, and each request with megabytes of input goes alone.
+
+    So no message exceeds gRPC's limit because several large requests are in it.
+    """
     if together := [stream for stream in submissions if not _is_large(stream.request)]:
         yield together
     if len(together) < len(submissions):

@@ -1,8 +1,9 @@
-"""The engines that an ingress can send to: one session for each member of the newest membership.
+"""Keeps an ingress's sessions with engines: one for each member of the newest membership.
 
-A session that breaks although its engine is still a member is opened again: the network, or the engine, may only have
-been slow. Until then nothing is sent there. An engine that has missed a heartbeat or two gets nothing new while another
-one like it answers; what it has goes on elsewhere only when its session is lost, since that is computed again.
+A session that breaks although its engine is still a member is opened again, because the network, or the engine, may
+only have been slow. Until then the engine gets no requests. An engine that has missed a heartbeat or two gets no new
+requests as long as another engine of its kind answers. The requests that it has stay there until its session is lost:
+another engine would have to compute their KV again.
 """
 
 from __future__ import annotations
@@ -24,18 +25,22 @@ logger = logging.getLogger(__name__)
 
 _REOPEN_DELAY_S: Final = 0.5
 _NOTICED_SILENCE_S: Final = 1.0
-"""Heartbeats come twice a second."""
+"""The silence after which an engine gets no new requests; heartbeats come twice a second."""
 
 
 class SessionPool:
     """An EnginePool that follows membership snapshots. Lives on one event loop."""
 
     def __init__(self, member: Member, timeout_s: float) -> None:
-        """member: the ingress, as it proves itself to engines; timeout_s: how long an engine may stay silent."""
+        """Open no session yet: update() does.
+
+        member:    the ingress's identity, which it proves to engines
+        timeout_s: how long an engine may stay silent before its session is lost
+        """
         self._member = member
         self._timeout_s = timeout_s
         self.refused_messages = RefusedMessages()
-        """Counts what engines say that is no message."""
+        """Counts the malformed messages of engines."""
         self._membership = Membership(0, ())
         self._sessions: dict[EngineKey, EngineSession] = {}
         self._keepers: dict[EngineKey, asyncio.Task[None]] = {}
@@ -43,27 +48,27 @@ class SessionPool:
         self._change = asyncio.Event()
 
     def snapshot(self) -> Sequence[EngineConnection]:
-        """The engines that serve now: ready, not draining, and not silent where another one of its kind answers."""
+        """Return the engines that serve now: ready, not draining, not silent while another of their kind answers."""
         draining = self._membership.draining
         serving = [session for key, session in self._sessions.items() if not session.is_lost and key not in draining]
         answering = {_kind(session) for session in serving if session.silence_s < _NOTICED_SILENCE_S}
         return [s for s in serving if s.silence_s < _NOTICED_SILENCE_S or _kind(s) not in answering]
 
     def next_change(self) -> asyncio.Event:
-        """An event that is set when engines have come, or are lost, since this call."""
+        """Return an event that is set once engines have come, or were lost, after this call."""
         return self._change
 
     @property
     def membership(self) -> Membership:
-        """The one that is in force."""
+        """The newest membership that update() was given."""
         return self._membership
 
     def stats(self) -> dict[EngineKey, tuple[SchedulerStats, float]]:
-        """The newest counters of engines, by id and incarnation, and when they came, in monotonic seconds."""
+        """Return each engine's newest counters, by id and incarnation, and when they came, in monotonic seconds."""
         return {key: session.last_stats for key, session in self._sessions.items() if session.last_stats is not None}
 
     async def update(self, membership: Membership) -> None:
-        """Open sessions with new members, close those with engines that left; an older snapshot is ignored."""
+        """Open sessions with new members, and close the sessions with engines that left. Ignores an older snapshot."""
         async with self._update_lock:
             if membership.version <= self._membership.version:
                 return
@@ -85,7 +90,7 @@ class SessionPool:
             await asyncio.gather(*(self._drop(key) for key in list(self._keepers)))
 
     async def _keep_open(self, key: EngineKey) -> None:
-        """Open the session again whenever it breaks, for as long as its engine is a member."""
+        """Open the session again whenever it breaks, as long as the engine is a member. Runs until it is cancelled."""
         while True:
             session = self._sessions.get(key)
             if session is not None:
@@ -96,7 +101,7 @@ class SessionPool:
             await asyncio.sleep(_REOPEN_DELAY_S)
             engine = next((e for e in self._membership.engines if e.key == key), None)
             if engine is not None and await self._open(engine):
-                logger.info("a lost engine is back", extra={"engine_id": engine.engine_id})
+                logger.info("the session with an engine is open again", extra={"engine_id": engine.engine_id})
                 self._tell_of_change()
 
     async def _open(self, engine: EngineDescriptor) -> bool:

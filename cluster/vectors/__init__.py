@@ -1,1 +1,1 @@
-"""Requests for vectors in place of tokens: embeddings, classes, scores. Engines that compute prompts answer them."""
+"""Prepares requests for vectors: embeddings, scores of classes, scores of documents. Prefilling engines answer them."""

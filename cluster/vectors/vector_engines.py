@@ -1,6 +1,6 @@
-"""Vectors come from engines that compute prompts.
+"""Restricts requests for vectors to engines that compute prompts.
 
-A decode engine never does, also where there is no other: its batch would wait for every prompt.
+A decode engine never gets such a request, even if no other engine serves: its batch would wait for every prompt.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ class VectorEngines:
         self._engines = engines
 
     def snapshot(self) -> Sequence[EngineConnection]:
-        """The engines that compute prompts and serve now."""
+        """Return the engines that compute prompts and serve now."""
         return [engine for engine in self._engines.snapshot() if engine.descriptor.role.computes_prompts]
 
     def next_change(self) -> asyncio.Event:
-        """An event that is set when engines have come since this call."""
+        """Return an event that is set once engines have come after this call."""
         return self._engines.next_change()
 
 
 @dataclass(frozen=True, slots=True)
 class VectorRouter:
-    """A Router for prompts whose vectors are wanted: each goes to one engine, which computes prompts."""
+    """A Router for requests for vectors: each prompt goes to one engine, which computes prompts."""
 
     router: Router
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
-        """Choose among the prefill engines, or those that do both where there are none. Raises NoEngineAvailable."""
+        """Choose a prefill engine, or an engine of role `both` if there is none. Raises NoEngineAvailable."""
         present = [engine for engine in engines if engine.descriptor.role.computes_prompts]
         if not present:
             raise NoEngineAvailable("computes prompts")
@@ -45,8 +45,8 @@ class VectorRouter:
         return self.router.choose(request, prefill or present)
 
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
-        """Tell the router."""
+        """Tell the other router."""
         self.router.on_start(request, route)
 
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
-        """Tell nobody: a vector adds no tokens to what is cached."""
+        """Do nothing: a vector adds no tokens to what is cached."""

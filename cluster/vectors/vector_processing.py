@@ -1,6 +1,7 @@
-"""From what a client asks to what engines are given: every mistake of a client is found here and named.
+"""Makes engines' requests from a client's request for vectors; finds every mistake of the client and names its field.
 
-A call may have many inputs. Each of them is a request of its own at the engines; all of them are checked first.
+A call may have many inputs. Each input is a request of its own at the engines; all inputs are checked before the first
+one is submitted.
 """
 
 from __future__ import annotations
@@ -26,15 +27,19 @@ from cluster.vectors.vector_requests import ClassifyRequest, EmbedRequest, Score
 AnyVectorRequest = EmbedRequest | ClassifyRequest | ScoreRequest
 
 MAX_NUMBERS: Final = 3_000_000
-"""In the answer to one call: 12 MB of them, within the 16 MiB of a gRPC message."""
+"""The limit of numbers in the answer to one call: they take 12 MB, and a gRPC message may have 16 MiB."""
 _MAX_NAMED_INPUTS: Final = 10
-"""A client that has all inputs wrong need not be told of each."""
+"""The limit of wrong inputs that an error names."""
 _POOLINGS: Final[dict[str, Pooling]] = {"last": "last", "mean": "mean", "cls": "cls"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """field: its name in the request. pair: what it is compared with, by a model that reads both together"""
+    """An input of a call.
+
+    field: the input's name in the request
+    pair:  the document, if `prompt` is a query and the model reads both together
+    """
 
     field: str
     prompt: Prompt | None
@@ -44,7 +49,7 @@ class _Input:
 async def process_vectors(
     processor: InputProcessor, request: AnyVectorRequest, clock: Callable[[], float] = time.monotonic
 ) -> list[EngineCoreRequest]:
-    """Validate and tokenize; a request for each prompt, in their order: a query comes before its documents.
+    """Validate and tokenize a request. Returns a request for each prompt, in order: a query comes before its documents.
 
     Raises ModelNotFound, PermissionDenied, or InvalidRequest with every violation that could be found at once.
     """
@@ -52,7 +57,7 @@ async def process_vectors(
     adapter = await processor.find_adapter(request.model, "", request.caller)
     violations = Violations()
     processor.rules.check_envelope(request.request_id, request.cache_salt, request.priority, violations)
-    facts = processor.model.pooling or PoolingFacts(why_no_embeddings="its hidden states cannot be had")
+    facts = processor.model.pooling or PoolingFacts(why_no_embeddings="raypd cannot read its hidden states")
     params = _params(request, facts, processor.model.name, violations)
     inputs = _inputs(request, params)
     is_scoring = isinstance(request, ScoreRequest)
@@ -88,7 +93,7 @@ def _params(request: AnyVectorRequest, facts: PoolingFacts, model: str, violatio
         violations.require(bool(facts.labels), "model", model, "one with a classification head")
         return replace(params, task="classify")
     if not facts.labels:
-        # The cosine of vectors of length 1 is their product.
+        # The cosine of two vectors of length 1 is their dot product.
         violations.require(facts.embedding_size > 0, "model", model, "one that embeds, or has a head of one class")
         return replace(params, normalize=True)
     violations.require(len(facts.labels) == 1, "model", model, "one whose classification head has one class")
@@ -126,7 +131,10 @@ def _inputs(request: AnyVectorRequest, params: PoolingParams) -> list[_Input]:
 def _check_size(
     name: str, inputs: Sequence[_Input], num_numbers_each: int, limits: InputLimits, violations: Violations
 ) -> None:
-    """What many inputs add up to. num_numbers_each: in the answer to one of them"""
+    """Check the number of inputs, their length together, and the size of the answer.
+
+    num_numbers_each: how many numbers the answer has for each input
+    """
     num_inputs = sum(one.field != "query" for one in inputs)
     if not 1 <= num_inputs <= limits.max_inputs:
         violations.add(name, f"{num_inputs} of them", f"1 to {limits.max_inputs}")
@@ -140,7 +148,7 @@ def _check_size(
 def _max_tokens(
     request: AnyVectorRequest, processor: InputProcessor, violations: Violations, *, is_pair: bool
 ) -> int | None:
-    """Of each input; None: nothing is to be left out."""
+    """Return the number of tokens to which each input is cut; None if no input is to be cut."""
     limit, max_model_len = request.truncate_prompt_tokens, processor.model.max_model_len
     if limit is None:
         return None
@@ -162,14 +170,14 @@ async def _tokenize_all(processor: InputProcessor, inputs: Sequence[_Input], max
             num_wrong += 1
             if num_wrong == _MAX_NAMED_INPUTS:
                 break
-        # A short text takes less than a millisecond; many of them together must not hold up streams.
+        # A short text takes less than a millisecond, but many together would block the event loop and with it streams.
         await asyncio.sleep(0)
     violations.raise_if_any()
     return token_ids
 
 
 async def _tokenize(processor: InputProcessor, one: _Input, max_tokens: int | None) -> list[int]:
-    """Raises InvalidRequest."""
+    """Tokenize one input, cut to max_tokens. Raises InvalidRequest."""
     field, violations = "text", Violations()
     match one.prompt, one.pair:
         case None, _:
@@ -190,14 +198,17 @@ async def _tokenize(processor: InputProcessor, one: _Input, max_tokens: int | No
             field = "chat" if isinstance(prompt, ChatPrompt) else "text"
             return _check_tokens(field, (await processor.tokenize(prompt))[:max_tokens], processor)
         case _:
-            allowed = "text, as the query: this model reads the two together (or token ids, both)"
+            allowed = "text if the query is text, token ids if it is token ids: this model reads the two together"
             violations.add(field, "missing, empty or of another kind than the query", allowed)
     violations.raise_if_any()
-    raise AssertionError("it has raised")
+    raise AssertionError("every case that comes here has a violation")
 
 
 def _check_tokens(field: str, token_ids: list[int], processor: InputProcessor) -> list[int]:
-    """Unlike one that generates, a prompt may fill the context. Raises InvalidRequest."""
+    """Return the token ids if the model can be given them. Raises InvalidRequest.
+
+    Unlike the prompt of a request for tokens, these may fill the whole context.
+    """
     violations, model = Violations(), processor.model
     if not 1 <= len(token_ids) <= model.max_model_len:
         violations.add(field, f"{len(token_ids)} tokens long", f"1 to {model.max_model_len} tokens")

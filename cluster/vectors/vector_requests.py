@@ -1,7 +1,7 @@
-"""What a door asks of Serving.embed(), classify() and score(), and what it gets: the same for gRPC and HTTP.
+"""Defines the requests and results of Serving.embed(), classify() and score(), the same for gRPC and HTTP.
 
-Nothing here is validated: processing.py does that, and names the fields as they are named here. A prompt that the
-client left out is None.
+Nothing here is validated: vector_processing.py does that, and names the fields as they are named here. A prompt that
+the client left out is None.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from cluster.parameters.generation import Prompt, Usage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorRequest:
-    """What all of them have.
+    """The fields that all requests for vectors have.
 
-    model:         "" asks for the one that is served; the name of a LoRA adapter for that model with it
-    model_version: only this one's vectors are wanted (those of two cannot be compared); 0: whichever serves
-    truncate_prompt_tokens: leave out what is more than so many tokens of an input, at its end but for the tokenizer's
-                   own special tokens, of a pair the longer one's; WHATEVER_FITS: more than the context; None: refuse it
-    timeout_s:     how long the client will wait from now on, or None
-    caller:        whose limits it counts against, and whose prompts it may share cached blocks with
+    model:         the served model's name or "", or the name of a LoRA adapter, which is then applied to the model
+    model_version: the version of the model whose vectors the client wants, since vectors of two versions cannot be
+                   compared; 0: any
+    truncate_prompt_tokens: cut each input to this many tokens, at its end but before the tokenizer's closing special
+                   tokens; of a pair the longer part is cut. WHATEVER_FITS: cut to the context; None: cut nothing, and
+                   refuse an input that is longer than the context
+    timeout_s:     how many seconds the client will wait from now on; None: as long as it takes
+    caller:        the client; its limits apply, and its requests may share cached blocks
     """
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -38,11 +40,11 @@ class VectorRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbedRequest(VectorRequest):
-    """A vector for each input.
+    """Asks for an embedding of each input.
 
-    pooling:    "last", "mean" or "cls"; None: as the checkpoint was made for
-    normalize:  to length 1; None: as the checkpoint was made for
-    dimensions: keep so many of a vector's first numbers (before it is normalized); None: all
+    pooling:    "last", "mean" or "cls"; None: the checkpoint's own
+    normalize:  whether vectors are scaled to length 1; None: as the checkpoint says
+    dimensions: how many of a vector's first numbers are kept, before it is normalized; None: all
     """
 
     inputs: Sequence[Prompt | None]
@@ -53,7 +55,10 @@ class EmbedRequest(VectorRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifyRequest(VectorRequest):
-    """Scores of the model's classes for each input. activate: False for the head's logits"""
+    """Asks for the scores of the model's classes for each input.
+
+    activate: whether the scores are probabilities; False: they are the classification head's logits
+    """
 
     inputs: Sequence[Prompt | None]
     activate: bool = True
@@ -61,10 +66,11 @@ class ClassifyRequest(VectorRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest(VectorRequest):
-    """How well each document answers the query.
+    """Asks how well each document answers the query.
 
-    With a classification head of one class that is what it says of the pair; with embeddings their cosine.
-    activate: False for the head's logit
+    A model with a classification head of one class reads the query and a document together, and the head's output is
+    the score. For a model that gives embeddings the score is the cosine of the two embeddings.
+    activate: whether the head's activation is applied; False: the score is the head's logit
     """
 
     query: Prompt | None
@@ -74,7 +80,11 @@ class ScoreRequest(VectorRequest):
 
 @dataclass(frozen=True, slots=True)
 class EmbedResult:
-    """embeddings: one for each input, in their order. usage: of all of it; it has no output tokens"""
+    """The answer to an EmbedRequest.
+
+    embeddings: one for each input, in the inputs' order
+    usage:      the tokens of all inputs together; there are no output tokens
+    """
 
     embeddings: list[list[float]]
     usage: Usage
@@ -83,7 +93,12 @@ class EmbedResult:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyResult:
-    """scores: for each input, one for each of labels, in their order"""
+    """The answer to a ClassifyRequest.
+
+    scores: for each input, in the inputs' order, a score for each label, in the labels' order
+    labels: the names of the model's classes
+    usage:  the tokens of all inputs together; there are no output tokens
+    """
 
     scores: list[list[float]]
     labels: tuple[str, ...]
@@ -93,7 +108,11 @@ class ClassifyResult:
 
 @dataclass(frozen=True, slots=True)
 class ScoreResult:
-    """scores: one for each document, in their order"""
+    """The answer to a ScoreRequest.
+
+    scores: one for each document, in the documents' order
+    usage:  the tokens of all prompts together; there are no output tokens
+    """
 
     scores: list[float]
     usage: Usage

@@ -120,7 +120,7 @@ async def test_what_cannot_be_served_is_refused_with_the_reason(address: str, ad
             (
                 {"lora_name": "nobody"},
                 grpc.StatusCode.NOT_FOUND,
-                "lora_name is 'nobody'; allowed: one of those that are known here: first",
+                "lora_name is 'nobody'; allowed: one of the registered adapters: first",
             ),
             ({"lora_name": "../secret"}, grpc.StatusCode.NOT_FOUND, "lora_name is '../secret'"),
             ({"model": "nobody"}, grpc.StatusCode.NOT_FOUND, "model 'nobody' is not served here"),

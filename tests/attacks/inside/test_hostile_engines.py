@@ -31,7 +31,7 @@ REQUEST = EngineCoreRequest(request_id="a", prompt_token_ids=[1], sampling_param
 TOO_LONG = msgspec.msgpack.encode({"type": "outputs", "batch": {"finished_req_ids": ["a" * 5000]}})
 COLUMNS = {"req_ids": ["a"], "attempts": [], "first_positions": [0], "token_ids": [1]}
 NOT_PARALLEL = msgspec.msgpack.encode({"type": "outputs", "batch": {"decoded": COLUMNS}})
-MALFORMED = "what it said is no message"
+MALFORMED = "it sent a malformed message"
 TIMEOUT_S = 20.0
 
 
@@ -106,13 +106,13 @@ async def test_an_ingress_outlives_every_message_of_an_engine(size: str) -> None
 @pytest.mark.parametrize(
     ("frames", "reason"),
     [
-        ([b""], "what it said is no message"),
-        ([b"\xc1" * 10], "what it said is no message"),
+        ([b""], "it sent a malformed message"),
+        ([b"\xc1" * 10], "it sent a malformed message"),
         ([HELLO, HELLO], "a Hello came in the middle of the session"),
         ([encode(Hello("decode-1", 1))], "expected Hello"),
         ([encode(Hello("decode-0", 2))], "expected Hello"),
         ([encode(Taken())], "expected Hello"),
-        ([HELLO, *[encode(Taken())] * 3], "it has taken more than it was given"),
+        ([HELLO, *[encode(Taken())] * 3], "it acknowledged more messages than were sent"),
         ([HELLO, TOO_LONG], MALFORMED),
         ([HELLO, NOT_PARALLEL], "not equally long"),
     ],

@@ -118,7 +118,7 @@ async def test_a_secret_in_a_file_is_not_drawn_not_asked_for_and_not_replaced_by
     trust = ClusterTrust(tmp_path / "secret", Drawing())
     trust.restore([TrustMaterial(9, (secret(9),))], 9)
     assert await trust.material() == TrustMaterial(1, secret_file=str(tmp_path / "secret"))
-    with pytest.raises(SecretIsInFile, match="put a new one above it on every node"):
+    with pytest.raises(SecretIsInFile, match="write a new secret above the old one on every node"):
         trust.rotate()
 
 

@@ -90,7 +90,7 @@ async def test_a_registered_adapter_keeps_its_weights_whatever_becomes_of_its_fi
     assert await adapters.find("sql", ANYBODY) == registered
     adapters.register([])
     with pytest.raises(
-        AdapterNotFound, match="lora_name is 'sql'; allowed: one of those that are known here: none so far"
+        AdapterNotFound, match="lora_name is 'sql'; allowed: one of the registered adapters: none so far"
     ):
         await adapters.find("sql", ANYBODY)
 
@@ -142,5 +142,5 @@ async def test_an_adapter_that_may_not_be_used_is_as_one_that_is_not_there_and_i
     with pytest.raises(AdapterNotFound) as missing:
         await adapters.find("german", alice)
     words.append(str(missing.value).replace("german", "NAME"))
-    assert set(words) == {"lora_name is 'NAME'; allowed: one of those that are known here: french"}
+    assert set(words) == {"lora_name is 'NAME'; allowed: one of the registered adapters: french"}
     assert [adapter.name for adapter in adapters.known_to(alice)] == ["french"]

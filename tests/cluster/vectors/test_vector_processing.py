@@ -132,7 +132,7 @@ async def test_an_input_that_is_cut_may_not_be_empty_either() -> None:
             "at most 3000000: send fewer at a time",
         ),
         (EmbedRequest(inputs=[A], request_id="é"), EMBEDS, "request_id", "at most 128 printable ASCII characters"),
-        (EmbedRequest(inputs=[A]), None, "model", "one that embeds (its hidden states cannot be had)"),
+        (EmbedRequest(inputs=[A]), None, "model", "one that embeds (raypd cannot read its hidden states)"),
         (
             EmbedRequest(inputs=[A]),
             PoolingFacts(why_no_embeddings="its pooling is odd"),

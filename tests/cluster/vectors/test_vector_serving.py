@@ -199,7 +199,7 @@ async def test_a_call_goes_to_a_version_that_has_engines_for_it_and_stays_with_t
         assert (await serving.embed(replace(HELLO, model_version=1))).model_version == 1
     with pytest.raises(NoEngineAvailable):
         await serving.embed(replace(HELLO, model_version=2))
-    with pytest.raises(EngineFailed, match="model version 3 is yet to come"):
+    with pytest.raises(EngineFailed, match="model version 3 is not loaded yet"):
         await serving.embed(replace(HELLO, model_version=3))
 
 

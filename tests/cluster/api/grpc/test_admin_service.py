@@ -94,7 +94,7 @@ async def test_an_adapter_is_loaded_and_taken_away() -> None:
         await client.unload_adapter("sql")
         with pytest.raises(CallFailed, match="load adapter: '/etc' is not there") as refused:
             await client.load_adapter("sql", "/etc")
-        with pytest.raises(CallFailed, match="name is 'c'; allowed: one of those that are known here: sql") as unknown:
+        with pytest.raises(CallFailed, match="name is 'c'; allowed: one of the registered adapters: sql") as unknown:
             await client.unload_adapter("c")
     assert refused.value.code is grpc.StatusCode.INVALID_ARGUMENT
     assert unknown.value.code is grpc.StatusCode.NOT_FOUND
