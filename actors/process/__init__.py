@@ -1,1 +1,1 @@
-"""Tools of every raypd process: bounded child processes, calls to actors, logs, memory, profiling."""
+"""Holds what every raypd process uses: bounded child processes, calls to actors, logs, memory, profiling."""

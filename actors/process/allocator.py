@@ -1,4 +1,7 @@
-"""Makes the allocator give freed memory back to the system. glibc's keeps much of it; others are left alone."""
+"""Makes glibc's allocator give freed memory back to the system; it keeps much of it by default.
+
+With other allocators the functions do nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,17 @@ _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _LARGE_BYTES: Final = 1 << 20
 _KEPT_BYTES: Final = 1 << 20
-"""At the end of each of glibc's arenas, of which there are up to eight for each core."""
+"""Free memory that may stay at the end of each of glibc's arenas, of which there are up to eight for each core."""
 _INTERVAL_S: Final = 2.0
 _GROWTH_BYTES: Final = 16 << 20
 _TIMES_AFTER_GROWTH: Final = 30
 
 
 def give_back_large_blocks() -> None:
-    """From now on have blocks of a megabyte or more given back to the system when they are freed.
+    """Let glibc return memory blocks of 1 MiB or more to the system as soon as they are freed.
 
-    By default glibc learns from the largest block that was freed, up to 32 MiB, to keep such blocks: what comes between
-    them then leaves holes, and the process never shrinks again.
+    By default glibc begins to keep blocks up to the size of the largest one that was freed, at most 32 MiB. Smaller
+    blocks between these then leave holes, and the process never shrinks again.
     """
     mallopt = _function("mallopt")
     if mallopt is not None:
@@ -33,16 +36,18 @@ def give_back_large_blocks() -> None:
 
 
 def give_back_regularly(interval_s: float = _INTERVAL_S) -> None:
-    """From now on give back what was freed for a minute after each growth, on a thread that ends with the process.
+    """Start a thread that returns freed memory to the system regularly for a minute after each growth of the process.
 
-    Large messages come in parts of tens of kilobytes, which leave holes in every thread's arena. glibc fills these with
-    what comes next, but a process never shrinks by it: after a few hundred large messages it was 150 MiB larger.
+    interval_s: time between two looks at the process's size
+    Large messages come in parts of tens of kilobytes, which leave holes in every thread's arena. glibc uses the holes
+    again, but the process never shrinks: after a few hundred large messages a process was 150 MiB larger. The thread
+    ends with the process.
     """
     threading.Thread(target=_give_back_after_growth, args=(interval_s,), name="allocator", daemon=True).start()
 
 
 def give_back_what_is_free() -> None:
-    """Give back memory that was freed. It takes milliseconds, and is for threads that nobody waits for."""
+    """Return freed memory to the system. The call blocks for milliseconds, so call it on a thread that can wait."""
     malloc_trim = _function("malloc_trim")
     if malloc_trim is not None:
         malloc_trim(0)
@@ -54,7 +59,7 @@ def _give_back_after_growth(interval_s: float) -> None:
     while not never.wait(interval_s):
         now = _resident_bytes()
         if now > before + _GROWTH_BYTES:
-            # What it has grown by may be in use for some time yet.
+            # The new memory may still be in use for some time.
             num_left = _TIMES_AFTER_GROWTH
         if num_left:
             num_left -= 1

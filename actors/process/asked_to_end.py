@@ -1,8 +1,8 @@
-"""RAY: a worker process that is told to end (SIGTERM) first says so, and lets its controller drain it.
+"""RAY: turns the first SIGTERM of a worker process into an event, so that the controller can drain the process first.
 
-Ray ends a worker at once on SIGTERM. Its handler can only be replaced from the main thread, where no actor code runs;
-but what the handler calls is looked up when the signal comes, and that can be replaced. With a Ray in which it is not
-there any more, SIGTERM ends the process at once, as before.
+Ray ends a worker at once on SIGTERM. Ray's signal handler can only be replaced from the main thread, where no actor
+code runs. But the handler looks up the function that it calls when the signal comes, and this function can be replaced.
+In a version of Ray that lacks the function, SIGTERM ends the process at once, as before.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _CALLED_BY_HANDLER = "raise_sys_exit_with_custom_error_message"
 
 
 def on_request_to_end() -> threading.Event:
-    """An event that the first SIGTERM sets, instead of ending this process; a second one ends it.
+    """Return an event that the first SIGTERM sets instead of ending this process; a second SIGTERM ends it.
 
-    In a Ray that the driver has started itself SIGTERM is blocked (cluster/start/local_ray.py); here it is heard again,
-    by the thread that calls this.
+    If raypd's driver has started Ray, SIGTERM is blocked in workers (cluster/start/local_ray.py); this function
+    unblocks it for the calling thread.
     """
     is_asked = threading.Event()
     end_process = getattr(ray_worker, _CALLED_BY_HANDLER, None)

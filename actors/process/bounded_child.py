@@ -1,7 +1,8 @@
-"""The other end of a BoundedProcess: what a process does that works on what strangers send.
+"""Runs in the child process of a BoundedProcess, which works on untrusted input.
 
-It is given one end of a connection. First comes a greeting, answered by an empty message; then one task after another,
-each answered. It ends when the other end is closed, even while it works.
+The process gets one end of a connection. The first message is a greeting, which it answers with an empty message; then
+come tasks, one after another, each of which it answers. The process ends when the other end is closed, even during a
+task.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from pathlib import Path
 from typing import Final
 
 _NICENESS: Final = 10
-"""Below the threads of what it works for: on a CPU they share the cores."""
+"""The niceness of the process, which yields to the process that it works for: the two share the CPU's cores."""
 
 
 def work(descriptor: int, memory_bytes: int, start: Callable[[bytes], Callable[[bytes], bytes]]) -> None:
-    """Work until the other end hangs up.
+    """Answer tasks until the other end of the connection is closed, which ends the process.
 
-    memory_bytes: what all of it may take beyond what it has after its start
-    start: makes ready with the greeting, and returns what answers tasks
+    descriptor:   file descriptor of this process's end of the connection
+    memory_bytes: memory that the process may allocate beyond what it has after start()
+    start:        prepares the process with the greeting, and returns the function that answers tasks
     """
     connection = Connection(descriptor)
     answer = start(connection.recv_bytes())
@@ -37,7 +39,7 @@ def work(descriptor: int, memory_bytes: int, start: Callable[[bytes], Callable[[
 
 
 def _receive(connection: Connection, tasks: queue.SimpleQueue[bytes]) -> None:
-    """Nobody waits for an answer any more once the other end is closed."""
+    """Queue tasks; end the process once the other end is closed, since nobody waits for an answer any more."""
     while True:
         try:
             tasks.put(connection.recv_bytes())
@@ -46,7 +48,10 @@ def _receive(connection: Connection, tasks: queue.SimpleQueue[bytes]) -> None:
 
 
 def _limit_memory(memory_bytes: int) -> None:
-    """From here on so much more. Where the system does not tell what is in use, there is only the time limit."""
+    """Limit the process's address space to what it uses now and memory_bytes more.
+
+    On a system without /proc the current size is not known, and only the time limit of tasks remains.
+    """
     usage = Path("/proc/self/statm")
     if usage.exists():
         used_bytes = int(usage.read_text().split()[0]) * resource.getpagesize()

@@ -1,7 +1,7 @@
-"""Our end of a process that does what must not be done here: work on what strangers send.
+"""Runs work on untrusted input in a child process, with limits of time, memory and answer size.
 
-Such work can take minutes and gigabytes for a few kilobytes, cannot be interrupted, and may crash. In a process of its
-own (bounded_child.py) it has a memory limit, and it is killed when it takes too long.
+A few kilobytes of input can cause such work to take minutes and gigabytes; it cannot be interrupted, and may crash. A
+child process (bounded_child.py) has a memory limit, and is killed when a task takes too long.
 """
 
 from __future__ import annotations
@@ -24,20 +24,25 @@ _END_TIMEOUT_S: Final = 10.0
 
 
 class ProcessTooSlow(Exception):
-    """It had not answered in time, and was ended."""
+    """The process did not answer a task in time, and was killed."""
 
 
 class ProcessDied(Exception):
-    """It died of its task, or its answer was too large; it was ended."""
+    """The process died during a task, or was killed because its answer was too large."""
 
 
 class ProcessUnusable(Exception):
-    """It does not start, or is closed."""
+    """The process does not start, or was closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """The time, memory and size of answer that one task may take."""
+    """The limits of one task.
+
+    timeout_s:      time until the answer
+    memory_mib:     memory that the process may allocate beyond what it has after its start
+    max_answer_mib: size of the answer
+    """
 
     timeout_s: float
     memory_mib: int
@@ -45,12 +50,16 @@ class ProcessLimits:
 
 
 class BoundedProcess:
-    """Starts when it is first needed, and again after it was ended. One thread at a time asks; any may close."""
+    """A child process, which is started by the first task, and again by the next task after it was killed.
+
+    Only one thread at a time may call ask(); any thread may call close().
+    """
 
     def __init__(self, command: Sequence[str], arguments: Sequence[str], limits: ProcessLimits, work: str) -> None:
-        """command: what to run; it is given a file descriptor and its memory limit in bytes before the arguments
+        """Start no process yet.
 
-        work: what it does, for people: "compiles grammars"
+        command: the program; it gets a file descriptor and its memory limit in bytes before the arguments
+        work:    what the process does, for messages: "compiles grammars"
         """
         self._command = command
         self._arguments = arguments
@@ -62,10 +71,10 @@ class BoundedProcess:
         self._is_closed = False
 
     def ask(self, task: bytes, greeting: Callable[[], bytes] = bytes) -> bytes:
-        """Give it a task and wait for the answer.
+        """Give the process a task, and block until it answers.
 
-        greeting: what it is told when it starts
-        Raises ProcessTooSlow, ProcessDied, or ProcessUnusable.
+        greeting: returns the first message for a process that has to be started
+        Raises ProcessTooSlow, ProcessDied, or ProcessUnusable. After the first two the next call starts a new process.
         """
         connection = self._connection or self._start(greeting)
         try:
@@ -81,7 +90,7 @@ class BoundedProcess:
             raise ProcessDied(f"the process that {self._work} has died") from error
 
     def close(self) -> None:
-        """End the process; whoever waits for it is told at once."""
+        """Kill the process; a thread that waits in ask() gets ProcessUnusable at once."""
         self._is_closed = True
         with self._lock:
             if self._process is not None:
@@ -102,7 +111,7 @@ class BoundedProcess:
             self._process = subprocess.Popen(
                 [*self._command, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
-                # It writes warnings about what strangers send.
+                # The process writes warnings about untrusted input, which would fill the log.
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=environment,
@@ -123,7 +132,7 @@ class BoundedProcess:
         return ours
 
     def _end(self) -> None:
-        """By whoever asks."""
+        """Kill the process and close the connection. Only ask() and what it calls may call this method."""
         with self._lock:
             process, self._process = self._process, None
         connection, self._connection = self._connection, None

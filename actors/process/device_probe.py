@@ -1,7 +1,7 @@
 """Asks torch and cupy about this machine's devices: `python -m actors.process.device_probe` prints the answer as JSON.
 
-A program of its own, because whoever asks (`raypd doctor`) must not load torch, and because a driver that is broken may
-take the process with it.
+This is a program of its own because its caller, `raypd doctor`, must not load torch, and because a broken driver may
+crash the process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,14 @@ from typing import Any
 
 
 def probe_devices() -> dict[str, Any]:
-    """torch, cuda (that torch was built for), gpus (name, total_bytes, free_bytes), peers, cupy, nccl, errors."""
+    """Return what torch and cupy find, as a mapping for JSON.
+
+    torch, cupy, nccl: their versions; None if they are missing
+    cuda:   the CUDA version that torch was built for; None without CUDA
+    gpus:   name, total_bytes and free_bytes of each GPU
+    peers:  whether every GPU can access the memory of every other one; None for fewer than two GPUs
+    errors: what failed, in words
+    """
     facts: dict[str, Any] = {"torch": None, "cuda": None, "gpus": [], "peers": None, "cupy": None, "nccl": None}
     errors: list[str] = []
     with warnings.catch_warnings():
@@ -53,7 +60,7 @@ def _ask_cupy() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print it."""
+    """Print the facts as JSON."""
     sys.stdout.write(json.dumps(probe_devices()))
 
 

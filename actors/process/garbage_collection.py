@@ -1,8 +1,8 @@
-"""Python's garbage collector in a process of ours: no collection while it imports, and few long ones while it serves.
+"""Configures Python's garbage collector: no collection during imports, and few full ones while a process serves.
 
-torch and transformers are some hundred thousand objects that live as long as the process: collecting while they are
-imported finds next to nothing and takes a fifth of the time, and a full collection of an engine's or an ingress's
-process takes 100 to 250 ms, in which no stream gets a token (benchmarks/RESULTS.md).
+torch and transformers have some hundred thousand objects, which exist as long as the process. Collections during their
+import find next to nothing and take a fifth of the import's time. A full collection of an engine's or an ingress's
+process takes 100 to 250 ms, during which no stream gets a token (benchmarks/RESULTS.md).
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _MIDDLE_PER_FULL = 1000
-"""With Python's other thresholds: a full collection at most every 7 million objects that came and did not go."""
+"""Collections of the middle generation for each full one: with Python's other thresholds there is a full collection at
+most after every 7 million new objects that were not freed.
+"""
 
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """While this lasts nothing is collected by itself, and what there is at its end is left out of later collections.
+    """Suspend automatic collections; at the end, exclude all objects that exist from later collections.
 
-    For imports: what they leave as garbage is little (78 objects of an engine's 411 000), and stays.
+    This is for imports. The little garbage that they leave (78 objects of an engine's 411 000) is never freed.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -32,19 +34,20 @@ def no_collection() -> Iterator[None]:
 
 
 def leave_out_what_is_loaded() -> None:
-    """Let no later collection walk what there is now, but for garbage, which goes.
+    """Collect garbage once, and exclude all objects that remain from later collections.
 
-    For a process that has loaded all that it serves with.
+    This is for a process that has loaded all that it needs to serve.
     """
     gc.collect()
     gc.freeze()
 
 
 def collect_seldom() -> None:
-    """Let full collections be rare. For a process with thousands of streams, whose objects they would all walk.
+    """Make full collections rare, in a process with thousands of streams, all of whose objects they would visit.
 
-    Left to itself CPython makes one whenever a quarter has been added to what lived through the last one, which is
-    often while streams are opened: 3000 of them are 360 000 objects, or 130 ms. They are in no cycles when they end.
+    By default CPython runs a full collection whenever the objects have grown by a quarter since the last one, which is
+    often while streams are opened: 3000 streams are 360 000 objects, which take 130 ms. Streams that have ended are in
+    no cycles, so they are freed without a collection.
     """
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, _MIDDLE_PER_FULL)

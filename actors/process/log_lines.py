@@ -16,9 +16,10 @@ _PLAIN: Final = re.compile(r"[^\s\"=]+")
 
 
 class LineFormatter(logging.Formatter):
-    """Time (UTC), level, logger, message and fields: `… WARNING cluster.pool.fleet an engine died engine_id=decode-0`.
+    """Formats a record as time (UTC), level, logger, message and fields.
 
-    What has spaces or quotes in it is quoted as in JSON.
+    Example: `… WARNING cluster.pool.fleet an engine died engine_id=decode-0`. A field's value that has spaces, quotes
+    or equals signs in it is quoted as in JSON.
     """
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
@@ -29,17 +30,17 @@ class LineFormatter(logging.Formatter):
         self.converter = time.gmtime
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's own
-        """Format the message and its fields, for logging, which adds a traceback behind it."""
-        # RAY: whoever imports it has its _ray_timestamp_ns in each record.
+        """Format the message and its fields; logging adds a traceback after them."""
+        # RAY: importing Ray adds _ray_timestamp_ns to each record.
         fields = {name: value for name, value in vars(record).items() if name not in _NO_FIELDS and name[0] != "_"}
         return " ".join((super().formatMessage(record), *(f"{name}={_text(value)}" for name, value in fields.items())))
 
 
 def write_log_lines() -> None:
-    """Write what raypd says in this process to stderr, of which Ray keeps a file for each process.
+    """Write raypd's log records of this process to stderr, which Ray keeps in a file for each process.
 
-    From the level that RAYPD_LOG_LEVEL names on; default: INFO. Where logging was set up by somebody else, such as by
-    Ray's LoggingConfig, it stays as it is.
+    RAYPD_LOG_LEVEL names the lowest level that is written; the default is INFO. Logging that is configured already,
+    such as by Ray's LoggingConfig, stays as it is.
     """
     if logging.getLogger().handlers or logging.getLogger(_FLOORS[0]).handlers:
         return
@@ -52,7 +53,7 @@ def write_log_lines() -> None:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO if level is None else level)
     if level is None:
-        logger.warning("no such level of logging, INFO is taken", extra={LEVEL_VARIABLE: wanted})
+        logger.warning("the level of logging is unknown, INFO is used", extra={LEVEL_VARIABLE: wanted})
 
 
 def _text(value: Any) -> str:

@@ -1,7 +1,7 @@
-"""How late an event loop is: a loop that works on one thing for long answers nobody, and does not know it.
+"""Measures how late an event loop is. A loop that is busy with one piece of work for long answers nobody meanwhile.
 
-The loop notes several times a second that it has got round; another thread sees for how long it has not. A process is
-dead only if nobody in it answers; one whose loop is busy says so.
+The loop runs a callback several times a second, and another thread can see how long ago the callback was due. So a
+health check on another thread can tell a process whose loop is busy from one that is dead.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _WINDOW_S: Final = 60.0
 
 
 class LoopWatch:
-    """Watches the event loop that start() is called on. busy_s may be read from any thread."""
+    """Watches the event loop that start() is called on. Any thread may read busy_s."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: in seconds, monotonic."""
+        """clock: monotonic seconds"""
         self._clock = clock
         self._due_s: float | None = None
-        """When the loop is to get round next; None before the start."""
+        """When the loop's next callback is due, on the clock; None before start()."""
         self._lags: deque[tuple[float, float]] = deque()
-        """When the loop was late within the window and by how much: later ones are smaller."""
+        """Times within the window at which the loop was late, and by how many seconds. Later lags are smaller."""
 
     def start(self) -> None:
         """Watch the running loop from now on, until it ends."""
@@ -33,12 +33,12 @@ class LoopWatch:
 
     @property
     def busy_s(self) -> float:
-        """For how long the loop has not got round; 0 while it does."""
+        """For how many seconds the loop's callback is overdue; 0 if it is not."""
         return 0.0 if self._due_s is None else max(0.0, self._clock() - self._due_s)
 
     @property
     def longest_lag_s(self) -> float:
-        """By how much the loop was late at most, within the last minute. Belongs to the loop's thread."""
+        """The longest delay of the loop within the last minute, in seconds. Only the loop's thread may read it."""
         self._forget()
         return max(self.busy_s, self._lags[0][1] if self._lags else 0.0)
 

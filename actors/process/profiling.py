@@ -1,7 +1,7 @@
-"""A profile of an engine at work, by torch's profiler: which operators took how long, for a bounded time.
+"""Profiles an engine at work by torch's profiler: which operators took how long.
 
-The profiler sees what runs in the thread that starts it, so all of it is called in the engine's thread, between steps.
-An engine that is profiled is slower, and answers the same.
+The profiler sees what runs in the thread that starts it, so the engine's thread calls it, between steps. An engine that
+is profiled is slower, but its answers are the same.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from actors.engine_profile import EngineProfile
 
 _NUM_ROWS: Final = 40
 _MAX_TRACE_BYTES: Final = 8 * 2**20
-"""Compressed: it travels in one message."""
+"""The limit of the compressed trace, which has to fit into one message."""
 
 
 class EngineProfiler:
-    """One profile, from begin() to end(); both in the engine's thread."""
+    """Makes one profile, from begin() to end(). The engine's thread has to call both."""
 
     def begin(self) -> None:
-        """Look from now on."""
+        """Begin the profile."""
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
@@ -33,7 +33,10 @@ class EngineProfiler:
         self._profile.start()
 
     def end(self, *, with_trace: bool) -> EngineProfile:
-        """Look no longer."""
+        """End the profile, and return its summary.
+
+        with_trace: whether the profile has a trace of every operator, gzipped; one that is too large is left out
+        """
         self._profile.stop()
         sort_by = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
         summary = self._profile.key_averages().table(sort_by=sort_by, row_limit=_NUM_ROWS, max_name_column_width=60)

@@ -1,8 +1,8 @@
-"""RAY: the one way to call an actor, a task or Ray's head, and the one exception for "the call failed".
+"""RAY: calls actors, tasks and Ray's head, and turns every failure of Ray into RayCallFailed.
 
-Ray reports a failed call by some forty exception classes, several of them plain RayErrors that no handler of the
-actor's death would catch. Here each becomes a RayCallFailed with its kind, and nobody else imports ray.exceptions (ruff
-refuses it). Every call has a deadline.
+Ray reports a failed call by some forty exception classes; several are plain RayErrors, which a handler of an actor's
+death would not catch. Here each of them becomes a RayCallFailed with its kind. No other module imports ray.exceptions;
+ruff refuses it. Calls have deadlines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FailureKind(StrEnum):
     DIED = "died"
     """The actor's process, or its node, has ended."""
     UNAVAILABLE = "unavailable"
-    """The actor cannot be reached at the moment; the call may or may not have run."""
+    """The actor cannot be reached at the moment; the method may or may not have run."""
     UNSCHEDULABLE = "unschedulable"
     """Ray has no node for the actor, or its placement group is gone."""
     ENVIRONMENT = "environment"
@@ -37,14 +37,18 @@ class FailureKind(StrEnum):
     NOT_FOUND = "not found"
     """No actor, or no placement group, has the name."""
     ANSWER_LOST = "answer lost"
-    """The method may have run; its answer is gone, or had no room."""
+    """The method may have run; its answer is lost, or Ray's object store had no room for it."""
     CANCELLED = "cancelled"
     RAY = "ray"
-    """Ray itself failed, in another way."""
+    """Ray itself failed in another way."""
 
 
 class RayCallFailed(Exception):
-    """A call through Ray gave no answer. reason: in words; cause: what the method raised, if kind is RAISED."""
+    """A call through Ray gave no answer.
+
+    reason: why, in words
+    cause:  the exception that the method raised; None unless kind is RAISED
+    """
 
     def __init__(self, kind: FailureKind, reason: str, cause: BaseException | None = None) -> None:
         super().__init__(kind, reason, cause)
@@ -57,14 +61,14 @@ class RayCallFailed(Exception):
 
     @property
     def is_silence(self) -> bool:
-        """Whether the failure says nothing about the actor itself, which may answer the next time."""
+        """Whether the actor may be well all the same, and answer the next call."""
         return self.kind in {FailureKind.TIMED_OUT, FailureKind.UNAVAILABLE}
 
 
 async def call(method: Any, *arguments: Any, timeout_s: float, **options: Any) -> Any:
     """Call a method of an actor and await its answer. Raises RayCallFailed.
 
-    method:  of Ray's handle of the actor, such as `actor.health`
+    method:  a method of Ray's handle of the actor, such as `actor.health`
     options: keyword arguments of the method
     """
     with ray_failures(timeout_s):
@@ -95,14 +99,14 @@ async def ask_head(function: Callable[_P, _T], /, *arguments: _P.args, **options
 
 
 async def on_thread(function: Callable[_P, _T], /, *arguments: _P.args, **options: _P.kwargs) -> _T:
-    """Do the same as ask_head() without a deadline, for what is not to be forgotten half done. Raises RayCallFailed."""
+    """Do the same as ask_head() without a deadline, for functions whose end has to be awaited. Raises RayCallFailed."""
     with ray_failures():
         try:
             return await asyncio.to_thread(function, *arguments, **options)
         except exceptions.RayError:
             raise
         except ValueError as error:
-            # Ray's word for a name that it does not know.
+            # Ray raises ValueError for a name that it does not know.
             raise RayCallFailed(FailureKind.NOT_FOUND, str(error)) from error
         except (RuntimeError, ConnectionError) as error:
             raise RayCallFailed(FailureKind.UNAVAILABLE, str(error)) from error
@@ -110,7 +114,10 @@ async def on_thread(function: Callable[_P, _T], /, *arguments: _P.args, **option
 
 @contextmanager
 def ray_failures(timeout_s: float | None = None) -> Iterator[None]:
-    """Raise RayCallFailed in place of what Ray raises, and of a TimeoutError: no answer came within timeout_s."""
+    """Raise RayCallFailed in place of exceptions of Ray and of TimeoutError.
+
+    timeout_s: the deadline of the call, for the message
+    """
     try:
         yield
     except (exceptions.RayError, TimeoutError) as error:
@@ -123,8 +130,8 @@ def ray_failures(timeout_s: float | None = None) -> Iterator[None]:
 
 
 def kind_of(error: type[BaseException]) -> FailureKind:
-    """The kind of failure that this class of exception stands for."""
-    # Of an exception of ours that crossed Ray, RayTaskError comes first: Ray derives a class from both.
+    """Return the kind of failure that a class of exceptions means."""
+    # Ray derives a class from RayTaskError and the class that a method raised; RayTaskError is first in its MRO.
     return next((_KINDS[base] for base in error.__mro__ if base in _KINDS), FailureKind.RAY)
 
 
@@ -159,14 +166,14 @@ _KINDS: Final[Mapping[type[BaseException], FailureKind]] = {
     exceptions.TaskCancelledError: FailureKind.CANCELLED,
     exceptions.RayError: FailureKind.RAY,
 }
-"""By class; a class that is not here has the kind of its nearest base."""
+"""The kind of failure of each class of exceptions; a class that is missing has the kind of its nearest base."""
 
 
 def _reason(error: BaseException) -> str:
-    """The cause in its own words, without Ray's traceback."""
+    """Return the message of the error's cause, without Ray's traceback."""
     cause = error.cause if isinstance(error, exceptions.RayTaskError) else error
     text = str(cause).strip() or type(cause).__name__
     if not isinstance(error, exceptions.RayActorError):
         return text
-    # Ray goes on with guesses at the cause.
+    # Guesses of Ray at the cause follow.
     return text.splitlines()[-1].partition(" Some common causes")[0]

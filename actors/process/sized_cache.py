@@ -1,4 +1,4 @@
-"""A cache of values that were costly to make, bounded by their size."""
+"""Defines a cache whose values are bounded by their size in bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ValueT = TypeVar("ValueT")
 
 
 class SizedCache(Generic[KeyT, ValueT]):
-    """Bounded by bytes. What was not used for longest goes first. Not thread-safe."""
+    """A cache of limited size in bytes, which drops the values that were used least recently. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -18,7 +18,7 @@ class SizedCache(Generic[KeyT, ValueT]):
         self._num_bytes = 0
 
     def get(self, key: KeyT) -> ValueT | None:
-        """Return the value under a key, and count it as used now; None if it is not there."""
+        """Return the value of a key and count it as used now; None if the cache does not have the key."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -26,7 +26,10 @@ class SizedCache(Generic[KeyT, ValueT]):
         return entry[0]
 
     def put(self, key: KeyT, value: ValueT, num_bytes: int) -> None:
-        """Keep a value, and let go of others until there is room; one that is too large alone is not kept."""
+        """Add a value, and drop others until there is room; a value that is larger than the limit is not kept.
+
+        num_bytes: the value's size
+        """
         if (old := self._entries.pop(key, None)) is not None:
             self._num_bytes -= old[1]
         self._entries[key] = value, num_bytes

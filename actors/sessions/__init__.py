@@ -1,1 +1,1 @@
-"""An engine's end of the sessions with ingresses: messages, server, encoding for other engines."""
+"""Runs the engine's end of sessions with ingresses: messages, server; and the encoding of images by other engines."""

@@ -1,12 +1,13 @@
-"""Encoders on engines of their own: who prefills lets them make the embeddings of images.
+"""Lets encode engines make the embeddings of images for engines that prefill.
 
-An engine gives the encode engine that its request names what the image is made of, over gRPC. When that has been
-encoded, it fetches the embeddings over a KV link (actors/core/loads/embedding_transfers.py). It waits for them before
-the scheduler hears of the request, for as long as encode_timeout_s; what fails, or does not come by then, the engine
-encodes itself. So nothing is lost with an encode engine, and no request fails by it.
+The prefilling engine sends the inputs of an image over gRPC to the encode engine that the request names. When the image
+has been encoded, the prefilling engine fetches the embeddings over a KV link, by
+actors/core/loads/embedding_transfers.py. It waits for them for encode_timeout_s at most, before it gives the request to
+its scheduler. If anything fails, or the embeddings do not come in time, it encodes the image itself. So no request
+fails because an encode engine does.
 
-The embeddings take the place of what they were made of in the request (EMBEDDINGS among its arrays), and all that
-follows is as ever: the encoder's budget and cache count them, and a preempted request still has them.
+In the request the embeddings replace the inputs (EMBEDDINGS among the arrays). All else is as for images that are
+encoded here: the encoder's budget and cache count the embeddings, and a preempted request keeps them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,12 @@ _decode_input: Final = msgspec.msgpack.Decoder(EncoderInput).decode
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """An image's embeddings that an encode engine keeps. dtype: torch's name of it; shape: [num_embeds, hidden_size]"""
+    """Describes an image's embeddings that an encode engine keeps.
+
+    dtype:     torch's name of the element type
+    shape:     [num_embeds, hidden_size]
+    num_bytes: the size of the embeddings
+    """
 
     dtype: Word
     shape: tuple[Count, Count]
@@ -67,7 +73,10 @@ _decode_encoded: Final = msgspec.msgpack.Decoder(EncodedImage).decode
 
 
 class EncodeService:
-    """The end that encodes. Each image once for all who ask at a time, or soon after. Lives on one event loop."""
+    """The encode engine's end: encodes images for other engines. Belongs to one event loop.
+
+    An image that several engines ask for at the same time, or soon after each other, is encoded once.
+    """
 
     def __init__(
         self,
@@ -77,10 +86,13 @@ class EncodeService:
         acceptor: GrpcAcceptor,
         refused_messages: RefusedMessages,
     ) -> None:
-        """encode: makes an image's embeddings, [num_embeds, hidden_size]; kept_embeddings: where they are fetched from
+        """Register with the acceptor.
 
-        own: this engine; acceptor: the server's, which refuses who does not prove the cluster's secret
-        refused_messages: counts the calls that are no images
+        encode:           makes an image's embeddings, [num_embeds, hidden_size]
+        kept_embeddings:  keeps embeddings until other engines have fetched them
+        own:              the identity of this engine
+        acceptor:         the gRPC server's; refuses callers that do not prove the cluster's secret
+        refused_messages: counts the malformed calls
         """
         self._acceptor = acceptor
         self._refused_messages = refused_messages
@@ -89,12 +101,12 @@ class EncodeService:
         self._kept_embeddings = kept_embeddings
         self._under_way: dict[str, asyncio.Task[PackedArray]] = {}
         self.num_encoded = 0
-        """Images encoded for others so far."""
+        """How many images were encoded for other engines so far."""
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The gRPC handler for those who ask."""
+        """Return the gRPC handler for other engines' calls."""
         service, method = ENCODE_METHOD.strip("/").split("/")
-        # A stream of one message, which is not read before the proof; a unary call's would be.
+        # A call is a stream of one message, which unlike a unary call's is not read before the proof is checked.
         serve: grpc.RpcMethodHandler[bytes, EncodedImage] = grpc.stream_stream_rpc_method_handler(
             self._answer, response_serializer=_encode
         )
@@ -113,7 +125,7 @@ class EncodeService:
             else:
                 yield await self._encoded(image)
                 return
-            # gRPC's context keeps the exception of an abort, and what that refers to.
+            # gRPC's context keeps the exception of an abort, and with it what the exception refers to.
             del message
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, reason)
 
@@ -123,7 +135,7 @@ class EncodeService:
         task = self._under_way.get(image.mm_hash)
         if task is None:
             task = self._under_way[image.mm_hash] = asyncio.create_task(self._make(image))
-        # Others may wait for it as well.
+        # Other calls may wait for the same task, so one that is cancelled must not cancel it.
         return _describe(await asyncio.shield(task))
 
     async def _make(self, image: EncoderInput) -> PackedArray:
@@ -137,17 +149,17 @@ class EncodeService:
 
 
 class EmbeddingFetches(Protocol):
-    """Brings embeddings over links; both calls come from the event loop and return at once."""
+    """Fetches embeddings over links. Both methods are called on the event loop, and return at once."""
 
     def begin_fetch(self, fetch: EmbeddingFetch) -> None:
-        """Begin; fetch.on_over follows."""
+        """Begin the fetch; fetch.on_over is called at its end."""
 
     def cancel_fetch(self, fetch: EmbeddingFetch) -> None:
-        """End it, if it is not over."""
+        """Cancel the fetch, unless it has ended."""
 
 
 class RemoteEncoders:
-    """The end that asks. Lives on one event loop."""
+    """The prefilling engine's end: has images encoded by encode engines. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -157,10 +169,14 @@ class RemoteEncoders:
         member: Member,
         find_mistake: Callable[[DescribedArray, int], str | None],
     ) -> None:
-        """kept_embeddings: where what was fetched is kept: an image is fetched once for all who show it later.
+        """Connect to nothing yet.
 
-        member: this engine
-        find_mistake: says why what an encode engine describes cannot be so many embeddings of this engine's model
+        timeout_s:       how long a request waits for an image's embeddings
+        fetches:         fetches embeddings over links
+        kept_embeddings: keeps what was fetched, so that later requests with the same image need no fetch
+        member:          the identity of this engine, which it proves to encode engines
+        find_mistake:    returns why an array that an encode engine describes cannot be that number of embeddings of
+                         this engine's model; None if it can
         """
         self._member = member
         self._find_mistake = find_mistake
@@ -170,7 +186,7 @@ class RemoteEncoders:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     async def embed(self, request: EngineCoreRequest) -> EngineCoreRequest:
-        """The request with the embeddings of its images, as far as they come in time."""
+        """Return the request with the embeddings of those images for which they came in time."""
         assert request.encoder is not None
         encoder = request.encoder
         sizes = {feature.mm_hash: feature.num_embeds for feature in request.mm_features}
@@ -180,12 +196,12 @@ class RemoteEncoders:
         return replace(request, encoder_inputs=tuple(inputs))
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connections to encode engines."""
         channels, self._channels = self._channels, {}
         await asyncio.gather(*(channel.close() for channel in channels.values()))
 
     async def _embed(self, encoder: EngineAddress, image: EncoderInput, num_embeds: int) -> EncoderInput:
-        """The image's embeddings, or what came in, if they cannot be had."""
+        """Return the image's embeddings; the image as it is if no embeddings come in time."""
         if (known := self._kept_embeddings.get(image.mm_hash)) is not None and known.shape[0] == num_embeds:
             return EncoderInput(image.mm_hash, {EMBEDDINGS: known})
         deadline_s = time.monotonic() + self._timeout_s
@@ -202,11 +218,11 @@ class RemoteEncoders:
                     return EncoderInput(image.mm_hash, {EMBEDDINGS: embeddings})
                 made = fetched.reason or "not all of the embeddings came"
         fields = {"engine_id": encoder.engine_id, "reason": made}
-        logger.warning("an encode engine has failed, the image is encoded here", extra=fields)
+        logger.warning("an encode engine has failed, this engine encodes the image itself", extra=fields)
         return image
 
     async def _ask(self, encoder: EngineAddress, image: EncoderInput) -> EncodedImage | str:
-        """Have the image encoded; returns the reason if that fails."""
+        """Let the encode engine encode the image. Returns a description of the embeddings, or why that failed."""
         address = encoder.control_address
         channel = self._channels.get(address)
         if channel is None:
@@ -241,10 +257,13 @@ class RemoteEncoders:
             encoded = await call.read()
         finally:
             call.cancel()
-        return _decode_encoded(encoded) if isinstance(encoded, bytes) else "nothing came"
+        return _decode_encoded(encoded) if isinstance(encoded, bytes) else "the encode engine sent no answer"
 
     async def _fetch(self, encoder: EngineAddress, mm_hash: str, num_bytes: int, deadline_s: float) -> Fetched:
-        """Bring the embeddings here. Whoever gives up waiting ends the fetch with that."""
+        """Fetch the embeddings over a link. Cancelling the call cancels the fetch.
+
+        deadline_s: when to give up, in monotonic seconds
+        """
         loop = asyncio.get_running_loop()
         over: asyncio.Future[Fetched] = loop.create_future()
 

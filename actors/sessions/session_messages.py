@@ -1,8 +1,9 @@
-"""The messages between an ingress and an engine on a session, the one gRPC stream between them.
+"""Defines the messages of a session, the one gRPC stream between an ingress and an engine.
 
-A session is private to one cluster version: both ends come from the same code, so messages are msgspec's, not protobuf.
-The engine speaks first, with its Hello; then batches of outputs, one message per step, and a heartbeat in between. It
-says that it has got requests before it computes anything of them: who dies without that word has not died of them.
+Both ends of a session run the same version of raypd, so messages are msgspec's and not protobuf's. The engine's first
+message is its Hello. Then the engine sends a message with the outputs of each step, and a heartbeat when there are
+none. It acknowledges requests with Taken before it computes them: an engine that dies without having sent Taken has
+not died because of these requests.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ MAX_MESSAGE_BYTES: Final = 64 * 2**20
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
-    """Run these requests.
+    """Asks the engine to run requests.
 
-    sent_at_s: the sender's monotonic clock, as the times in its requests are; the receiver's has another zero
+    sent_at_s: time on the sender's monotonic clock, like the times in the requests; the receiver's clock has another
+               zero
     """
 
     requests: list[EngineCoreRequest]
@@ -32,7 +34,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
 @dataclass(frozen=True, slots=True)
 class RefusedRequest:
-    """A request of a Submit that has a field out of its range."""
+    """A request of a Submit that is malformed, or that the engine's model cannot be given."""
 
     request_id: str
     attempt: int
@@ -46,35 +48,40 @@ class ReceivedSubmit(msgspec.Struct, frozen=True, tag="submit"):
     sent_at_s: Clock
 
     def received(self, now_s: float) -> list[EngineCoreRequest | RefusedRequest]:
-        """Return the requests by the receiver's monotonic clock.
+        """Return the requests with their times converted to the receiver's monotonic clock.
 
-        Each request has as much time left, and is as old, as when it was sent; the time that the message took to come
-        is not known and not counted. No wall clock has a part in it, so a step of one changes no deadline.
-        Raises msgspec.MsgspecError if a request does not even have an id to refuse it by.
+        now_s: the time on the receiver's monotonic clock
+
+        Each request has the same age, and the same time left, as when it was sent; how long the message took is not
+        known and not counted. Wall clocks are not used, so setting a clock changes no deadline.
+        Raises msgspec.MsgspecError if a malformed request has no id that a refusal could name.
         """
         skew_s = now_s - self.sent_at_s
         return [_received(request, skew_s) for request in self.requests]
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """End these requests, as (request_id, attempt)."""
+    """Asks the engine to abort requests. requests: (request_id, attempt) of each"""
 
     requests: Annotated[list[tuple[Name, Count]], msgspec.Meta(max_length=MAX_ITEMS)]
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The engine that answers: a client that expected another incarnation hangs up."""
+    """Names the engine that answers. A client that expected another engine or incarnation closes the session."""
 
     engine_id: Name
     incarnation: Incarnation
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
-    """One more Submit has come. There is one for each, in order."""
+    """Acknowledges a Submit. The engine sends one Taken for each Submit, in order."""
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
-    """The outputs of one step for this client; empty for a heartbeat. Times in it are Unix times in seconds."""
+    """The outputs of one step for this client; without outputs the message is a heartbeat.
+
+    Times in the batch are Unix times in seconds.
+    """
 
     batch: EngineCoreOutputs
 

@@ -1,8 +1,8 @@
-"""The engine's end of its sessions: a gRPC stream for each ingress.
+"""Serves the engine's end of sessions: a gRPC stream for each ingress.
 
-A session is one client of the scheduler (client_index). When it ends, for whatever reason, everything that it had
-submitted and that has not finished is aborted: nobody is left to read the answers. Nothing is told to a client, or read
-from it, before it has proven the cluster's secret.
+A session is one client of the scheduler (client_index). When a session ends, for whatever reason, the requests that it
+submitted and that have not finished are aborted, because nobody is left to read their outputs. The server sends nothing
+to a client, and reads nothing from it, before the client has proven the cluster's secret.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ _TAKEN = Taken()
 
 
 class SessionEngine(Protocol):
-    """The engine, as sessions use it; callable from the event loop."""
+    """The engine as sessions use it. Its methods are called on the event loop and do not block."""
 
     def find_mistake(self, request: EngineCoreRequest) -> str | None:
-        """Say what of a request the engine's model cannot be given, or return None."""
+        """Return why the engine's model cannot be given the request; None if it can."""
 
     def submit(self, requests: list[EngineCoreRequest], client_index: int) -> None:
-        """Queue requests."""
+        """Queue requests for the engine's thread."""
 
     def abort(self, requests: list[tuple[str, int]], client_index: int) -> None:
-        """Queue the end of requests."""
+        """Queue the abort of requests, each as (request_id, attempt), for the engine's thread."""
 
     @property
     def stats(self) -> SchedulerStats:
-        """The newest snapshot."""
+        """The newest snapshot of the scheduler's counters."""
 
 
 class _Session:
-    """One client: what it has running, and what waits to be sent to it."""
+    """One client: the requests that it has running, and the messages that wait to be sent to it."""
 
     def __init__(self, client_index: int) -> None:
         self.client_index = client_index
@@ -74,7 +74,7 @@ class _Session:
         self.next_stats_s = 0.0
 
     def deliver(self, batch: EngineCoreOutputs) -> None:
-        """Send a step's outputs."""
+        """Queue a step's outputs for the client, and forget the requests that they finish."""
         for request_id in batch.finished_req_ids:
             self.attempts.pop(request_id, None)
         for output in batch.others:
@@ -83,28 +83,31 @@ class _Session:
         self.send(batch)
 
     def send(self, message: EngineCoreOutputs | Taken) -> None:
-        """Queue it for the client."""
+        """Queue a message for the client. If the queue is full, the session ends."""
         try:
             self.outgoing.put_nowait(message)
         except asyncio.QueueFull:
-            # A client that does not read holds memory for all others: cut it off, its requests end.
-            logger.warning("session cut: its client does not read", extra={"client_index": self.client_index})
+            # The messages of a client that does not read would fill the memory that all clients share.
+            logger.warning("a session ends because its client does not read", extra={"client_index": self.client_index})
             self._is_cut = True
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to be sent."""
+        """Whether no more messages are to be sent."""
         return self._is_cut or (self._is_ending and self.outgoing.empty())
 
     def end(self) -> None:
-        """Send what there is, and no more."""
+        """End the session after the messages that are queued."""
         self._is_ending = True
         with contextlib.suppress(asyncio.QueueFull):
-            self.outgoing.put_nowait(EngineCoreOutputs())  # For whoever waits for the next one.
+            self.outgoing.put_nowait(EngineCoreOutputs())  # This wakes _next_message() if the queue is empty.
 
 
 class SessionServer:
-    """Serves `/raypd.engine.v1.Engine/Session`. Lives on one event loop; `deliver` may be called from any thread."""
+    """Serves `/raypd.engine.v1.Engine/Session`. Belongs to one event loop.
+
+    Any thread may call deliver() and hang_up().
+    """
 
     def __init__(
         self,
@@ -114,7 +117,11 @@ class SessionServer:
         acceptor: GrpcAcceptor,
         refused_messages: RefusedMessages | None = None,
     ) -> None:
-        """acceptor: the server's."""
+        """Register with the acceptor. Has to be called on the event loop.
+
+        acceptor:         the gRPC server's; refuses clients that do not prove the cluster's secret
+        refused_messages: counts malformed messages and refused requests
+        """
         self._engine = engine
         self._acceptor = acceptor
         acceptor.register(Purpose.SESSION, Party(engine_id, incarnation))
@@ -126,13 +133,13 @@ class SessionServer:
         self._refused_messages = refused_messages or RefusedMessages()
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """The gRPC handler to register on the engine's server."""
+        """Return the gRPC handler to register on the engine's server."""
         service, method = SESSION_METHOD.strip("/").split("/")
         return grpc.method_handlers_generic_handler(
             service,
             {
                 method: grpc.stream_stream_rpc_method_handler(
-                    # Messages are decoded here, not by gRPC: what is malformed ends this session, and is counted.
+                    # Messages are decoded here, not by gRPC: a malformed one ends this session, and is counted.
                     self._serve,
                     response_serializer=encode,
                 )
@@ -140,12 +147,15 @@ class SessionServer:
         )
 
     def deliver(self, outputs: dict[int, EngineCoreOutputs]) -> None:
-        """Take a step's outputs from the engine thread; a closed loop drops them."""
+        """Send a step's outputs, by client_index. Any thread may call this; does nothing once the loop is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._distribute, outputs)
 
     def hang_up(self, reason: str) -> None:
-        """From any thread: the engine is dead. End every session and answer no further one."""
+        """End every session, and refuse new ones: the engine is dead. Any thread may call this.
+
+        reason: why the engine died, for clients that come later
+        """
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._hang_up, reason)
 
@@ -179,7 +189,10 @@ class SessionServer:
             self._engine.abort(list(session.attempts.items()), session.client_index)
 
     async def _next_message(self, session: _Session) -> EngineMessage:
-        """The next one, a batch twice a second with the engine's counters; these alone if there is nothing."""
+        """Wait for the next message. Twice a second a batch gets the engine's counters.
+
+        If no message comes until counters are due, returns a batch with the counters alone.
+        """
         batch: EngineCoreOutputs | Taken
         try:
             async with asyncio.timeout_at(session.next_stats_s):
@@ -194,7 +207,10 @@ class SessionServer:
         return Outputs.sent(batch, time.time() - time.monotonic())
 
     async def _read(self, messages: AsyncIterator[bytes], session: _Session) -> None:
-        """Until the client hangs up, or says what is no message: then the heartbeat's turn ends the session."""
+        """Read messages until the client closes the stream or sends a malformed message.
+
+        _serve() notices the end after its next message, a heartbeat at the latest, and ends the session.
+        """
         async for frame in messages:
             try:
                 message = decode_client_message(frame)
@@ -207,7 +223,7 @@ class SessionServer:
                 return
 
     def _submit(self, received: list[EngineCoreRequest | RefusedRequest], session: _Session) -> None:
-        """Give the engine the requests that its model can be given; the others are answered with the reason."""
+        """Give the engine the requests that its model can be given; answer the others with the reason."""
         session.send(_TAKEN)
         requests: list[EngineCoreRequest] = []
         refusals: list[EngineCoreOutput] = []
