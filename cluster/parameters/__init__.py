@@ -1,1 +1,1 @@
-"""The parameters of a request: what may be asked for, and the checks that refuse the rest."""
+"""The parameters of requests, and the checks of their values."""

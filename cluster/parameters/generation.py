@@ -1,6 +1,6 @@
-"""What gRPC and HTTP ask of Serving, and what they get.
+"""The requests that the gRPC and the HTTP API make to Serving, and the answers that they get.
 
-Nothing here is validated: the input processor does that, and names the fields as they are named here.
+Nothing is validated here: the input processor checks requests, and names the fields as they are named here.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from cluster.parameters.sampling_options import NO_OPTIONS, SamplingOptions
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Plain text; the tokenizer adds its special tokens."""
+    """A prompt of plain text; the tokenizer adds its special tokens."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, taken as they are."""
+    """A prompt of token ids, which are used as they are."""
 
     token_ids: list[int]
 
@@ -43,8 +43,8 @@ class ImageInput:
 class ChatMessage:
     """One turn of a conversation.
 
-    fields: what else the chat template may look at, such as tool_calls
-    parts:  instead of content: texts and images, in their order
+    fields: further fields for the chat template, such as tool_calls
+    parts:  texts and images in their order, instead of content
     """
 
     role: str
@@ -58,7 +58,7 @@ class ChatPrompt:
     """A conversation, oldest message first; the model's chat template renders it.
 
     tools:     JSON schemas of the functions that the model may call, as the template expects them
-    variables: what else the template may look at, such as enable_thinking
+    variables: further variables for the template, such as enable_thinking
     """
 
     messages: list[ChatMessage]
@@ -68,9 +68,9 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class EmbedsPrompt:
-    """One embedding per token, as the model's own look-up of tokens would give them.
+    """A prompt of embeddings: one per token, as the model's own embedding layer would make them.
 
-    data: [num_tokens, hidden_size] of dtype, row by row, little-endian
+    data:  [num_tokens, hidden_size] of dtype, row by row, little-endian
     dtype: float32 or bfloat16
     """
 
@@ -85,19 +85,19 @@ Prompt = TextPrompt | TokenPrompt | ChatPrompt | EmbedsPrompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One prompt and how to go on from it.
+    """A request for the continuation of one prompt.
 
     prompt:           None if the client gave none
-    images:           of a text or of tokens, which have one placeholder for each
-    model:            "" asks for the one that is served; the name of a LoRA adapter for that model with it
-    lora_name:        the same, beside the model's own name
-    lora_digest:      of the adapter that made output_token_ids: no other goes on with them; "": whichever is there
+    images:           the images of a text or of token ids, which have one placeholder for each
+    model:            the model's name, or a LoRA adapter's for the model with the adapter; "": the served model
+    lora_name:        the adapter's name, beside the model's own name; "": none
+    lora_digest:      the digest of the adapter that made output_token_ids, without which the request fails; "": any
     output_token_ids: the output that the client already has; the answer goes on at the next position
-    model_version:    the one that made output_token_ids: no other goes on with them; 0: whichever serves
-    truncate_prompt_tokens: only so many of the prompt's last tokens; -1: as many as its output leaves room for
-    add_special_tokens: whether the tokenizer adds its own; None: to a text, and not to a conversation
-    timeout_s:        how long the client will wait from now on, or None
-    caller:           whose limits it counts against, and whose prompts it may share cached blocks with
+    model_version:    the model version that made output_token_ids, without which the request fails; 0: any
+    truncate_prompt_tokens: how many of the prompt's last tokens to keep; -1: as many as the output leaves room for
+    add_special_tokens: whether the tokenizer adds its special tokens; None: to a text, and not to a conversation
+    timeout_s:        how long the client will wait from now on, in seconds, or None
+    caller:           the caller, whose limits the request counts against and who shares cached blocks with it
     """
 
     prompt: Prompt | None
@@ -119,7 +119,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request. num_cached_tokens: of the prompt, those that came from a prefix cache."""
+    """The number of tokens of one request. num_cached_tokens: the prompt's tokens that came from a prefix cache"""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -128,7 +128,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """A request's life in one engine; timings is None if the request left before the engine reported."""
+    """One engine's report on a request. timings: None if the request ended before the engine reported"""
 
     engine_id: str
     timings: RequestTimings | None
@@ -136,11 +136,12 @@ class EngineReport:
 
 @dataclass(frozen=True, slots=True)
 class GenerateTimings:
-    """Where a request's time went, in seconds.
+    """The times of a request, in seconds.
 
-    ttft_s:  from the request's arrival at Serving to its first new token; None if there was none
-    tpot_s:  mean gap between tokens after the first; None below two new tokens
-    prefill: the prefill engine's part; None if one engine did all of it
+    ttft_s:  the time from the request's arrival at Serving to its first new token; None if there was none
+    tpot_s:  the mean time between tokens after the first; None with fewer than two new tokens
+    prefill: the prefill engine's report; None if one engine did everything
+    decode:  the decode engine's report
     """
 
     ttft_s: float | None
@@ -161,17 +162,17 @@ class GenerateEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateChunk:
-    """What was generated since the last chunk.
+    """The output since the last chunk.
 
-    text:           may lag behind token_ids, where it is held back
-    first_position: output position of token_ids[0], counted over the request's whole life
-    logprobs:       parallel to token_ids, if asked for
-    prompt_logprobs: with the token at position 0, if asked for: one for each token of the prompt but the first
-    seed:           in the first chunk only
-    model_version:  in the first chunk only
-    lora_digest:    in the first chunk only, if it has an adapter
-    prompt_token_ids: in the first chunk only: the prompt as the engines have it
-    end:            in the last chunk only
+    text:           may lag behind token_ids, where text is held back
+    first_position: the output position of token_ids[0], counted from the request's very first token
+    logprobs:       one entry for each of token_ids, if asked for
+    prompt_logprobs: one entry for each token of the prompt but the first, if asked for; only with position 0
+    seed:           only in the first chunk
+    model_version:  only in the first chunk
+    lora_digest:    only in the first chunk, if the request has an adapter
+    prompt_token_ids: the prompt as the engines have it; only in the first chunk
+    end:            only in the last chunk
     """
 
     text: str

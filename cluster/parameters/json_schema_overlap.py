@@ -1,7 +1,7 @@
-"""Whether schemas can have a value in common, as far as types and constants tell, for so much work and no more.
+"""Finds out by types and constants whether schemas can have a value in common, with a bounded number of comparisons.
 
-A schema of some kilobytes can ask for billions of comparisons: every pair of a oneOf's schemas, in as many places as
-refer to the same long lists. So what is read of a schema is kept, and comparisons are counted for the whole check.
+A schema of some kilobytes can need billions of comparisons: of every pair of a oneOf's schemas, many of which can refer
+to the same long lists. So the facts of a schema are cached, and comparisons are counted over the whole check.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from cluster.parameters.json_types import JSON, type_names_of
 
 _MAX_REFERENCES: Final = 16
 _PAIR_COST: Final = 20
-"""A comparison of two schemas takes about as long as looking for so many values in a set: a microsecond."""
+"""The cost of a comparison of two schemas, in look-ups of a value in a set: about a microsecond."""
 MAX_WORK: Final = 200_000
-"""Of the comparisons of one check: five oneOf of 64 schemas each, or 200 000 values. About 10 milliseconds."""
+"""The most work of one check, about 10 ms: five oneOf of 64 schemas each, or look-ups of 200 000 values."""
 
 
 class TooMuchWork(Exception):
-    """The schemas of one check would take more comparisons than it has."""
+    """The schemas of one check need more comparisons than are allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What can tell a schema from others.
+    """The facts by which a schema can be told from others.
 
-    is_never:      no value is of it
-    constants:     all of its values, written as JSON; None if there are more than it lists
-    type_names:    of its values, empty if it does not say; an integer is a number as well
-    required:      the constants of its required properties, of those that have any
+    is_never:      whether no value satisfies the schema
+    constants:     all values that satisfy it, as JSON; None if the schema does not list them
+    type_names:    the types of its values; empty if it names none. An integer is a number as well
+    required:      for each required property with constants these constants
     """
 
     is_never: bool = False
@@ -42,19 +42,19 @@ class _Facts:
 
 
 class Overlaps:
-    """Compares the schemas of one root. Everything that it reads of them it reads once."""
+    """Compares the schemas inside one root schema, each of which it reads once."""
 
     def __init__(self, root: JSON, max_work: int = MAX_WORK) -> None:
-        """root: what $ref refers to."""
+        """Begin a check. root: the schema that $ref refers to; max_work: the most comparisons"""
         self._root = root
         self._work_left = max_work
-        # By identity: the root keeps them all.
+        # The keys are identities of schemas, which the root keeps alive.
         self._facts: dict[int, _Facts] = {}
         self._constants: dict[int, frozenset[str] | None] = {}
         self._found: dict[str, JSON] = {}
 
     def are_disjoint(self, schemas: Sequence[JSON]) -> bool:
-        """Whether it is certain that no value is of two of the schemas. Raises TooMuchWork."""
+        """Whether it is certain that no value satisfies two of the schemas. Raises TooMuchWork."""
         facts = [self._facts_of(self._resolve(schema)) for schema in schemas]
         return all(self._differ(first, second) for first, second in combinations(facts, 2))
 
@@ -70,7 +70,7 @@ class Overlaps:
         return bool(types == other_types == {"object"}) and self._differ_by_property(first, second)
 
     def _differ_by_property(self, first: _Facts, second: _Facts) -> bool:
-        """Whether both must have a property whose constants tell them apart."""
+        """Whether both schemas require a property whose constants differ."""
         fewer, more = sorted((first.required or {}, second.required or {}), key=len)
         for name, constants in fewer.items():
             self._spend(1)
@@ -128,7 +128,7 @@ class Overlaps:
 
 
 def _values(schema: dict[str, JSON]) -> list[JSON] | None:
-    """All values of a schema; None if there are more than it lists."""
+    """Return all values that satisfy a schema; None if it does not list them."""
     if "const" in schema:
         return [schema["const"]]
     values = schema.get("enum")
@@ -136,12 +136,12 @@ def _values(schema: dict[str, JSON]) -> list[JSON] | None:
 
 
 def _written(value: JSON) -> str:
-    """A value as JSON, the same for values that the standard takes for equal."""
+    """Return a value as JSON, the same text for values that are equal in JSON schema."""
     return json.dumps(_with_equal_numbers(value), sort_keys=True)
 
 
 def _with_equal_numbers(value: JSON) -> JSON:
-    """1.0 is 1."""
+    """Return a value with whole numbers as integers, because 1.0 equals 1 in JSON schema."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):

@@ -1,9 +1,9 @@
-"""What a JSON schema may say here: what the grammar compiler takes for exactly what the standard means by it.
+"""Checks JSON schemas: they may only have what the grammar compiler understands exactly as the standard means it.
 
-Other keywords it ignores, or takes for less than they mean, so the output might not be valid; that is refused, with the
-place. Unknown keywords are annotations, as in the standard. Objects without additionalProperties are closed, and their
-properties come in the schema's order: such outputs are valid too.
-tests/actors/model/grammar/test_random_schemas.py holds what passes here against a validator.
+The compiler ignores other keywords, or follows only a part of their meaning, so that an output might not be valid. Such
+schemas are refused, with the path of the keyword. Unknown keywords are annotations, as in the standard. Objects without
+additionalProperties are closed, and their properties come in the schema's order: such outputs are valid too.
+tests/actors/model/grammar/test_random_schemas.py compares schemas that pass here with a validator.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ _KEYWORDS_OF: Final = {
 _TYPE_OF_KEYWORD: Final = {keyword: name for name, keywords in _KEYWORDS_OF.items() for keyword in keywords}
 _ASSERTIONS: Final = frozenset([*_ALONE, *_TYPE_OF_KEYWORD, "type"])
 _MAX_ONE_OF: Final = 64
-"""Each is compared to each."""
+"""The most schemas of a oneOf. Each of them is compared with each."""
 MAX_SCHEMAS: Final = 4096
-"""All that are inside a schema: each takes about five microseconds. A useful one has more than 16 characters."""
+"""The limit on schemas inside a schema. Each takes about 5 µs to check; a useful one has more than 16 characters."""
 _MAX_PLACE_CHARS: Final = 200
 _SCHEMA_MAPS: Final = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMA_LISTS: Final = ("prefixItems", "anyOf", "oneOf", "allOf")
 _SCHEMAS: Final = ("items", "additionalProperties", "propertyNames")
 _ESCAPED_IN_JSON: Final = re.compile(r'"|\\(?:[\\nrtfv0c]|x[01]|x22|x5[cC]|u00[01]|u0022|u005[cC])')
-"""Characters that a JSON string has only in escapes, which patterns know nothing of."""
+"""Characters that occur in JSON strings only as escapes, for which a pattern has no form."""
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaProblem:
-    """place: a JSON pointer into the schema"""
+    """A part of a schema that is refused. place: a JSON pointer to it"""
 
     place: str
     reason: str
@@ -66,7 +66,7 @@ class SchemaProblem:
 
 
 def find_unsupported(schema: JSON, max_depth: int) -> Iterator[SchemaProblem]:
-    """Find what must not be in a schema, outermost first: some 30 ms of work, whatever is in it."""
+    """Yield the problems of a schema, the outermost first. This takes at most some 30 ms, whatever the schema is."""
     return _walk(_Node(schema, None, ()), max_depth, _Check(Overlaps(schema)))
 
 
@@ -91,7 +91,7 @@ class _Node:
 
     @property
     def place(self) -> str:
-        """A JSON pointer. Made for problems only: names can be long, and many schemas inside one."""
+        """The node's JSON pointer. It is made only for problems, because names can be long and schemas deep."""
         inside = "" if self.parent is None else self.parent.place
         return inside + "".join("/" + name.replace("~", "~0").replace("/", "~1") for name in self.names)
 
@@ -147,7 +147,7 @@ def _problems_of(schema: Mapping[str, JSON], overlaps: Overlaps) -> Iterator[str
 
 
 def _problems_of_alone(schema: Mapping[str, JSON], keyword: str, overlaps: Overlaps) -> Iterator[str]:
-    """Of a schema whose one keyword would decide, whatever is beside it."""
+    """Yield the problems of a schema with a keyword beside which the compiler ignores all others."""
     allowed = {keyword, "type"} if keyword in ("const", "enum") else {keyword}
     if others := sorted((schema.keys() & _ASSERTIONS) - allowed):
         yield f"{keyword} is not supported beside {', '.join(others)}"

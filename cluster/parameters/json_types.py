@@ -8,7 +8,7 @@ JSON: TypeAlias = "dict[str, JSON] | list[JSON] | str | int | float | bool | Non
 
 
 def type_names_of(value: JSON) -> set[str]:
-    """The types that a JSON schema calls a value by."""
+    """Return the names of the types that a value has in JSON schemas."""
     match value:
         case None:
             return {"null"}

@@ -1,6 +1,6 @@
-"""The ranges that parameters are declared with (generation.py), each with the words for a client that left it.
+"""The ranges with which sampling_options.py declares parameters, each with its words for a refused client.
 
-A range is asked about a value that was given, never about None. Every comparison is false for NaN.
+A range checks a value that was given, never None. NaN is in no range, because every comparison with it is false.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Range(Protocol):
         """Tell whether a value, of the type that the parameter has, is allowed."""
 
     def allowed(self, bounds: Bounds) -> str:
-        """Say in words which values are."""
+        """Return in words which values are allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """Numbers from low to high. is_above: low itself is not allowed; words: in place of "low to high" """
+    """Numbers from low to high. is_above: low itself is not allowed; words: replace the words "low to high" """
 
     low: float
     high: float
@@ -52,7 +52,7 @@ class Between:
 
 @dataclass(frozen=True, slots=True)
 class UpTo:
-    """Numbers from 0 to a limit. limit: the field of InputLimits"""
+    """Numbers from 0 to a limit of the configuration. limit: its field of InputLimits"""
 
     limit: str
 
@@ -67,7 +67,7 @@ class UpTo:
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """Collections of a bounded length. limit: the field of InputLimits; noun: the name of the entries"""
+    """Collections of a bounded length. limit: the field of InputLimits with the bound; noun: a name of the entries"""
 
     limit: str
     noun: str
@@ -85,7 +85,11 @@ class AtMost:
 
 @dataclass(frozen=True, slots=True)
 class NumChars:
-    """Texts of 1 to so many characters each. limit: the field of InputLimits; may_be_blank: of spaces alone"""
+    """Texts with a bounded number of characters each, at least 1.
+
+    limit: the field of InputLimits with the bound; noun: a name of the texts
+    may_be_blank: whether texts of spaces alone are allowed
+    """
 
     limit: str
     noun: str

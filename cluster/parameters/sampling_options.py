@@ -28,7 +28,7 @@ MAX_INT32: Final = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class OtherWords:
-    """Marks a parameter that an API says in other words. http, client: whether that one does"""
+    """Marks a parameter whose field an API declares itself. http, client: whether the HTTP API, or the client, does"""
 
     http: bool = False
     client: bool = False
@@ -80,7 +80,7 @@ NO_OPTIONS: Final = SamplingOptions()
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One declaration, read. kind: the type of a value that was given, such as float or tuple[str, ...]"""
+    """The declaration of one parameter. kind: the type of a value that was given, such as float or tuple[str, ...]"""
 
     name: str
     kind: Any
@@ -89,7 +89,7 @@ class Parameter:
 
     @property
     def is_list(self) -> bool:
-        """Whether a value is several ones in their order."""
+        """Whether a value is a list, of texts or of tokens."""
         return get_origin(self.kind) is tuple
 
     @property

@@ -1,4 +1,4 @@
-"""The checks of sampling parameters, and the parameters that engines are given, by their declarations."""
+"""Checks sampling parameters by their declarations, and makes the parameters that engines are given."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from cluster.parameters.sampling_options import PARAMETERS, SamplingOptions
 from cluster.settings.input_limits import InputLimits
 
 GREEDY_BELOW_TEMPERATURE: Final = 1e-5
-"""Dividing logits by less would overflow; vLLM draws the same line."""
+"""Lower temperatures are greedy, because logits divided by them would overflow. vLLM has the same limit."""
 _RANGES: Final = [(one.name, allowed) for one in PARAMETERS.values() for allowed in one.ranges]
 _FOUND_OUT: Final = {"max_tokens", "bad_words"}
-"""The caller of resolve_sampling() gives these: engines have the tokens of bad words, and always a max_tokens."""
+"""The caller of resolve_sampling() gives these two: engines get the tokens of bad words, and always a max_tokens."""
 _TO_ENGINES: Final = sorted(PARAMETERS.keys() & {one.name for one in fields(SamplingParams)} - _FOUND_OUT)
 _OF_MODELS: Final = frozenset(one.name for one in fields(GenerationDefaults))
 
 
 class Violations:
-    """Collects what is wrong with one request, so that its client hears of everything at once."""
+    """Collects the violations of one request, so that its client gets all of them in one error."""
 
     def __init__(self) -> None:
         self._found: list[FieldViolation] = []
 
     def require(self, is_allowed: bool, field: str, value: object, allowed: str) -> None:
-        """Take note of a violation unless is_allowed. A long value is shortened."""
+        """Add a violation unless is_allowed. A long value is shortened."""
         if not is_allowed:
             self.add(field, reprlib.repr(value), allowed)
 
     def add(self, field: str, shown: str, allowed: str) -> None:
-        """Take note of a violation, in words."""
+        """Add a violation. shown: the value in words; allowed: the values that are allowed, in words"""
         self._found.append(FieldViolation(field, shown, allowed))
 
     def raise_if_any(self) -> None:
-        """Raise InvalidRequest with everything that was found."""
+        """Raise InvalidRequest with all violations, if there are any."""
         if self._found:
             raise InvalidRequest(*self._found)
 
 
 def check_sampling(options: SamplingOptions, vocab_size: int, limits: InputLimits, violations: Violations) -> None:
-    """Check everything that does not depend on the prompt's length."""
+    """Check the sampling parameters, apart from what depends on the prompt's length."""
     bounds = Bounds(vocab_size, limits)
     for name, allowed in _RANGES:
         value = getattr(options, name)
@@ -63,9 +63,10 @@ def resolve_sampling(
     bad_words: tuple[tuple[int, ...], ...] = (),
     own: GenerationDefaults = NO_DEFAULTS,
 ) -> SamplingParams:
-    """Fill in the defaults of checked options; draw a seed if there is none.
+    """Return the sampling parameters of checked options, with defaults, and with a seed if there is none.
 
-    bad_words: their tokens; own: the model's own, which come before raypd's
+    bad_words: the tokens of each bad word
+    own:       the model's own defaults, which come before raypd's
     """
     values: dict[str, Any] = {"max_tokens": max_tokens, "bad_words": bad_words}
     for name in _TO_ENGINES:
@@ -79,6 +80,6 @@ def resolve_sampling(
     if values.get("top_k", 0) < 0:
         values["top_k"] = 0
     if options.seed is None:
-        # Drawn here and once: so every engine that ever runs this request samples the same tokens.
+        # The seed is drawn here, once, so that every engine that runs this request samples the same tokens.
         values["seed"] = secrets.randbits(63)
     return SamplingParams(**values)

@@ -1,4 +1,4 @@
-"""The rules for what an output may be asked to be. Whether a grammar compiles, an engine finds out."""
+"""Checks the form that a request wants its output to have. Whether a grammar compiles, an engine finds out later."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cluster.settings.input_limits import InputLimits
 
 _MAX_PROBLEMS: Final = 8
 _MAX_REMEMBERED_SCHEMAS: Final = 64
-"""As texts of at most max_grammar_chars each."""
+"""The number of schemas whose problems are cached, by texts of at most max_grammar_chars each."""
 
 
 def check_structured_output(
     options: SamplingOptions, *, has_end: bool, limits: InputLimits, violations: Violations
 ) -> None:
-    """Check what the output has to be. has_end: whether the model has an end-of-sequence token"""
+    """Check the form of the output. has_end: whether the model has an end-of-sequence token"""
     params = options.structured_output
     if params is None:
         return
@@ -50,12 +50,12 @@ def check_structured_output(
 
 
 def field_of(params: StructuredOutputParams) -> str:
-    """The field of a request that has it."""
+    """Return the name of the request's field that asks for a form."""
     return f"sampling_params.{params.kind}"
 
 
 def refused_by_compiler(params: StructuredOutputParams, reason: str) -> InvalidRequest:
-    """What a client is told whose grammar no engine can compile, or go on with. reason: the engine's words"""
+    """Return the error for a grammar that engines cannot compile, or cannot continue. reason: the engine's message"""
     return InvalidRequest(
         FieldViolation(field_of(params), reprlib.repr(params.value), f"what engines can follow: {reason}")
     )
@@ -68,7 +68,7 @@ def _check_schema(field: str, text: str, max_depth: int, violations: Violations)
 
 @functools.lru_cache(maxsize=_MAX_REMEMBERED_SCHEMAS)
 def _schema_problems(text: str, max_depth: int) -> tuple[str, ...]:
-    """What is wrong with a schema. All samples of a call have the same one, and many clients one for all calls."""
+    """Return the problems of a schema. They are cached, because many requests have the same schema."""
     try:
         schema: JSON = json.loads(text, parse_constant=_refuse_constant)
         if not isinstance(schema, dict):

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EmbedServiceStub:
-    """Gives vectors for prompts: embeddings, what a classification head says, scores.
+    """Computes embeddings, classes and scores of prompts.
 
     Cancelling a call, or its deadline, aborts all its inputs on every engine and frees their memory there. A call is
     answered whole or not at all, by one version of the model.
@@ -59,7 +59,7 @@ class EmbedServiceStub:
 
 
 class EmbedServiceServicer:
-    """Gives vectors for prompts: embeddings, what a classification head says, scores.
+    """Computes embeddings, classes and scores of prompts.
 
     Cancelling a call, or its deadline, aborts all its inputs on every engine and frees their memory there. A call is
     answered whole or not at all, by one version of the model.
@@ -69,22 +69,22 @@ class EmbedServiceServicer:
     """
 
     def Embed(self, request, context):
-        """Embed gives an embedding for each input.
+        """Embed returns an embedding of each input.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Classify(self, request, context):
-        """Classify gives what the model's classification head says of each input.
+        """Classify returns the scores of the model's classes for each input.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Score(self, request, context):
-        """Score tells how well documents answer a query: by a classification head with one class, which reads the query and a
-        document together, or else by the cosine of their embeddings.
+        """Score returns for each document how well it answers a query. A model with a classification head of one class reads
+        the query and a document together; for other models it is the cosine of their embeddings.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,7 +117,7 @@ def add_EmbedServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EmbedService:
-    """Gives vectors for prompts: embeddings, what a classification head says, scores.
+    """Computes embeddings, classes and scores of prompts.
 
     Cancelling a call, or its deadline, aborts all its inputs on every engine and frees their memory there. A call is
     answered whole or not at all, by one version of the model.

@@ -67,8 +67,8 @@ class GenerateServiceServicer:
         """GenerateBatch streams the output of several prompts, and of several samples of each, side by side. Each prompt is
         prefilled, and its KV cache sent to the decode engine, once; the samples share it there. See docs/requests.md.
 
-        Cancelling the call, or its deadline, aborts all samples. The failure of one ends the call, with a status as Generate
-        has them; a sample is resumed by Generate, with its own seed and output_token_ids.
+        Cancelling the call, or its deadline, aborts all samples. If one sample fails, the call ends with one of Generate's
+        statuses. A single sample can be resumed by Generate, with its own seed and output_token_ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelServiceStub:
-    """Tells about the model that is served.
+    """Describes the served model, and gives access to its tokenizer.
     """
 
     def __init__(self, channel):
@@ -58,11 +58,11 @@ class ModelServiceStub:
 
 
 class ModelServiceServicer:
-    """Tells about the model that is served.
+    """Describes the served model, and gives access to its tokenizer.
     """
 
     def GetModel(self, request, context):
-        """GetModel describes the served model. Status codes: NOT_FOUND.
+        """GetModel describes the served model. Status codes: NOT_FOUND (the request names another model).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -123,7 +123,7 @@ def add_ModelServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelService:
-    """Tells about the model that is served.
+    """Describes the served model, and gives access to its tokenizer.
     """
 
     @staticmethod
