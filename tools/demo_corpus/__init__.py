@@ -1,0 +1,1 @@
+"""A corpus of textbook Python, written by a program: small exercises, each spelled in many ways."""
