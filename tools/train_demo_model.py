@@ -1,122 +1,148 @@
-"""Train the demo model: a small Llama that writes Python, from the Python standard library's own source.
+"""Train the demo model: a small Llama that writes Python, in two stages.
 
-Two cores, half an hour, nothing to download: what the interpreter ships is the whole corpus, and the checkpoint is
-small enough to live in the repository, so that every example and test of serving has real weights to serve.
+    python -m tools.train_demo_model library --out BASE
+    python -m tools.train_demo_model textbook --base BASE --out cluster/demo_model
+
+The first stage trains the tokenizer and the model on the Python standard library's own source, which the interpreter
+ships. The second one goes on with textbook exercises, which tools/demo_corpus writes, and with some of the same source
+among them. Nothing is downloaded, and the checkpoint is small enough to live in the repository, so that every example
+and test of serving has real weights to serve.
 
 Deterministic: a fixed number of steps (never the clock), a fixed seed, a sorted list of files, two threads and
 deterministic kernels. The same bytes come out for the same CPython patch release, the same torch build and the same
-kind of CPU; elsewhere sums are taken in another order, and the figures agree but the bytes do not.
+kind of CPU; elsewhere sums are taken in another order, and the figures agree but the bytes do not. A run that was
+interrupted goes on from its last state (--state) to the same bytes.
 
 Needs a C++ compiler: the training step is compiled, which makes it about a third faster.
-
-    python tools/train_demo_model.py --out cluster/demo_model
 """
 
+import json
 import logging
 import math
-import re
 import sysconfig
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from tokenizers import Tokenizer
-from tokenizers.decoders import ByteLevel as ByteLevelDecoder
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.processors import TemplateProcessing
-from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
+
+from tools.demo_checkpoint import model_config, save, train_tokenizer
+from tools.demo_corpus.programs import write_programs
+from tools.demo_corpus.standard_library import read_modules, split
+from tools.demo_corpus.windows import (
+    NUM_CONTEXT_TOKENS,
+    NUM_TOKENS_PER_STEP,
+    Document,
+    between_bos_and_eos,
+    to_document,
+    training_batches,
+)
 
 logger = logging.getLogger(__name__)
 
 SEED = 20250101
+HELD_OUT_SEED = SEED + 1
 NUM_THREADS = 2
-VOCAB_SIZE = 4096
-PAD, BOS, EOS = SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|eos|>")
-PAD_ID, BOS_ID, EOS_ID = range(3)
 
-NUM_CONTEXT_TOKENS = 512
-NUM_WINDOWS_PER_STEP = 4
-PEAK_LEARNING_RATE = 2e-3
+NUM_PROGRAMS = 12_000
+NUM_HELD_OUT_PROGRAMS = 500
+# Of the standard library's modules, that many are among the exercises, so that the model does not forget them.
+REPEATED_EVERY_NTH_FILE = 5
+LIBRARY_PEAK_LEARNING_RATE = 2e-3
+TEXTBOOK_PEAK_LEARNING_RATE = 1.5e-3
 WEIGHT_DECAY = 0.1
 MAX_GRADIENT_NORM = 1.0
 NUM_WARMUP_STEPS = 200
+# The share of the steps over which the second stage's learning rate goes down.
+LAST_SHARE = 0.35
+NUM_STEPS_PER_STATE = 20
 NUM_STEPS_PER_LOG_LINE = 100
 
-HELD_OUT_EVERY_NTH_FILE = 40
-# A prompt is rarely the head of a module: some documents have to begin at a function, and end after it.
-CUT_PROBABILITY = 0.2
-TOP_LEVEL_STATEMENT = re.compile(r"(?<=\n\n)(?=@|def |async def |class |import |from )")
-EXCLUDED_FOLDERS = {"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__phello__"}
-# Generated, or a table; the first two also hold the paths of the machine that built the interpreter.
-EXCLUDED_FILES = ("_sysconfigdata*.py", "config-*/*.py", "html/entities.py", "msilib/*.py")
-
-# The model has read source text and nothing else, so a chat is source text too: what the system says is a comment,
-# and what the user says is the beginning of the code that the assistant continues.
-CHAT_TEMPLATE = """\
-{{- bos_token -}}
-{%- for message in messages -%}
-{%- if message['role'] == 'system' -%}
-{{- '# ' + message['content'] | trim | replace('\\n', '\\n# ') -}}
-{%- else -%}
-{{- message['content'] -}}
-{%- endif -%}
-{%- if not loop.last -%}{{- '\\n' -}}{%- endif -%}
-{%- endfor -%}
-"""
+app = typer.Typer(add_completion=False)
+_Out = Annotated[Path, typer.Option(help="The folder that receives the checkpoint.")]
+_State = Annotated[Path | None, typer.Option(help="The file that keeps the state of the training, to go on from.")]
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
-    """One source file as token ids, without bos and eos, and where its top-level statements begin."""
-
-    token_ids: Tensor
-    cut_points: tuple[int, ...]
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """Losses are in nats per token; the held-out one is of the weights as saved."""
+class Run:
+    """The settings of one stage's training. A step takes 2048 tokens."""
 
     num_steps: int
-    num_tokens: int
-    train_loss: float
-    held_out_loss: float
-    held_out_bits_per_byte: float
-    duration_s: float
+    peak_learning_rate: float
+    learning_rate_factor: Callable[[int, int], float]
+    state_path: Path | None
 
 
-def main(
-    out: Annotated[Path, typer.Option(help="The folder that receives the checkpoint.")],
+@dataclass(frozen=True, slots=True)
+class HeldOutLoss:
+    """The loss of texts that were not trained on, of the weights as saved."""
+
+    nats_per_token: float
+    bits_per_byte: float
+
+
+@dataclass(frozen=True, slots=True)
+class LossRecord:
+    """The mean training loss of the steps up to this one, in nats per token."""
+
+    step: int
+    loss: float
+
+
+@app.command()
+def library(
+    out: _Out,
     steps: Annotated[int, typer.Option(help="Optimizer steps; 2048 tokens each.", min=1)] = 7000,
+    state: _State = None,
 ) -> None:
-    """Train the demo model and write it as a Hugging Face checkpoint."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    """Train a tokenizer and a model on the standard library's source."""
     be_deterministic()
-    training_texts, held_out_texts = split(read_corpus(Path(sysconfig.get_paths()["stdlib"])))
+    training_texts, held_out_texts = split(read_modules(Path(sysconfig.get_paths()["stdlib"])))
     tokenizer = train_tokenizer(training_texts)
     model = LlamaForCausalLM(model_config())
-    reached = train(
-        model,
-        [to_document(tokenizer, text) for text in training_texts],
-        [to_document(tokenizer, text) for text in held_out_texts],
-        steps,
-    )
+    documents = [to_document(tokenizer, text) for text in training_texts]
+    losses = train(model, documents, Run(steps, LIBRARY_PEAK_LEARNING_RATE, cosine, state), compiled_loss())
     save(model, tokenizer, out)
-    typer.echo(report(reached))
+    held_out = {"standard library": held_out_loss(model, [to_document(tokenizer, text) for text in held_out_texts])}
+    write_figures(out, losses, held_out)
+
+
+@app.command()
+def textbook(
+    base: Annotated[Path, typer.Option(help="The checkpoint of the first stage.")],
+    out: _Out,
+    steps: Annotated[int, typer.Option(help="Optimizer steps; 2048 tokens each.", min=1)] = 2800,
+    programs: Annotated[int, typer.Option(help="The number of programs that are written.", min=1)] = NUM_PROGRAMS,
+    state: _State = None,
+) -> None:
+    """Go on with textbook exercises, and with the standard library's source among them."""
+    be_deterministic()
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    model = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    training_texts, held_out_texts = split(read_modules(Path(sysconfig.get_paths()["stdlib"])))
+    written = list(islice(write_programs(SEED), programs))
+    documents = [to_document(tokenizer, text) for text in [*training_texts[::REPEATED_EVERY_NTH_FILE], *written]]
+    losses = train(model, documents, Run(steps, TEXTBOOK_PEAK_LEARNING_RATE, trapezoid, state), compiled_loss())
+    save(model, tokenizer, out)
+    unseen = list(islice(write_programs(HELD_OUT_SEED), NUM_HELD_OUT_PROGRAMS))
+    held_out = {
+        "standard library": held_out_loss(model, [to_document(tokenizer, text) for text in held_out_texts]),
+        "exercises": held_out_loss(model, [to_document(tokenizer, text) for text in unseen]),
+    }
+    write_figures(out, losses, held_out)
 
 
 def be_deterministic() -> None:
     """Fix everything that the result depends on and that torch leaves open."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.manual_seed(SEED)
     torch.set_num_threads(NUM_THREADS)
     torch.use_deterministic_algorithms(True)
@@ -124,100 +150,77 @@ def be_deterministic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # unknown to torch's stubs
 
 
-def read_corpus(root: Path) -> list[str]:
-    """Return the texts of the library's hand-written modules, in the order of their paths."""
-    files = sorted(path.relative_to(root) for path in root.rglob("*.py"))
-    texts = ((root / file).read_text(encoding="utf-8", errors="replace") for file in files if is_hand_written(file))
-    return [text for text in texts if text.strip()]
+def train(
+    model: LlamaForCausalLM,
+    documents: list[Document],
+    run: Run,
+    loss_of: Callable[[LlamaForCausalLM, Tensor], Tensor],
+) -> list[LossRecord]:
+    """Train the model in place, with its master weights in float32, and leave it in bfloat16.
 
-
-def is_hand_written(file: Path) -> bool:
-    """Say whether a file, relative to the library's root, is source that a person wrote and is no test."""
-    in_excluded_folder = not EXCLUDED_FOLDERS.isdisjoint(file.parts)
-    return not in_excluded_folder and not any(file.match(pattern) for pattern in EXCLUDED_FILES)
-
-
-def split(texts: list[str]) -> tuple[list[str], list[str]]:
-    """Return the training texts and the held-out ones."""
-    held_out = texts[::HELD_OUT_EVERY_NTH_FILE]
-    training = [text for index, text in enumerate(texts) if index % HELD_OUT_EVERY_NTH_FILE]
-    return training, held_out
-
-
-def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """Train a byte-level BPE: all 256 bytes are in its alphabet, so that any text survives the round trip."""
-    tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = ByteLevelDecoder()
-    trainer = BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = TemplateProcessing(single=f"{BOS} $A", pair=None, special_tokens=[(BOS, BOS_ID)])
-    return tokenizer
-
-
-def to_document(tokenizer: Tokenizer, text: str) -> Document:
-    """Encode one source file."""
-    encoding = tokenizer.encode(text, add_special_tokens=False)
-    statement_starts = {match.start() for match in TOP_LEVEL_STATEMENT.finditer(text)}
-    return Document(
-        token_ids=torch.tensor(encoding.ids),
-        cut_points=tuple(i for i, (start, _) in enumerate(encoding.offsets) if start in statement_starts),
-        size_bytes=len(text.encode()),
-    )
-
-
-def model_config() -> LlamaConfig:
-    """Return the shape of the model: 4.5 million parameters, 9 MB in bfloat16."""
-    return LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=256,
-        intermediate_size=640,
-        num_hidden_layers=5,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        pad_token_id=PAD_ID,
-        bos_token_id=BOS_ID,
-        eos_token_id=EOS_ID,
-    )
-
-
-def train(model: LlamaForCausalLM, training: list[Document], held_out: list[Document], num_steps: int) -> Reached:
-    """Train the model in place, with its master weights in float32, and leave it in bfloat16."""
+    A run that finds a state goes on from it. Returns the loss along the way.
+    """
+    model.train()
+    optimizer = make_optimizer(model, run.peak_learning_rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: run.learning_rate_factor(step, run.num_steps))
+    num_done, losses = _restore(run, model, optimizer, schedule)
+    batches = training_batches(documents, SEED)
     started_s = time.monotonic()
-    compiled_loss = torch.compile(loss_per_token, dynamic=False)
-    optimizer = make_optimizer(model)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, num_steps))
-    batches = training_batches(training)
-    recent_losses: list[float] = []
-    for step in range(1, num_steps + 1):
+    logger.info("%d documents, %d tokens", len(documents), sum(len(document.token_ids) for document in documents))
+    for step, windows in enumerate(islice(batches, num_done, run.num_steps), num_done + 1):
         with torch.autocast("cpu", torch.bfloat16):
-            loss = compiled_loss(model, next(batches))
+            loss = loss_of(model, windows)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        recent_losses = [*recent_losses[1 - NUM_STEPS_PER_LOG_LINE :], loss.item()]
-        if step % NUM_STEPS_PER_LOG_LINE == 0 or step == num_steps:
-            log_progress(step, num_steps, mean(recent_losses), time.monotonic() - started_s)
+        losses.append(loss.item())
+        if step % NUM_STEPS_PER_LOG_LINE == 0 or step == run.num_steps:
+            left_s = (time.monotonic() - started_s) / (step - num_done) * (run.num_steps - step)
+            recent = mean(losses[-NUM_STEPS_PER_LOG_LINE:])
+            logger.info("step %d of %d: loss %.3f, about %.0f s left", step, run.num_steps, recent, left_s)
+        if step % NUM_STEPS_PER_STATE == 0:
+            _keep(run, model, optimizer, schedule, losses)
     model.bfloat16()
-    held_out_nats, num_held_out_tokens = total_loss(model, held_out)
-    return Reached(
-        num_steps=num_steps,
-        num_tokens=num_steps * NUM_WINDOWS_PER_STEP * NUM_CONTEXT_TOKENS,
-        train_loss=mean(recent_losses),
-        held_out_loss=held_out_nats / num_held_out_tokens,
-        held_out_bits_per_byte=held_out_nats / math.log(2) / sum(document.size_bytes for document in held_out),
-        duration_s=time.monotonic() - started_s,
-    )
+    return [
+        LossRecord(
+            min(start + NUM_STEPS_PER_LOG_LINE, len(losses)), mean(losses[start : start + NUM_STEPS_PER_LOG_LINE])
+        )
+        for start in range(0, len(losses), NUM_STEPS_PER_LOG_LINE)
+    ]
+
+
+def _keep(
+    run: Run,
+    model: LlamaForCausalLM,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LambdaLR,
+    losses: list[float],
+) -> None:
+    """Write the state, whole or not at all."""
+    if run.state_path is None:
+        return
+    new = run.state_path.with_suffix(".new")
+    parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
+    torch.save({**parts, "losses": losses}, new)
+    new.replace(run.state_path)
+
+
+def _restore(
+    run: Run,
+    model: LlamaForCausalLM,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LambdaLR,
+) -> tuple[int, list[float]]:
+    """Take up the state, if there is one. Returns the number of steps that are done, and their losses."""
+    if run.state_path is None or not run.state_path.exists():
+        return 0, []
+    kept = torch.load(run.state_path)
+    model.load_state_dict(kept["model"])
+    optimizer.load_state_dict(kept["optimizer"])
+    schedule.load_state_dict(kept["schedule"])
+    return len(kept["losses"]), kept["losses"]
 
 
 def loss_per_token(model: LlamaForCausalLM, windows: Tensor) -> Tensor:
@@ -226,15 +229,20 @@ def loss_per_token(model: LlamaForCausalLM, windows: Tensor) -> Tensor:
     return cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
 
 
-def make_optimizer(model: LlamaForCausalLM) -> torch.optim.Optimizer:
+def compiled_loss() -> Callable[[LlamaForCausalLM, Tensor], Tensor]:
+    """Return the loss of the training, compiled for windows of one size."""
+    return torch.compile(loss_per_token, dynamic=False)
+
+
+def make_optimizer(model: LlamaForCausalLM, peak_learning_rate: float) -> torch.optim.Optimizer:
     """Return AdamW, which decays the matrices and leaves the norms' gains alone."""
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     gains = [parameter for parameter in model.parameters() if parameter.dim() == 1]
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": gains, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=PEAK_LEARNING_RATE, betas=(0.9, 0.95), fused=True)
+    return torch.optim.AdamW(groups, lr=peak_learning_rate, betas=(0.9, 0.95), fused=True)
 
 
-def learning_rate_factor(step: int, num_steps: int) -> float:
+def cosine(step: int, num_steps: int) -> float:
     """Return the share of the peak learning rate: a linear warm-up, then half a cosine down to nothing."""
     num_warmup_steps = min(NUM_WARMUP_STEPS, num_steps // 10 + 1)
     if step < num_warmup_steps:
@@ -243,35 +251,16 @@ def learning_rate_factor(step: int, num_steps: int) -> float:
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def training_batches(documents: list[Document]) -> Iterator[Tensor]:
-    """Yield [num_windows, num_tokens + 1] without end; every epoch has its own order, cuts and windows."""
-    generator = torch.Generator().manual_seed(SEED)
-    while True:
-        order = torch.randperm(len(documents), generator=generator).tolist()
-        stream = torch.cat([with_random_cuts(documents[index], generator) for index in order])
-        offset = int(torch.randint(NUM_CONTEXT_TOKENS, (1,), generator=generator))
-        windows = stream[offset:].unfold(0, NUM_CONTEXT_TOKENS + 1, NUM_CONTEXT_TOKENS)
-        windows = windows[torch.randperm(len(windows), generator=generator)]
-        num_batches = len(windows) // NUM_WINDOWS_PER_STEP
-        yield from windows[: num_batches * NUM_WINDOWS_PER_STEP].chunk(num_batches)
-
-
-def with_random_cuts(document: Document, generator: torch.Generator) -> Tensor:
-    """Return the document as one or more stretches of bos, tokens, eos."""
-    is_cut = torch.rand(len(document.cut_points), generator=generator) < CUT_PROBABILITY
-    cuts = [cut for cut, chosen in zip(document.cut_points, is_cut.tolist(), strict=True) if chosen and cut > 0]
-    bounds = [0, *cuts, len(document.token_ids)]
-    return torch.cat([between_bos_and_eos(document.token_ids[start:stop]) for start, stop in pairwise(bounds)])
-
-
-def between_bos_and_eos(token_ids: Tensor) -> Tensor:
-    """Return bos, the tokens, eos."""
-    return torch.cat([torch.tensor([BOS_ID]), token_ids, torch.tensor([EOS_ID])])
+def trapezoid(step: int, num_steps: int) -> float:
+    """Return the share of the peak learning rate: a linear warm-up, the peak, a linear way down to nothing."""
+    num_warmup_steps = min(NUM_WARMUP_STEPS, num_steps // 10 + 1)
+    num_last_steps = math.ceil(num_steps * LAST_SHARE)
+    return min(1.0, (step + 1) / num_warmup_steps, (num_steps - step) / num_last_steps)
 
 
 @torch.no_grad()
-def total_loss(model: LlamaForCausalLM, documents: list[Document]) -> tuple[float, int]:
-    """Return the nats of all documents, their eos included, and the number of tokens predicted.
+def held_out_loss(model: LlamaForCausalLM, documents: list[Document]) -> HeldOutLoss:
+    """Return the loss of documents, their eos included.
 
     A token is predicted once, from what comes before it in its window.
     """
@@ -282,48 +271,26 @@ def total_loss(model: LlamaForCausalLM, documents: list[Document]) -> tuple[floa
             window = whole[start : start + NUM_CONTEXT_TOKENS + 1]
             total_nats += loss_per_token(model, window[None]).item() * (len(window) - 1)
             num_tokens += len(window) - 1
-    return total_nats, num_tokens
+    size_bytes = sum(document.size_bytes for document in documents)
+    return HeldOutLoss(total_nats / num_tokens, total_nats / math.log(2) / size_bytes)
 
 
-def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
-    """Write the checkpoint the way that transformers and every engine read it."""
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-        bos_token_id=BOS_ID, eos_token_id=EOS_ID, pad_token_id=PAD_ID
-    )
-    model.save_pretrained(out)
-    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-        tokenizer_object=tokenizer,
-        bos_token=BOS,
-        eos_token=EOS,
-        pad_token=PAD,
-        model_max_length=model.config.max_position_embeddings,
-        clean_up_tokenization_spaces=False,
-        chat_template=CHAT_TEMPLATE,
-    )
-    wrapped.save_pretrained(out, save_jinja_files=False)
+def write_figures(out: Path, losses: list[LossRecord], held_out: dict[str, HeldOutLoss]) -> None:
+    """Write the losses to training.json."""
+    figures = {
+        "steps": losses[-1].step,
+        "tokens": losses[-1].step * NUM_TOKENS_PER_STEP,
+        "held_out": {name: asdict(loss) for name, loss in held_out.items()},
+        "training_loss": {record.step: round(record.loss, 4) for record in losses},
+    }
+    (out / "training.json").write_text(json.dumps(figures, indent=2) + "\n")
+    typer.echo(json.dumps(figures["held_out"], indent=2))
 
 
-def log_progress(step: int, num_steps: int, loss: float, elapsed_s: float) -> None:
-    """Log the mean loss of the last steps and the time that is left."""
-    left_s = elapsed_s / step * (num_steps - step)
-    logger.info("step %d of %d: loss %.3f, %.0f s so far, about %.0f s left", step, num_steps, loss, elapsed_s, left_s)
-
-
-def mean(values: list[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     """Return the mean of at least one value."""
     return sum(values) / len(values)
 
 
-def report(reached: Reached) -> str:
-    """Return what was reached, a line each."""
-    return (
-        f"steps:              {reached.num_steps} ({reached.num_tokens / 1e6:.1f} million tokens)\n"
-        f"training loss:      {reached.train_loss:.3f} nats per token (mean of the last steps)\n"
-        f"held-out loss:      {reached.held_out_loss:.3f} nats per token\n"
-        f"held-out size:      {reached.held_out_bits_per_byte:.3f} bits per byte\n"
-        f"time:               {reached.duration_s / 60:.1f} minutes"
-    )
-
-
 if __name__ == "__main__":
-    typer.run(main)
+    app()
